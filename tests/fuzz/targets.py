@@ -7,10 +7,12 @@ Anything else is a bug: it would be a traceback in the log, and ``EIO`` or a los
 from __future__ import annotations
 
 import json
+import socket
 import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, cast
 
 import trio
@@ -167,29 +169,39 @@ def tool_input(data: bytes) -> None:
     registry.check(tool, names.parse_json(text))
 
 
-class _Parts:
-    """A stream whose peer sends these bytes, in parts of a size of its own choice."""
-
-    def __init__(self, data: bytes) -> None:
-        size = data[0] + 1 if data else 1
-        self._parts = [data[i : i + size] for i in range(1, len(data), size)]
-
-    async def receive_some(self, limit: int) -> bytes:
-        return self._parts.pop(0) if self._parts else b""
-
-
 @target
 def frames(data: bytes) -> None:
-    """What comes in by a socket: frames, and the requests in them."""
+    """What comes in by a socket: frames, and the requests in them. The peer sends the bytes in
+    parts of a size of its own choice."""
+    size = data[0] + 1 if data else 1
+
+    async def say(peer: socket.socket) -> None:
+        with trio.socket.from_stdlib_socket(peer) as speaking:
+            for begin in range(1, len(data), size):
+                await speaking.send(data[begin : begin + size])
+
     async def converse() -> None:
         config = Config(frame_max=256)
-        stream, accounts = cast(trio.SocketStream, _Parts(data)), accounts_of(config)
-        connection = Connection(stream, ROOT, config, accounts, Turns(), Payer(0))
-        while (line := await connection.receive()) is not None:
-            if line.strip():
-                names.parse_json_object(line)
+        # each part is read by itself
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        stream = cast(trio.SocketStream, SimpleNamespace(socket=ours))
+        connection = Connection(stream, ROOT, config, accounts_of(config), Turns(), Payer(0))
+        with ours:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(say, theirs)
+                try:
+                    while (line := await connection.receive()) is not None:
+                        if line.strip():
+                            names.parse_json_object(line)
+                except EXPECTED as error:  # or it would be one of a group
+                    refused.append(error)
+                nursery.cancel_scope.cancel()
 
+    refused: list[Exception] = []
     trio.run(converse)
+    for error in refused:
+        raise error
 
 
 @target
