@@ -76,7 +76,8 @@ def test_what_is_followed_ends_with_its_reader(
     root: FakeRoot, spawned: Any, words: list[str]
 ) -> None:
     """As in `ctx log -f a | grep -m 1 ready`, of an agent that says nothing more for long."""
-    root.agent("a", status="busy", out="1\n", events=json.dumps(EVENT) + "\n")
+    events = json.dumps(EVENT) + "\n"
+    root.agent("a", status="busy", mode="once", out="1\n", events=events)  # takes no input
     root.list_agents()
     task = root.part("task", "t", of="a", status="running")
     (task / "output").write_text("1\n")
