@@ -46,7 +46,7 @@ def start_hint(path: str) -> str:
     if uid and path == os.path.join(user_directory(uid), "ctx"):
         return "start it with: systemctl --user start ctxd (or: ctxd)"
     if path != DEFAULT_ROOT:
-        return f"start it with: ctxd --mount {path}"
+        return f"start it with: ctxd --mount {path} (and its other options)"
     hint = "start it as root with: systemctl start ctxd (or: ctxd)"
     own = uid and "CTX_ROOT" not in os.environ
     return f"{hint}, or your own with: systemctl --user start ctxd" if own else hint

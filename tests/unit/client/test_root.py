@@ -73,7 +73,7 @@ def test_no_daemon(
     monkeypatch.setenv("CTX_ROOT", str(tmp_path))
     status, _, err = run(*command.split())
     assert (status, err.count("\n")) == (69, 1)
-    start = f"start it with: ctxd --mount {tmp_path}"
+    start = f"start it with: ctxd --mount {tmp_path} (and its other options)"
     assert err == f"ctx: no ctxd answers at {tmp_path}; {start}\n"
 
 
@@ -118,7 +118,7 @@ def test_the_environment_of_another_user_leads_nowhere(
     [
         (0, "/ctx", False, "start it as root with: systemctl start ctxd (or: ctxd)"),
         (1234, "/run/user/1234/ctx", True, "start it with: systemctl --user start ctxd (or: ctxd)"),
-        (1234, "/srv/ctx", True, "start it with: ctxd --mount /srv/ctx"),
+        (1234, "/srv/ctx", True, "start it with: ctxd --mount /srv/ctx (and its other options)"),
         (1234, "/ctx", True, "start it as root with: systemctl start ctxd (or: ctxd)"),
         (
             1234, "/ctx", False,
