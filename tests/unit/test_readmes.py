@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from client.parsing import parse_command
 
@@ -59,3 +60,12 @@ def test_the_configurations_of_examples_start_commands_that_there_are() -> None:
         assert server["command"] == "ctx"
         command, _ = parse_command(server["args"])
         assert command.name in ("mcp", "acp")
+
+
+def test_alerts_name_commands_that_there_are() -> None:
+    rules = yaml.safe_load((CHECKOUT / "contrib" / "monitoring" / "rules.yaml").read_text())
+    said = [rule["annotations"]["description"] for rule in rules["groups"][0]["rules"]]
+    found = [words.split() for text in said for words in re.findall(r"\bctx ([a-zA-Z ]+)", text)]
+    assert len(found) >= 4
+    for words in found:
+        parse_command(words)
