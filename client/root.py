@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_ROOT = "/ctx"
 SOME = 1 << 16  # bytes of lines that are looked at together: more memory takes longer
 UNMAPPED = 65534  # root's files in a user namespace without root, such as an agent's
+LINKS = 40  # as many as the kernel follows
 CLOCK_SLACK = 0.002  # seconds; the daemon stamps rejections in whole milliseconds
 HINTS = {
     errno.EACCES: "you are not allowed to do this",
@@ -52,31 +53,63 @@ def start_hint(path: str) -> str:
     return f"{hint}, or your own with: systemctl --user start ctxd" if own else hint
 
 
-def user_directory(uid: int) -> str:
-    """Return the runtime directory of a user's ctxd, which does not survive a reboot.
+def why_not_trusted(path: str) -> str:
+    """Return who could put something else where a path leads, empty if nobody.
 
     The caller may have another user's environment, as after su(1): that user could put anything
-    there, such as links in place of control files.
+    there, such as links in place of control files. So every directory and link on the way has to
+    be the caller's or root's, and not for others to write. A sticky one may be on the way, but
+    must not be the end, where others could make what is not there yet.
     """
+    import stat
+
+    left = [*reversed(os.path.abspath(path).split("/"))]
+    at, links, writable = "/", 0, False
+    while left:
+        part = left.pop()
+        if part == ".":
+            continue
+        at = os.path.dirname(at) if part == ".." else os.path.join(at, part)
+        try:
+            found = os.lstat(at)
+        except OSError:
+            break  # nothing is there; nobody else can make it, unless they may write above
+        if found.st_uid not in (0, UNMAPPED, os.getuid()):
+            return f"belongs to user {found.st_uid}"
+        if stat.S_ISLNK(found.st_mode):
+            links += 1
+            if links > LINKS:
+                break
+            target = os.readlink(at)
+            left += reversed(target.split("/"))
+            at = "/" if target.startswith("/") else os.path.dirname(at)
+            continue
+        # a user may share a group with nobody, root may not
+        others = stat.S_IWOTH if found.st_uid == os.getuid() != 0 else stat.S_IWGRP | stat.S_IWOTH
+        writable = bool(found.st_mode & others)
+        if writable and not found.st_mode & stat.S_ISVTX:
+            break
+    return "others may write" if writable else ""
+
+
+def user_directory(uid: int) -> str:
+    """Return the runtime directory of a user's ctxd, which does not survive a reboot."""
     named = os.path.realpath(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}")
     try:
-        is_own = os.stat(named).st_uid == uid
+        is_own = os.stat(named).st_uid == uid and not why_not_trusted(named)
     except OSError:
         is_own = False
     return named if is_own else f"/run/user/{uid}"
 
 
 def trusted(named: str) -> str:
-    """Return the directory that CTX_ROOT names; `Failure` if it is another user's."""
-    try:
-        owner = os.stat(named).st_uid
-    except OSError:
-        return named
-    if owner in (0, UNMAPPED, os.getuid()):
+    """Return the directory that CTX_ROOT names; `Failure` if others decide what is there."""
+    why = why_not_trusted(named)
+    if not why:
         return named
     raise Failure(
-        f"CTX_ROOT leads to {named}, which belongs to user {owner}, whose environment this may "
-        f"be: unset CTX_ROOT, or use ctx --root {named}"
+        f"CTX_ROOT leads to {named}, which {why}; this may be the environment of another user: "
+        f"unset CTX_ROOT, or use ctx --root {named}"
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from client.root import start_hint
+from client.root import default_root, start_hint
 from tests.unit.client.fakes import LIFE, FakeRoot, Run, refuse
 
 
@@ -136,3 +136,61 @@ def test_how_to_start_a_daemon(
     if named:
         monkeypatch.setenv("CTX_ROOT", path)
     assert start_hint(path) == hint
+
+
+@pytest.fixture
+def forged(root: FakeRoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of another user's, of whom the environment is; what root has is beside it."""
+    root.agent("x")
+    monkeypatch.delenv("CTX_ROOT")
+    path = tmp_path / "forged"
+    path.mkdir()
+    return path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory to other users")
+def test_no_environment_leads_where_others_decide_what_is_there(
+    root: FakeRoot, forged: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory itself may be root's."""
+
+    def leads_to(path: Path) -> bool:
+        monkeypatch.setenv("CTX_ROOT", str(path))
+        status, out, err = run("get", "x", "status")
+        assert (status, out) == (1, "") or status == 0, err
+        assert status == 0 or err.startswith(f"ctx: CTX_ROOT leads to {path}, which "), err
+        return status == 0
+
+    assert leads_to(root.path)
+    link = forged / "link"
+    link.symlink_to(root.path)
+    assert leads_to(link)
+    os.lchown(link, 1001, 1001)
+    assert not leads_to(link)
+    os.lchown(link, 0, 0)
+    os.chown(forged, 1001, 1001)
+    assert not leads_to(link) and not leads_to(forged / ".." / "forged" / "link")
+    os.chown(forged, 0, 0)
+    for mode, is_safe in ((0o757, False), (0o775, False), (0o1777, True), (0o755, True)):
+        forged.chmod(mode)
+        assert leads_to(link) == is_safe
+    root.path.chmod(0o1777)  # such as /tmp: the agents in it are anybody's
+    assert not leads_to(root.path)
+    root.path.chmod(0o755)
+    other = forged / "other"
+    other.symlink_to("link")
+    assert leads_to(other)
+    forged.chmod(0o1777)
+    assert not leads_to(forged / "not there yet")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="as root alone")
+def test_a_runtime_directory_that_all_may_write_is_nobodys_own(
+    root: FakeRoot, forged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (forged / "ctx").symlink_to(root.path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(forged))
+    forged.chmod(0o700)
+    assert default_root() == str(forged / "ctx")
+    forged.chmod(0o1777)
+    assert default_root() != str(forged / "ctx")
