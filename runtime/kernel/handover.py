@@ -102,7 +102,7 @@ def inherited() -> dict[str, Any] | None:
     """The values that the program before left; None if this one was started otherwise.
 
     No process that is started later gets the descriptors. ``StartupError`` for a file of another
-    format, or one that is not sealed.
+    format or of another user, or one that is not sealed.
     """
     number = os.environ.pop(VARIABLE, None)
     if number is None:
@@ -110,6 +110,9 @@ def inherited() -> dict[str, Any] | None:
     try:
         file = int(number)
         sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS)
+        if (owner := os.fstat(file).st_uid) != os.geteuid():
+            # who became this user by su(1) may have environment and descriptors of another one
+            raise ValueError(f"it belongs to uid {owner}")
         with os.fdopen(file, "rb") as sealed_file:
             sealed_file.seek(0)
             content = read_back(sealed_file.read())

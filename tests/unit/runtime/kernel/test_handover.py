@@ -105,3 +105,17 @@ def test_what_is_neither_json_nor_bytes_cannot_pass() -> None:
 ])  # fmt: skip
 def test_a_caller_is_the_same(caller: Caller) -> None:
     assert handover.unpack_caller(handover.pack_caller(caller)) == caller
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a file of another user")
+def test_what_another_user_made_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In root's shell there may be the environment of another user, and what that one had open."""
+    os.seteuid(61000)
+    try:
+        file = handover.seal({"x": 1}, Descriptors())
+    finally:
+        os.seteuid(0)
+    monkeypatch.setenv(handover.VARIABLE, str(file))
+    with pytest.raises(StartupError, match="it belongs to uid 61000"):
+        handover.inherited()
+    os.close(file)
