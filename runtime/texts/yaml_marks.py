@@ -28,6 +28,9 @@ _INTEGER: Final = re.compile(r"0|-?[1-9][0-9]*")
 _NUMBER: Final = re.compile(
     r"-?((0|[1-9][0-9]*)?\.[0-9]+([eE][-+]?[0-9]+)?|(0|[1-9][0-9]*)[eE][-+]?[0-9]+)"
 )
+#: what no text has that is written somewhere
+_HALF: Final = re.compile("[\ud800-\udfff]")
+_HALF_SAID: Final = "half of a character, as by \\ud800, means nothing here"
 _KNOWN: Final = {f"{_TAG}{name}" for name in
                  ("str", "int", "float", "bool", "null", "timestamp", "value")}  # fmt: skip
 
@@ -123,6 +126,9 @@ class _Reader:
             if key_node.tag == f"{_TAG}merge":
                 self._note(line, shown(path), "<< cannot be used here: write the keys out")
                 continue
+            if _HALF.search(key):
+                self._note(line, shown(path), _HALF_SAID)
+                continue
             inner = (*path, key)
             if key in found:
                 first = self._marked.lines[inner]
@@ -137,6 +143,9 @@ class _Reader:
 
     def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
         text, tag = str(node.value), node.tag
+        if _HALF.search(text):
+            self._marked.mistake(path, _HALF_SAID)
+            return text
         if tag not in _KNOWN:
             self._marked.mistake(path, f"the tag {quote(tag)} means nothing here")
             return text

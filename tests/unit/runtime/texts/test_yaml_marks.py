@@ -93,6 +93,13 @@ def test_aliases_repeat_values_but_not_without_end() -> None:
     assert len(said("[" * 3000)) == 1
 
 
+@pytest.mark.parametrize("text", [r'a: "x\ud800"', r'"\udfff": x', r'a: ["\ud83d"]'])
+def test_half_a_character_is_a_mistake(text: str) -> None:
+    (mistake,) = said(text)
+    assert "half of a character" in mistake
+    assert said(r'a: "\U0001f600"') == []
+
+
 @given(st.text())
 def test_any_text_is_values_or_mistakes(text: str) -> None:
     marked = read("f", text)
