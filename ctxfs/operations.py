@@ -162,7 +162,11 @@ class Operations(pyfuse3.Operations):
             list(self._at_hand.values()), key=lambda request: request[3]
         )[:_TOLD_MAX]:
             ctx = next((a for a in args if isinstance(a, RequestContext)), None)
-            by = f"pid {ctx.pid} uid {ctx.uid}" if ctx is not None else f"file {args[0]}"
+            by = f"file {args[0]}"
+            if ctx is not None:
+                by = f"pid {ctx.pid} uid {ctx.uid}"
+            elif opened := self._open_files.get(args[0]):
+                by += f" that pid {opened.caller.pid} uid {opened.caller.uid} opened"
             on = who.name if who is not None else "unknown"
             lines.append(f"{operation} {args[0]} of {by} ({on}), {now - begun:.1f} s old")
         return lines

@@ -47,11 +47,8 @@ SIGNALS: Final = frozenset(
 CHECK: Final = "--check"
 _CHECK_SECONDS: Final = 60.0
 _KILL_SECONDS: Final = 1.0
-#: for so long requests at hand may hold up all others; then others are read for a moment. At each
-#: attempt they get twice as long, up to a most: on a slow disk an owner's syncs take their time,
-#: and whoever always has some at hand would put it off for ever
+#: for so long requests at hand may hold up all others; then others are read for a moment
 _HOLD_SECONDS: Final = 1.0
-_HOLD_MAX_SECONDS: Final = 8.0
 _LET_GO_SECONDS: Final = 0.05
 #: the kernel needs no longer to drop pages that nobody reads just then, on a machine with time;
 #: at each attempt it gets twice as long
@@ -238,17 +235,15 @@ class Reexecution:
         """``AgainError`` if it does not become quiet, ``WrongStateError`` if ctxd is stopping."""
         runtime = self._runtime
         deadline = trio.current_time() + _PATIENCE_SECONDS
-        # or the guard would take the daemon for one that hangs
-        hold_max = min(_HOLD_MAX_SECONDS, runtime.config.watchdog / 2 or _HOLD_MAX_SECONDS)
         # what is being bound is a request, which has to be read
-        hold_seconds, pages_seconds = _HOLD_SECONDS, _PAGES_SECONDS
+        pages_seconds = _PAGES_SECONDS
         async with runtime.binder.held():
             while True:
                 with trio.move_on_after(_HOLD_SECONDS):
                     await self._base.cache.idle()
                 try:
                     self._hold()
-                    with trio.move_on_after(hold_seconds):
+                    with trio.move_on_after(_HOLD_SECONDS):
                         await self._quiet(pages_seconds)
                         # only now: a request at hand may need a helper
                         async with runtime.spawner.held():
@@ -262,7 +257,6 @@ class Reexecution:
                         "try again"
                     )
                 await trio.sleep(_LET_GO_SECONDS)
-                hold_seconds = max(_HOLD_SECONDS, min(2 * hold_seconds, hold_max))
                 pages_seconds = min(2 * pages_seconds, _HOLD_SECONDS)
 
     def _hold(self) -> None:

@@ -670,5 +670,6 @@ def test_what_is_at_hand_is_told_with_who_asked_and_for_how_long(small: Small) -
 
     trio.run(ask)
     (line,) = told
-    assert re.fullmatch(rf"fsync {number} of file {number} \(its operators\), 0\.\d s old", line)
+    who = r"that pid \d+ uid \d+ opened \(its operators\)"
+    assert re.fullmatch(rf"fsync {number} of file {number} {who}, 0\.\d s old", line)
     assert small.ops.at_hand() == []

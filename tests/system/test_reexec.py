@@ -12,8 +12,7 @@ import shutil
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
-from functools import partial
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from tests.worlds.daemon import (
     Daemon,
     alive,
     read,
-    running,
     wait_dead,
     wait_status,
     wait_until,
@@ -463,21 +461,6 @@ def test_only_its_operator_may_have_it_executed(daemon: Replaceable) -> None:
     refused = ask_as(61000)
     assert (refused["type"], refused["code"]) == ("error", "EACCES"), refused
     assert daemon.times_ready() == 1
-
-
-def test_syncs_that_always_wait_for_a_slow_disk_do_not_put_it_off() -> None:
-    daemon = Replaceable()
-    # sixteen of one owner take two seconds and a half, one after the other
-    done = "await self._runtime.agents.journal.synced()"
-    change(daemon.program, "ctxfs/pace.py", done, f"{done}\n                await trio.sleep(0.15)")
-    with running(daemon), ExitStack() as stack:
-        space = daemon.path("shared", "space")
-        space.mkdir()
-        files = [stack.enter_context(open(space / f"f{number}", "wb")) for number in range(16)]
-        with Clients(*(partial(os.fsync, file) for file in files)) as clients:
-            clients.go_on(16)
-            daemon.reexec()
-            clients.go_on(16)
 
 
 @contextmanager
