@@ -128,9 +128,9 @@ def headless() -> Iterator[int]:
 
 def test_a_process_whose_first_thread_has_ended_is_told_of_as_ever(tmp_path: Path) -> None:
     with headless() as pid:
+        wait_until(lambda: told(tmp_path, pid)[0]["state"] == "sleeping", "its second one sleeps")
         (line,) = told(tmp_path, pid)
         used, count = memory([Place("a", (Cgroup(tmp_path),), frozenset())])
-    assert line["state"] == "sleeping"
     assert line["memory"] > 40 << 20
     assert "pthread_exit" in line["command"]
     assert (used > 40 << 20, count) == (True, 1)
