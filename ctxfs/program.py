@@ -3,7 +3,9 @@
 The file is a Python program of its own, since a sandbox has no more of ctxfs than that: the source
 of ``client.unpack``, then every module of the package ``client``, as source and as byte code.
 It is one file that is read once, rather than a zip archive, because a module that is imported
-later would not be found any more when the daemon died or was replaced meanwhile.
+later would not be found any more when the daemon died or was replaced meanwhile. Python is not
+given the file itself, as it exits with 2 if it cannot open it. That is the exit status for wrong
+input, while a caller has to learn that the daemon died between its exec(2) and that.
 """
 
 from __future__ import annotations
@@ -16,9 +18,17 @@ from pathlib import Path
 from typing import Final
 
 import client
+from client.exits import NOT_RUNNING
 
-_HEAD: Final = """\
-#!/usr/bin/env -S python3 -IS
+#: the code of Python, in the escapes of env(1), of which the kernel reads 255 bytes
+_OPEN: Final = r"\n".join((
+    "import sys",
+    "try:c=open(sys.argv[1],'rb').read()",
+    f"except OSError as e:print('ctx:',e,file=sys.stderr);sys.exit({NOT_RUNNING})",
+    "del sys.argv[0];exec(c)",
+))
+_HEAD: Final = f"""\
+#!/usr/bin/env -S python3 -ISc "{_OPEN}"
 # The ctx command, see ctx(1): made by ctxd of the modules that follow.
 """
 #: as in client/start.py, which a file of one module does not begin with

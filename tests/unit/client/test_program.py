@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import client.unpack
+from client.exits import NOT_RUNNING
 from ctxfs.program import pack
 from tests.unit.client.fakes import DONE, START, FakeAgent, FakeRoot, message
 
@@ -35,7 +36,21 @@ def small(tmp_path: Path) -> Path:
 
 
 def test_it_starts_isolated(program: Path) -> None:
-    assert program.read_text().startswith("#!/usr/bin/env -S python3 -IS\n")
+    first, _, _ = program.read_bytes().partition(b"\n")
+    assert first.startswith(b"#!/usr/bin/env -S python3 -ISc ")
+    assert len(first) < 256  # as much as the kernel reads
+
+
+def test_that_it_cannot_be_opened_is_no_wrong_input(program: Path, tmp_path: Path) -> None:
+    """As when the daemon dies between the execution of a handle and its interpreter's open."""
+    handle = shutil.copy(program, tmp_path / "Report")
+    python3 = tmp_path / "python3"
+    python3.write_text(f'#!/bin/sh\nrm {handle}\nexec {sys.executable} "$@"\n')
+    python3.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.defpath}"}
+    done = subprocess.run([handle, "{}"], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (NOT_RUNNING, "")
+    assert done.stderr == f"ctx: [Errno 2] No such file or directory: '{handle}'\n"
 
 
 def test_every_module_is_in_it(program: Path) -> None:
