@@ -328,21 +328,29 @@ class Sockets(Subscriber):
         """With what the daemon before had yet to send and to answer, if it was connected to it."""
         key = connection.caller.key
         try:
-            async with connection.stream, trio.open_nursery() as nursery:
-                nursery.start_soon(self._farewell, server, nursery.cancel_scope)
-                before = (unsent, pending)
-                await connection.timed(self._converse(agent, server, connection, nursery, before))
-                nursery.cancel_scope.cancel()
+            async with connection.stream:
+                try:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._farewell, server, nursery.cancel_scope)
+                        before = (unsent, pending)
+                        await connection.timed(
+                            self._converse(agent, server, connection, nursery, before)
+                        )
+                        nursery.cancel_scope.cancel()
+                finally:
+                    # in the step that closes it: no closed one is saved
+                    self._end_serving(server, connection)
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the peer went away
         except* Exception:
             # A bug ends this connection only.
             log.exception("a connection of %s", key)
-        finally:
-            connection.release()
-            server.connections.remove(connection)
-            if not server.connections:
-                self._ended.pop(server, None)
+
+    def _end_serving(self, server: Server, connection: Connection) -> None:
+        connection.release()
+        server.connections.remove(connection)
+        if not server.connections:
+            self._ended.pop(server, None)
 
     @staticmethod
     async def _farewell(server: Server, scope: trio.CancelScope) -> None:

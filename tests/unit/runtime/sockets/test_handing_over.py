@@ -161,6 +161,34 @@ async def test_connections_are_with_the_kernel_or_pass_to_the_next_daemon(tmp_pa
 
 
 @in_trio
+async def test_no_connection_passes_that_is_closed(tmp_path: Path) -> None:
+    with mounted_in(tmp_path) as mounted, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+        listener.setblocking(False)
+        async with trio.open_nursery() as nursery:
+            sockets = _sockets(mounted, nursery)
+            sockets._listen(None, sockets._daemons, listener)
+            clients = [socket.socket(socket.AF_UNIX) for _ in range(10)]
+            for client in clients:
+                client.connect(str(tmp_path / "socket"))
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(sockets._daemons.connections) == len(clients)
+
+            def complaint() -> str:
+                descriptors = Descriptors()
+                sockets.save(descriptors)
+                return "one is closed" if -1 in descriptors.kept else ""
+
+            with checking(complaint):
+                for client in clients:
+                    client.close()
+                while sockets._daemons.connections:
+                    await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+
+
+@in_trio
 async def test_a_line_waits_in_the_connection_while_none_is_begun(tmp_path: Path) -> None:
     with mounted_in(tmp_path) as mounted:
         async with trio.open_nursery() as nursery:
