@@ -347,6 +347,8 @@ def test_a_program_that_would_lack_descriptors_is_not_executed(daemon: Replaceab
     assert told.returncode == 1, told
     assert re.search(f"holds [0-9]+ of {most} descriptors.*EAGAIN", told.stderr), told
     assert daemon.times_ready() == 1
+    # a thread writes the log
+    wait_until(lambda: "rejected: uid:0: EAGAIN" in daemon.log.read_text(), "the log says so")
     resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
     daemon.reexec()
     assert read(directory, "status") == "busy\n" and read(directory, "pid") == pid

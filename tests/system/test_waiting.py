@@ -49,13 +49,16 @@ def test_five_hundred_waiters_are_killable_and_nobody_notices_them(daemon: Daemo
 
 
 def test_waiters_are_released_after_a_crash_of_the_daemon(daemon: Daemon) -> None:
-    agent = daemon.run("brief", "sh -c 'while [ -e $CTX_ROOT/status ]; do sleep 0.02; done'")
+    agent = daemon.run("brief", "sleep 1000")
+    wait_status(agent, "busy")
+    pid = int(read(agent, "pid"))
     living = daemon.run("other", "sleep 1000")
     waiters = [subprocess.Popen(["cat", str(d / "wait")]) for d in (agent, living)]
     for waiter in waiters:
         wait_until(lambda w=waiter: _blocked(w.pid), "cat blocks in open")  # type: ignore[misc]
     daemon.kill()
     assert [w.poll() for w in waiters] == [None, None], "the kernel blocks without the daemon"
+    os.kill(pid, signal.SIGKILL)
     daemon.start()
     assert waiters[0].wait(30) == 0
     assert waiters[1].poll() is None
