@@ -3,9 +3,10 @@
 The file is a Python program of its own, since a sandbox has no more of ctxfs than that: the source
 of ``client.unpack``, then every module of the package ``client``, as source and as byte code.
 It is one file that is read once, rather than a zip archive, because a module that is imported
-later would not be found any more when the daemon died or was replaced meanwhile. Python is not
-given the file itself, as it exits with 2 if it cannot open it. That is the exit status for wrong
-input, while a caller has to learn that the daemon died between its exec(2) and that.
+later would not be found any more when the daemon died or was replaced meanwhile.
+
+The first line opens the file and exits with 69 if it cannot, since then the daemon has died after
+exec(2). Python itself would exit with 2, which tells a caller that the input is wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Final
 import client
 from client.exits import NOT_RUNNING
 
-#: the code of Python, in the escapes of env(1), of which the kernel reads 255 bytes
+#: Python, with the escapes of env(1); the kernel reads 255 bytes of the line that it is in
 _OPEN: Final = r"\n".join((
     "import sys",
     "try:c=open(sys.argv[1],'rb').read()",

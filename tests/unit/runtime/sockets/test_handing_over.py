@@ -129,12 +129,18 @@ def _sockets(mounted: Mounted, nursery: trio.Nursery) -> Sockets:
     )
 
 
-@in_trio
-async def test_connections_are_with_the_kernel_or_pass_to_the_next_daemon(tmp_path: Path) -> None:
-    with mounted_in(tmp_path) as mounted, socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "socket"))
+@contextmanager
+def _listening(path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
         listener.listen()
         listener.setblocking(False)
+        yield listener
+
+
+@in_trio
+async def test_connections_are_with_the_kernel_or_pass_to_the_next_daemon(tmp_path: Path) -> None:
+    with mounted_in(tmp_path) as mounted, _listening(tmp_path / "socket") as listener:
         clients: list[socket.socket] = []
         taken = 0
         async with trio.open_nursery() as nursery:
@@ -162,10 +168,7 @@ async def test_connections_are_with_the_kernel_or_pass_to_the_next_daemon(tmp_pa
 
 @in_trio
 async def test_no_connection_passes_that_is_closed(tmp_path: Path) -> None:
-    with mounted_in(tmp_path) as mounted, socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "socket"))
-        listener.listen()
-        listener.setblocking(False)
+    with mounted_in(tmp_path) as mounted, _listening(tmp_path / "socket") as listener:
         async with trio.open_nursery() as nursery:
             sockets = _sockets(mounted, nursery)
             sockets._listen(None, sockets._daemons, listener)
