@@ -519,9 +519,9 @@ async def _kill_rest(execution: Execution) -> None:
                             signal.pidfd_send_signal(fd, signal.SIGKILL)
                     finally:
                         os.close(fd)
+            crashpoints.reach("abort.killed")
             for pid in left:
                 await _wait_exit(pid)
-        crashpoints.reach("abort.killed")
     finally:
         thaw(execution.leaf)
     if isinstance(execution, LiveCell):
