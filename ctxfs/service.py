@@ -104,7 +104,7 @@ class Service(Subscriber):
                     words.append(f"EXTEND_TIMEOUT_USEC={int(_EXTENSION * 1e6)}")
             if (status := self._status()) != self._said:
                 words.append(f"STATUS={status}")
-            if words and systemd.notify(*words):
+            if words and not self._owed and systemd.notify(*words):
                 self._said, self._changed = status, False
                 alive = now if "WATCHDOG=1" in words else alive
             await trio.sleep(_AGAIN_SECONDS if self._owed else step)

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from ctxfs.service import Service
+from runtime.kernel import systemd
 from runtime.runtime import Runtime
 from tests.worlds.manager import fill, service_manager
 
@@ -57,6 +58,21 @@ def test_the_end_of_a_reload_is_told_once_the_manager_takes_it(
             assert _told(manager) == ["STATUS=filled"]
         assert _told(manager)[0] == "RELOADING=1"
         assert [_told(manager) for _ in range(2)] == [["READY=1"], ["STOPPING=1"]]
+
+    _while_it_runs(service, read)
+
+
+def test_the_status_does_not_overtake_what_systemd_has_not_taken(
+    manager: socket.socket, runtime: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Service(cast(Runtime, runtime))
+    answers, notify = iter([False, False]), systemd.notify
+    # there is room as soon as the same was refused again
+    monkeypatch.setattr(systemd, "notify", lambda *words: next(answers, True) and notify(*words))
+    service.stopping()
+
+    def read() -> None:
+        assert [_told(manager) for _ in range(2)] == [["STOPPING=1"], ["STATUS=0 agents, 0 busy"]]
 
     _while_it_runs(service, read)
 
