@@ -417,6 +417,9 @@ class Top(App[int]):
         if (line := self.table.current) is None:
             return
         of = line.agent
+        if of.status == ENDED:
+            self.notice(f"{of.name} is dead")
+            return
         below = [self.snapshot.agents[name] for name in self.snapshot.descendants(of.name)]
         number = sum(each.status != ENDED for each in below)
         family = f" and the {number} agent{'s' * (number != 1)} below it" if number else ""

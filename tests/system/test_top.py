@@ -73,6 +73,8 @@ def test_a_family_is_shown_and_controlled(daemon: Daemon) -> None:
         at.type("y")
         at.wait_for("operator_stop", "parent_dead", "2 dead")
         assert read(boss, "reason") == "operator_stop\n"
+        at.type("x")
+        at.wait_for("boss is dead")
         at.type("?")
         at.wait_for("stop it, or kill it")
         at.type("q")
