@@ -18,6 +18,7 @@ import trio.testing
 
 from runtime.authority.accounts import Resource
 from runtime.records.lifecycle import Cue
+from tests.worlds.daemon import TIMEOUT
 from tests.worlds.tree import OWN_CONTEXT, Mounted, complete, refused
 
 LARGE = 3 << 20
@@ -70,7 +71,8 @@ def close_all(mounted: Mounted) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(mounted.base.disks.run)
-            await trio.testing.wait_all_tasks_blocked(0.01)
+            await trio.testing.wait_all_tasks_blocked()
+            await mounted.base.disks._closing.idle()  # a thread that is late would be left behind
             nursery.cancel_scope.cancel()
 
     trio.run(main)
@@ -157,6 +159,7 @@ def test_other_changes_of_a_file_wait_for_the_thread_that_cuts_it_off(
 
     complete(mounted.ops.link, inode, home, b"second", OWN_CONTEXT)
     monkeypatch.setattr(os, "ftruncate", slow)
+    monkeypatch.setattr("ctxfs.disks._SETTLED_SECONDS", TIMEOUT)
     ended: list[str] = []
     entry = pyfuse3.EntryAttributes()
     entry.st_mode = 0o600

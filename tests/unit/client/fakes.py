@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from client.root import Root
+from tests.worlds.daemon import TIMEOUT
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -162,7 +163,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, file: str, number: int, at_close: bo
 
 
 def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < deadline, "did not happen"
         time.sleep(0.005)

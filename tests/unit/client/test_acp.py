@@ -17,7 +17,18 @@ from client.exits import Failure
 from client.jsonrpc import Loop, Refused
 from client.recipes import find
 from client.root import Root
-from tests.unit.client.fakes import ASKED, DONE, START, FakeAgent, FakeRoot, Run, delta, message
+from tests.unit.client.fakes import (
+    ASKED,
+    DONE,
+    START,
+    FakeAgent,
+    FakeRoot,
+    Run,
+    delta,
+    eventually,
+    is_asleep,
+    message,
+)
 from tests.worlds.daemon import TIMEOUT
 
 INITIALIZE = {"protocolVersion": 1, "clientCapabilities": {}}
@@ -323,5 +334,6 @@ def test_an_agent_or_a_recipe(run: Run, words: list[str]) -> None:
 def test_it_ends_in_order(start: Callable[..., Acp]) -> None:
     editor = start("x")
     editor.result("initialize", **INITIALIZE)
+    eventually(lambda: is_asleep(editor.process))
     editor.process.terminate()
     assert editor.process.wait(TIMEOUT) == os.EX_OK

@@ -80,6 +80,7 @@ def test_ctrl_c_cancels_the_message(root: FakeRoot, spawned: Any) -> None:
     fake = FakeAgent(root, START, delta("so far\n"), {"type": "resumed"}, DONE)
     process = spawned("send", "x", "fix it")
     assert process.stdout.readline() == b"so far\n"
+    eventually(lambda: is_asleep(process))
     process.send_signal(signal.SIGINT)
     assert process.communicate()[0] == b""
     assert process.returncode == 130

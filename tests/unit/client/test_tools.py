@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.client.fakes import ASKED, FakeAgent, FakeRoot, Run, eventually
+from tests.unit.client.fakes import ASKED, FakeAgent, FakeRoot, Run, eventually, is_asleep
 
 
 def make_tool(root: FakeRoot, name: str) -> Path:
@@ -137,7 +137,7 @@ def test_a_tool_is_its_own_command(root: FakeRoot, program: Path) -> None:
 def test_ctrl_c_leaves_a_tool_that_blocks(root: FakeRoot, spawned: Any) -> None:
     fake = FakeAgent(root, ASKED, ASKED, path="ctxd.sock")
     process = spawned("tool", "Get", '{"block": true}')
-    eventually(lambda: fake.requests)
+    eventually(lambda: fake.requests and is_asleep(process))
     process.send_signal(signal.SIGINT)
     assert process.communicate() == (b"", b"")
     assert process.returncode == 130

@@ -13,7 +13,7 @@ import pytest
 
 from client import ends, following
 from client.root import Root
-from tests.unit.client.fakes import EVENT, FakeRoot, Run, eventually, has_open
+from tests.unit.client.fakes import EVENT, FakeRoot, Run, eventually, has_open, is_asleep
 
 
 @pytest.mark.parametrize("verb", ["start", "stop", "kill", "pause", "resume", "reset"])
@@ -108,7 +108,7 @@ def test_a_wait_may_be_longer_than_one_poll(
 def test_wait_is_interrupted(root: FakeRoot, spawned: Any) -> None:
     directory = root.agent("a", status="busy")
     process = spawned("wait", "a")
-    eventually(lambda: has_open(process, directory / "wait"))
+    eventually(lambda: has_open(process, directory / "wait") and is_asleep(process))
     process.send_signal(signal.SIGINT)
     assert process.communicate() == (b"", b"")
     assert process.returncode == 130

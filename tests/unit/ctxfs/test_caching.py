@@ -12,6 +12,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ctxfs.caching import Cache
+from tests.worlds.daemon import TIMEOUT
 from tests.worlds.tree import Waiter
 
 INODE = 42
@@ -99,6 +100,8 @@ class Reading:
         self.asked = threading.Event()
         self.order: list[str] = []
         monkeypatch.setattr(pyfuse3, "invalidate_inode", self.invalidate_inode)
+        # who waits for it waits to the end
+        monkeypatch.setattr("ctxfs.caching.NOTIFICATION_SECONDS", TIMEOUT)
 
     def invalidate_inode(self, inode: int, attr_only: bool = False) -> None:
         if attr_only:

@@ -280,7 +280,8 @@ def is_open(fd: int) -> bool:
 async def close_beside(beside: Disks) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(beside.run)
-        await trio.testing.wait_all_tasks_blocked(0.01)
+        await trio.testing.wait_all_tasks_blocked()
+        await beside._closing.idle()  # a thread that is late would be left behind
         nursery.cancel_scope.cancel()
 
 

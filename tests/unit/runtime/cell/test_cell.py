@@ -359,12 +359,13 @@ def test_planning_thousands_of_lines_is_not_quadratic(world: World, agent: Agent
     def cost(count: int) -> float:
         text = "".join(f"/a/{n} /m/{n} ro noexec\n" for n in range(count))
         world.agents.journal.update(agent, mount=text)
-        begun = time.process_time()
+        begun = time.thread_time()
         plan(world, agent)
-        return time.process_time() - begun
+        return time.thread_time() - begun
 
     cost(100)
-    few, many = min(cost(250) for _ in range(3)), cost(2000)
+    # the collector may come in one of them, and look at the heap of all tests
+    few, many = (min(cost(count) for _ in range(3)) for count in (250, 2000))
     assert many < few * 8 * 4
 
 

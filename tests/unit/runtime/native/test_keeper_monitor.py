@@ -26,10 +26,9 @@ from runtime.cell.record import VERSION, RunRecord, read_record
 from runtime.kernel import linux, orders
 from runtime.kernel.cgroups import Cgroup, path_of, unified_mount
 from runtime.kernel.output import Segments, append_line
-from tests.worlds.daemon import wait_until
+from tests.worlds.daemon import TIMEOUT, wait_until
 from tests.worlds.readiness import readable
 
-TIMEOUT = 10.0
 BWRAP = [shutil.which("bwrap") or "bwrap", "--unshare-user", "--unshare-pid", "--as-pid-1"]
 BWRAP += ["--die-with-parent"]
 BWRAP += ["--unshare-ipc", "--unshare-uts", "--unshare-net"]
@@ -1016,7 +1015,7 @@ def test_a_line_that_comes_in_pieces_goes_to_one_place(
     script = rf"printf '{first}'; {read}; printf '{{a'; {read}; printf '\n'; {read}; echo '{{b'"
     run.enter(cell, script=script, reply=str(run.directory / "reply"))
     kept = run.directory / stream / f"{0:020d}"
-    run.wait_record(lambda record: record.started)
+    wait_until(kept.exists, "it has said something")
     for expected in (first, first + "{a", first + "{a\n"):
         # bytes flow before their line is whole
         wait_modified(kept, partial(_holds, kept, expected))
