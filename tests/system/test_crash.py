@@ -97,7 +97,8 @@ def test_parent_and_daemon_killed_the_descendants_end_without_a_daemon(
     """Three levels below: SIGTERM to each, one grace period, then nothing is left."""
     act = "echo term" if deaf else "echo term; exit"
     program = f"sh -c 'trap \"{act}\" TERM; echo up; while :; do sleep 0.05; done'"
-    agents = [daemon.run("boss", "sleep 1000", limits="grace=1s")]
+    # an hour: what honours SIGTERM has no time that it must keep on a busy machine
+    agents = [daemon.run("boss", "sleep 1000", limits=f"grace={'1s' if deaf else '1h'}")]
     for name, owner in (("l1", "boss"), ("l2", "l1"), ("l3", "l2")):
         agents.append(daemon.run(name, program, parent=f"agent:{owner}", limits="grace=1h"))
         wait_until(lambda: read(agents[-1], "out") == "up\n", "its trap is set")
@@ -108,10 +109,10 @@ def test_parent_and_daemon_killed_the_descendants_end_without_a_daemon(
     daemon.kill()
     end_process(pids[0])
     nodes = daemon.cgroup.child("user-0")
-    wait_until(lambda: not nodes.populated(), "all end with no daemon alive", 6)
+    wait_until(lambda: not nodes.populated(), "all end with no daemon alive")
     lasted = time.monotonic() - begun
     assert not any(alive(pid) for pid in pids)
-    assert (lasted >= 1) == deaf, f"{lasted} s: no grace, or more than was needed"
+    assert lasted >= 1 or not deaf, f"{lasted} s: no grace"
     daemon.start()
     boss, *below = agents
     for directory in agents:
@@ -226,7 +227,8 @@ def test_a_run_of_a_newer_ctxd_is_lost_and_ended(daemon: Daemon) -> None:
         wait_dead(agent)
         assert read(agent, "outcome") == "interrupted\n"
     assert not alive(pid)
-    assert daemon.log.read_text().count(f"its record has version {VERSION + 1}") == 2
+    said = f"its record has version {VERSION + 1}"
+    wait_until(lambda: daemon.log.read_text().count(said) == 2, "the log says so")
     # and a later run is its own
     assert read(daemon.finish("next", "true"), "outcome") == "done\n"
 
@@ -269,6 +271,7 @@ def test_a_guard_that_is_killed_is_replaced(daemon: Daemon) -> None:
     wait_until(daemon.guards, "it has a guard")
     for _ in range(3):
         (guard,) = daemon.guards()
+        daemon.check_own_cgroup()  # it is looked at while it is there
         end_process(guard)
         wait_until(lambda g=guard: daemon.guards() not in ([], [g]), "another one")  # type: ignore[misc]
     assert daemon.stop() == 0
@@ -287,6 +290,7 @@ def test_a_binder_that_is_killed_is_replaced(daemon: Daemon) -> None:
         (binder,) = (pid for pid in daemon.own.processes()
                      if Path(f"/proc/{pid}/comm").read_text() == "ctx-binder\n")
         seen.add(binder)
+        daemon.check_own_cgroup()  # it is looked at while it is there
         end_process(binder)
     assert len(seen) == 3
     assert daemon.stop() == 0

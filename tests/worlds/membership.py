@@ -48,6 +48,8 @@ _EVENT: Final = struct.Struct("=20x16xI4x8xIIII")
 _BUFFER: Final = 64 << 20
 #: what the daemon starts to stay with it
 _HOUSE: Final = ("binder", "guard", "launcher")
+#: what these are called: by their files, then by themselves
+_HOUSE_NAMES: Final = frozenset({*_HOUSE, *(f"ctx-{name}" for name in _HOUSE)})
 #: of an ordinary user's daemon: libfuse mounts by it, in the daemon's own process
 _MOUNTING: Final = ("fusermount3", "fusermount")
 #: nobody's: who tries at the daemon's start whether a sandbox can be made
@@ -141,8 +143,8 @@ class Place:
             # one that has exited has a name, and no file any more; one that was waited for, too,
             # perhaps since its cgroup was looked up, has neither
             name = _name(pid)
-            if self._rootless and name in _MOUNTING:
-                return
+            if name in _HOUSE_NAMES or (self._rootless and name in _MOUNTING):
+                return  # which go with a daemon that dies, perhaps before they are looked at
             seen = bool(name) and not gone
             if seen or (self.ready and not self._rootless and self._daemon_lives()):
                 self._found.append(f"{name or pid} ran in the daemon's own cgroup")
