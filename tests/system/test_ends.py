@@ -26,17 +26,18 @@ from tests.worlds.daemon import (
     write,
 )
 
+#: enough for "breeds", and not for the machine; not every shell can limit it (ulimit -u)
+FORKS_MAX: Final = 200
 #: programs that make it hard to end them
 STUBBORN: Final = {
     "deaf": "trap '' TERM; echo up; while :; do sleep 0.05; done",
     "double-forks": "(setsid sleep 1000 &) & wait; sleep 1000",
     "forks": "perl -e 'while (1) { if (fork) { exit } }' & sleep 1000",
-    "breeds": "while :; do sleep 1000 & done",
+    "breeds": f"perl -e 'while (1) {{ wait if ++$n > {FORKS_MAX}; $p = fork; "
+              "exec qw(sleep 0.2) if defined $p && !$p }'",
     "stops-itself": "kill -STOP $$; sleep 1000",
     "plain": "sleep 1000",
 }
-#: enough for "breeds", and not for the machine
-FORKS_MAX: Final = 200
 
 
 def sh(script: str) -> str:
@@ -58,7 +59,7 @@ def tree(daemon: Daemon, prefix: str, program: str, *, grace: str, end: str = ""
         agent = daemon.make(f"{prefix}{depth}", limits=f"grace={grace}")
         if found:
             write(agent / "parent", f"agent:{found[-1].name.removesuffix('.d')}")
-        script = end if end and not found else f"ulimit -u {FORKS_MAX}; {program}"
+        script = end if end and not found else program
         write(agent / "exec", sh(script))
         write(agent / "ctl", "start")
         wait_status(agent, "busy")
@@ -191,7 +192,7 @@ def test_what_is_told_to_end_finds_the_order_of_things(daemon: Daemon) -> None:
         "cat $CTX_ROOT/agent/boss.d/status $CTX_SELF/status; "
         "mkdir $CTX_ROOT/agent/late.d 2>&1 | grep -c busy; exit 0"
     )
-    boss = daemon.run("boss", sh("sleep 1000"))
+    boss = daemon.run("boss", sh("sleep 1000"), limits="grace=1h")
     wait_status(boss, "busy")
     kid = daemon.make("kid", parent="agent:boss")
     write(kid / "exec", sh(f"trap '{look}' TERM; echo up; while :; do sleep 0.05; done"))
