@@ -90,7 +90,7 @@ def test_an_agent_of_the_protocol_is_a_resident_agent(
 
 
 def test_a_conversation_survives_aborts(daemon: Daemon, name: str, talk_to: TalkTo) -> None:
-    agent = bridged(daemon, name)
+    agent = bridged(daemon, name, limits="grace=1h")
     talk = talk_to(daemon, name)
     begin(talk, "hold", "held")
     write(agent / "ctl", "abort")
@@ -101,6 +101,7 @@ def test_a_conversation_survives_aborts(daemon: Daemon, name: str, talk_to: Talk
     assert read(agent, "run") == "r1\n"
     # one that hears nothing is ended, and the next one continues
     begin(talk, "sleep", "deaf")
+    write(agent / "limits", "grace=500ms")
     write(agent / "ctl", "abort")
     assert talk.frame()["status"] == "aborted"
     wait_until(lambda: not read(agent, "run"), "the run is over")

@@ -81,7 +81,7 @@ def test_what_the_parent_has_below_tmp_is_seen_by_the_child(daemon: Daemon) -> N
 
 
 def test_children_end_with_a_killed_parent_three_levels_deep(daemon: Daemon) -> None:
-    bottom = "sh -c 'trap \"echo term; exit 0\" TERM; while :; do sleep 0.05; done'"
+    bottom = "sh -c 'trap \"echo term; exit 0\" TERM; echo up; while :; do sleep 0.05; done'"
     inner = _script(*_child("l3", bottom), "sleep 1000")
     middle = _script(*_child("l2", inner, may_create=True), "sleep 1000")
     top = daemon.run("l1", middle)
@@ -89,6 +89,7 @@ def test_children_end_with_a_killed_parent_three_levels_deep(daemon: Daemon) -> 
     for directory in directories:
         wait_until(directory.exists, f"{directory.name} is made")
         wait_status(directory, "busy")
+    wait_until(lambda: read(directories[2], "out") == "up\n", "its trap is set")
     pids = [int(read(directory, "pid")) for directory in directories]
     other = daemon.run("other", "sleep 1000")
     wait_status(other, "busy")
@@ -99,7 +100,7 @@ def test_children_end_with_a_killed_parent_three_levels_deep(daemon: Daemon) -> 
     for directory in directories[1:]:
         assert read(directory, "outcome") == "cancelled\n"
         assert read(directory, "reason") == "parent_dead\n"
-    assert read(directories[2], "out") == "term\n"
+    assert read(directories[2], "out") == "up\nterm\n"
     assert not any(alive(pid) for pid in pids)
     assert read(other, "status") == "busy\n"
     cancels = [e for e in daemon.events("l1") if e["type"] == "agent.child.cancel"]

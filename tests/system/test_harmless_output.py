@@ -101,6 +101,8 @@ def evil() -> Iterator[Daemon]:
         assert daemon.ctx("send", "clerk", TEXT).returncode == 0
         said = daemon.agent_dir("kid") / "out"
         wait_until(lambda: said.exists() and said.stat().st_size > 0, "its child has said it, too")
+        begun = agent / "task" / "t" / "output"
+        wait_until(lambda: begun.stat().st_size > 0, "and its task")
         yield daemon
 
 

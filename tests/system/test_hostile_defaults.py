@@ -121,6 +121,7 @@ def test_what_was_refused_is_told_with_who_tried(daemon: Daemon) -> None:
 @pytest.mark.usefixtures("guard_after")
 def test_what_a_socket_refuses_is_told_too(daemon: Daemon) -> None:
     victim = daemon.run("victim", SLEEP)
+    wait_status(victim, "busy")
     knock = (
         "import os,socket; s=socket.socket(socket.AF_UNIX); "
         "s.connect(os.environ['CTX_ROOT']+'/agent/victim.sock'); "
@@ -157,6 +158,7 @@ def test_tasks_and_runs_that_somebody_ends_say_who(daemon: Daemon) -> None:
 @pytest.mark.usefixtures("guard")
 def test_refusals_of_one_agent_fill_no_log_and_hold_up_nobody(daemon: Daemon) -> None:
     bystander = daemon.run("bystander", SLEEP)
+    wait_status(bystander, "busy")
     flood = daemon.run("flood", sh(
         "x=$(printf %200s | tr ' ' x); cd $CTX_ROOT/agent; "
         "while :; do for i in 1 2 3 4 5 6 7 8 9; do (: > bystander.d/$x) 2>/dev/null; "

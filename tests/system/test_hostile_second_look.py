@@ -123,10 +123,16 @@ def test_no_process_of_a_cell_has_a_directory_open(daemon: Daemon) -> None:
     wait_until(below.exists, "the child is made")
     wait_status(below, "busy")
     (node,) = daemon.cgroup.path.glob("user-*/agent-holding")
+
+    def name_of(pid: int) -> str:
+        with open(f"/proc/{pid}/comm") as comm:
+            return comm.read().strip()
+
+    # each has executed its last program, which is after the status
+    wait_until(lambda: [*map(name_of, Cgroup(node).processes())].count("sleep") == 2, "both sleep")
     names = set()
     for pid in Cgroup(node).processes():
-        with open(f"/proc/{pid}/comm") as comm:
-            names.add(comm.read().strip())
+        names.add(name_of(pid))
         for fd in os.listdir(f"/proc/{pid}/fd"):
             mode = os.stat(f"/proc/{pid}/fd/{fd}").st_mode
             assert not stat.S_ISDIR(mode), f"{names} {fd}"

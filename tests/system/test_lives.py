@@ -71,7 +71,7 @@ def test_a_paused_subtree_is_frozen_and_goes_on(daemon: Daemon) -> None:
 @pytest.mark.parametrize("verb", ["stop", "kill"])
 def test_what_is_paused_is_ended_like_anything_else(daemon: Daemon, verb: str) -> None:
     program = "sh -c 'trap \"echo term; exit 0\" TERM; echo up; while :; do sleep 0.05; done'"
-    boss = busy(daemon, "boss", program)
+    boss = busy(daemon, "boss", program, limits="grace=1h")
     kid = child_of(daemon, "boss", "kid", program)
     wait_status(kid, "busy")
     wait_until(lambda: read(boss, "out") == read(kid, "out") == "up\n",
@@ -124,8 +124,9 @@ def test_what_died_while_it_was_paused_is_not_frozen_in_its_next_life(daemon: Da
 
 
 def test_a_timeout_ends_a_paused_agent_too(daemon: Daemon) -> None:
-    agent = busy(daemon, "slow", limits="timeout=500ms")
+    agent = busy(daemon, "slow")
     write(agent / "ctl", "pause")
+    write(agent / "limits", "timeout=500ms")  # since its start, which may take as long
     wait_dead(agent)
     assert read(agent, "reason") == "timeout\n"
 
@@ -374,6 +375,9 @@ def test_a_detached_child_sees_what_its_parent_sees_and_no_more(daemon: Daemon) 
     )
     kid = detached_child(daemon, f"sh -c '{look}'")
     wait_until(lambda: read(kid, "result.md") == "here\n", "it has looked around")
+    # what it said comes by its monitor
+    wait_until(lambda: str(outside) in read(kid, "log") and read(kid, "out").count("\n") == 3,
+               "all that it said is there")
     assert read(kid, "out").splitlines()[:2] == ["inside", "inside"]
     assert int(read(kid, "out").splitlines()[2]) < 8, "its own processes only"
     assert "Read-only file system" in read(kid, "log")

@@ -240,7 +240,8 @@ def test_a_failed_run_ends_its_message_and_not_the_agent(
 
 
 def test_a_timeout_is_one_of_each_run(daemon: Daemon, name: str, talk_to: TalkTo) -> None:
-    agent = turn(daemon, name, "sh -c 'read -r n; sleep $n'", limits="timeout=300ms")
+    # in this time the second one has to start and to end
+    agent = turn(daemon, name, "sh -c 'read -r n; sleep $n'", limits="timeout=3s")
     talk = talk_to(daemon, name)
     done = talk.send("1000", "slow")[-1]
     assert (done["status"], done["reason"]) == ("failed", "timeout")
@@ -502,7 +503,7 @@ def test_a_program_that_takes_cancels_ends_its_message_and_goes_on(
 def test_a_program_that_ignores_an_abort_is_ended(
     daemon: Daemon, name: str, talk_to: TalkTo
 ) -> None:
-    agent = heedful(daemon, name)
+    agent = heedful(daemon, name, limits="grace=2s")  # in which it cannot be resumed
     talk = talk_to(daemon, name)
     begin(talk, "deaf", "deaf")
     write(agent / "ctl", "abort")
@@ -517,6 +518,7 @@ def test_a_program_that_ignores_an_abort_is_ended(
     write(agent / "ctl", "resume")
     wait_status(agent, "ready")
     assert read(agent, "run") == "r2\n"
+    write(agent / "limits", "grace=1000s")
     begin(talk, "hold", "held")
     write(agent / "ctl", "abort")
     assert talk.frame()["status"] == "aborted"

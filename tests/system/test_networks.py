@@ -368,6 +368,7 @@ def apart():
 
 def test_nothing_of_the_cell_gets_into_the_relays_cgroup(world: World) -> None:
     agent, inside = world.run("a", LINE)
+    ask(world.connect(inside), inside)  # the program may be there before its relay
     [relay] = world.relays(agent)
     inside.do(f"exec({JOIN!r}, globals())")
     for tried in ("apart()", "join()"):

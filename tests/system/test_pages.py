@@ -69,7 +69,7 @@ def test_the_recording_of_ctx_top(daemon: Daemon) -> None:
         "cd /ctx/agent",
         "ctx spawn clerk --mode turn -- cat",
         "ctx spawn watch -- sleep 1000",
-        "ctx spawn coder --mode turn -- sleep 1000 && ctx pause watch",
+        "ctx spawn coder --mode turn -- sleep 1000",
         "echo work > coder.d/inbox",
         "ctx spawn reviewer --parent coder -- sleep 1000",
         "ctx spawn tests --parent reviewer -- sleep 1000",
@@ -79,8 +79,9 @@ def test_the_recording_of_ctx_top(daemon: Daemon) -> None:
     with reader(daemon) as shell:
         for command in begin:
             shell.say(shell.here(command))
-        for name in ("coder", "reviewer", "tests"):
+        for name in ("watch", "coder", "reviewer", "tests"):
             wait_status(daemon.agent_dir(name), "busy")
+        shell.say("ctx pause watch")
         for name in ("lint", "docs"):
             shell.say(f"echo '{{\"go\": 1}}' > {name}.d/meta.json; cat {name}.d/wait")
     with terminal(92, 11, {"CTX_ROOT": str(daemon.root)}) as at:

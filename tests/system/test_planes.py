@@ -39,7 +39,7 @@ def test_an_agent_plans_waits_and_is_seen_to(daemon: Daemon) -> None:
         "echo w > work/current",
         "cat work/w/status",
         "echo w > waiting/x/work",
-        "echo 'timer 300ms' > waiting/x/on",
+        "echo 'timer 2s' > waiting/x/on",
         "cat work/w/status work/w/blocked_by",
         'until [ "$(cat waiting/x/status)" = fired ]; do sleep 0.02; done',
         "cat work/w/status work/w/blocked_by work/current",

@@ -208,6 +208,7 @@ def test_parent_and_daemon_killed_the_child_ends_without_a_daemon(user: Ordinary
     end_process(boss)
     wait_until(lambda: not alive(child), "it ends")
     user.start()
+    user.do(lambda: wait_dead(user.agent_dir("child")))  # its keeper may end later
     assert user.do(lambda: read(user.agent_dir("child"), "reason")) == "parent_dead\n"
 
 
@@ -224,7 +225,8 @@ def test_a_detached_child_has_its_parents_view_and_lives_on(user: OrdinaryDaemon
         wait_status(boss, "busy")
         command = f"sh -c '{look}; echo here; {go}; cat $CTX_SELF/status'"
         kid = user.run("kid", command, parent="agent:boss", life="detached")
-        wait_until(lambda: read(kid, "out").endswith("here\n"), "it has looked around")
+        wait_until(lambda: read(kid, "out").endswith("here\n") and str(outside) in read(kid, "log"),
+                   "it has looked around")
         found = read(kid, "out").splitlines()
         assert found[:2] == ["inside", "inside"] and int(found[2]) < 8
         assert "Read-only file system" in read(kid, "log") and "No such file" in read(kid, "log")

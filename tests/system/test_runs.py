@@ -218,7 +218,7 @@ def test_stdin_stdout_and_stderr_can_be_opened_anew(shared_daemon: Daemon) -> No
 
 def test_stop_gives_a_grace_and_kill_does_not(daemon: Daemon) -> None:
     trap = "sh -c 'trap \"echo bye; exit 0\" TERM; echo up; while :; do sleep 0.05; done'"
-    agent = daemon.run("polite", trap)
+    agent = daemon.run("polite", trap, limits="grace=1h")
     wait_until(lambda: read(agent, "out") == "up\n", "the program is up")
     write(agent / "ctl", "stop")
     wait_dead(agent)

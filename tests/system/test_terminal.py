@@ -66,7 +66,9 @@ def write_refused(agent: Path) -> None:
 def test_status_of_the_daemon_and_of_the_own_agent(daemon: Daemon) -> None:
     agent = daemon.finish("inner", "sh -c 'ctx status; ctx status --json'")
     said = read(agent, "out")
-    assert said.startswith("● inner") and json.loads(said[said.index("{\n"):])["status"] == "busy"
+    facts = json.loads(said[said.index("{\n"):])
+    # a program may be faster than its status
+    assert said.startswith("● inner") and facts["status"] in ("starting", "busy")
     assert "Agents: 1 dead" in daemon.ctx("status").stdout
     assert json.loads(daemon.ctx("status", "--json").stdout)["agents.dead"] == 1
 
@@ -87,6 +89,7 @@ def test_attach_to_an_agent_that_takes_messages(daemon: Daemon) -> None:
         screen.wait_for("MAKE IT LOUD")
         write(clerk / "inbox", "from elsewhere")
         screen.wait_for("FROM ELSEWHERE")
+        wait_status(clerk, "idle")  # its output comes first
         screen.type("\x04")
         screen.wait_for("detached: clerk goes on (idle)")
         assert screen.end() == 0

@@ -45,7 +45,7 @@ def test_a_family_is_shown_and_controlled(daemon: Daemon) -> None:
         at.wait(lambda now: "agent.status busy" in line_of(now, "kid"), "the last event of kid")
         at.type("Space")
         at.wait_for("boss [+1]")
-        assert line_of(at.screen(), "kid") == ""
+        at.wait(lambda now: line_of(now, "kid") == "", "no line of kid")
         at.type("Space")
         at.wait_for("└─● kid")
         at.type("p")
@@ -81,7 +81,7 @@ def test_a_family_is_shown_and_controlled(daemon: Daemon) -> None:
         at.wait_for(FOOTER)
         at.type("d")
         at.wait_for("dead ones hidden")
-        assert "parent_dead" not in at.screen()
+        at.wait_gone("parent_dead")
         at.type("q")
         at.wait_for("ended: 0")
 

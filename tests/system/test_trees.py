@@ -310,6 +310,7 @@ def test_open_files_and_mappings_outlive_the_daemon(daemon: Daemon) -> None:
     )
     start(agent)
     wait_until((backing / "ready").exists, "it has the file open")
+    wait_status(agent, "busy")  # which the daemon may note later
     pid = int(read(agent, "pid"))
     daemon.kill()
     os.kill(pid, signal.SIGUSR1)

@@ -229,12 +229,15 @@ def _abort(scene: Scene, mode: str) -> None:
 def heeded(scene: Scene) -> None:
     """A program that takes cancels ends one message when it is told to, and not another."""
     program = f"sh -c {shlex.quote(_HEEDFUL)}"
-    directory = agent(scene, "heedful", "resident", program, limits="grace=300ms")
+    # one that heeds it has all the time that a busy machine takes
+    graces = {"hold on": "grace=1h", "deaf to it": "grace=300ms"}
+    directory = agent(scene, "heedful", "resident", program)
     said: list[str] = []
 
     def goes_on() -> None:
-        for text in ("hold on", "deaf to it"):
+        for text, grace in graces.items():
             if text not in said:
+                scene.operator.write("heedful", "limits", grace)
                 scene.operator.say("heedful", text)
                 wait_until(lambda t=text: f"got {t}" in output(scene, "heedful"), "it is told")  # type: ignore[misc]
                 scene.operator.verb("heedful", "abort")
@@ -249,7 +252,8 @@ def heeded(scene: Scene) -> None:
 
     scene.after.append(goes_on)
     scene.wait("heedful", "ready")
-    for text in ("hold on", "deaf to it"):
+    for text, grace in graces.items():
+        scene.operator.write("heedful", "limits", grace)
         scene.operator.say("heedful", text)
         scene.wait_until(lambda t=text: f"got {t}" in output(scene, "heedful"), "it is told")  # type: ignore[misc]
         said.append(text)
