@@ -29,12 +29,23 @@ def metered(world: World, *agents: Agent, controllers: Sequence[str] = ()) -> Me
     return Meter(agents=world.agents, hierarchy=hierarchy, places=places, live_cells=cells)
 
 
-def look_once(meter: Meter) -> None:
-    async def main() -> None:
-        with trio.move_on_after(metering._LEAST / 10):
-            await meter.run()
+class Looked(Exception):
+    """It has looked at all of them."""
 
-    trio.run(main)
+
+def look_once(meter: Meter) -> None:
+    async def pause(seconds: float) -> None:
+        raise Looked
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Looked):
+        patch.setattr(trio, "sleep", pause)
+        trio.run(meter.run)
+
+
+def peak(meter: Meter, agent: Agent) -> int | None:
+    """What was found so far; ``usage`` would look again."""
+    cell = meter._live_cells[agent.index]
+    return meter.final(agent, cell).get("memory_peak_sampled")
 
 
 def test_what_a_child_uses_is_its_parents_too(
@@ -54,12 +65,13 @@ def test_what_a_child_uses_is_its_parents_too(
     monkeypatch.setattr(metering, "memory", memory)
     meter = metered(world, boss, kid, older)
     look_once(meter)
-    peaks = [meter.usage(agent)().get("memory_peak_sampled") for agent in (boss, kid, older)]
-    assert peaks == [321, 320, 300]
+    assert [peak(meter, agent) for agent in (boss, kid, older)] == [321, 320, 300]
     sizes["kid"] = 2
     look_once(meter)
+    assert peak(meter, kid) == 320, "the highest that was found"
     assert meter.usage(kid)()["memory_current"] == 302
-    assert meter.usage(kid)()["memory_peak_sampled"] == 320, "the highest that was found"
+    sizes["kid"] = 200
+    assert meter.usage(kid)()["memory_peak_sampled"] == 500, "somebody has read it"
 
 
 def test_where_the_kernel_counts_nobody_looks(
