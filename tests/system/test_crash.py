@@ -109,7 +109,7 @@ def test_parent_and_daemon_killed_the_descendants_end_without_a_daemon(
     daemon.kill()
     end_process(pids[0])
     nodes = daemon.cgroup.child("user-0")
-    wait_until(lambda: not nodes.populated(), "all end with no daemon alive")
+    wait_until(lambda: not nodes.populated(), "all end with no daemon alive", 6)
     lasted = time.monotonic() - begun
     assert not any(alive(pid) for pid in pids)
     assert lasted >= 1 or not deaf, f"{lasted} s: no grace"

@@ -545,11 +545,11 @@ def test_a_death_of_a_runs_process(role: str, with_daemon: bool) -> None:
             end_process(pid)
         if with_daemon:
             for name in ("boss", "kid", "lower", "bottom"):
-                wait_dead(daemon.agent_dir(name))
+                wait_dead(daemon.agent_dir(name), 10)
         else:
             for tree in trees:
                 wait_until(lambda t=tree: not t.populated(),  # type: ignore[misc]
-                           f"{tree} is empty without a daemon")
+                           f"{tree} is empty without a daemon", 10)
             daemon.start()
         scene.invariants.check(scene.operator)
         for name in ("boss", "kid", "lower", "bottom"):
@@ -639,7 +639,7 @@ def test_what_was_starting_when_it_was_frozen_does_not_delay_the_end(crash: bool
             scene.invariants.observe()
             scene.daemon.start()
         scene.operator.verb("boss", "stop")
-        wait_dead(parent, 9)  # a start that never settles delays it by ten seconds
+        wait_dead(parent, 5)
         scene.invariants.check(scene.operator)
         scene.invariants.dismantle(scene.operator)
 

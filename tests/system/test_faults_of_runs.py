@@ -457,7 +457,7 @@ def test_what_is_started_while_its_agent_ends_does_not_outlive_it() -> None:
             for title in range(number):
                 stages.task(scene, "one", f"t{title}", SLEEP)
             scene.operator.verb("one", "stop")
-            wait_dead(agent)  # far less than its grace
+            wait_dead(agent, 5)
             assert not scene.daemon.cgroup.child("user-0", "agent-one").exists()
             scene.operator.remove("one")
         finish(scene)

@@ -334,7 +334,7 @@ def test_a_full_disk_keeps_nobody_alive_and_no_history_broken() -> None:
                     begun = time.monotonic()
                     write(agent / "ctl", "stop")
                     wait_dead(agent)
-                    assert time.monotonic() - begun < PATIENCE
+                    assert time.monotonic() - begun < 5
                 daemon.agent_dir("filler").rmdir()
                 wait_until(lambda: os.statvfs(daemon.state).f_bavail > 100, "there is room again")
                 history = daemon.agent_dir("writer") / "session" / "messages.jsonl"

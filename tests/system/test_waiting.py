@@ -26,7 +26,7 @@ def test_wait_blocks_until_the_end_and_returns_at_once_after(daemon: Daemon) -> 
         wait_until(lambda: _blocked(waiter.pid), "cat blocks in open")
         write(agent / "ctl", "kill")
         assert waiter.wait(30) == 0
-    wait_dead(agent)
+    wait_dead(agent, timeout=5)
     assert (agent / "wait").read_bytes() == b""
 
 

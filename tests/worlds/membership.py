@@ -143,8 +143,10 @@ class Place:
             # one that has exited has a name, and no file any more; one that was waited for, too,
             # perhaps since its cgroup was looked up, has neither
             name = _name(pid)
-            if name in _HOUSE_NAMES or (self._rootless and name in _MOUNTING):
-                return  # which go with a daemon that dies, perhaps before they are looked at
+            if self._rootless and name in _MOUNTING:
+                return
+            if name in _HOUSE_NAMES and not self._daemon_lives():
+                return  # it went with its daemon before it was looked at
             seen = bool(name) and not gone
             if seen or (self.ready and not self._rootless and self._daemon_lives()):
                 self._found.append(f"{name or pid} ran in the daemon's own cgroup")

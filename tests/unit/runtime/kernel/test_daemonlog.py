@@ -14,7 +14,6 @@ import pytest
 
 from runtime.kernel.daemonlog import DaemonLog, Rates, because_of
 from runtime.kernel.systemd import Journal
-from tests.worlds.daemon import TIMEOUT
 
 
 class Clock:
@@ -34,12 +33,6 @@ def logging_to(fd: int, clock: Clock, owner_rate: int = 50) -> Iterator[logging.
         yield log
     finally:
         journal.close()
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was said is there once the log is closed, however late its thread is."""
-    monkeypatch.setattr("runtime.kernel.daemonlog._FAREWELL", TIMEOUT)
 
 
 @pytest.fixture
