@@ -23,6 +23,7 @@ from runtime.errors import StartupError
 from runtime.kernel import cgroups, linux, orders, spare
 from runtime.kernel.binder import Binder
 from runtime.kernel.handover import Descriptors
+from runtime.kernel.helpers import Helpers
 from runtime.kernel.inotify import Watcher
 from runtime.kernel.privilege import Privilege
 from runtime.kernel.spawn import Spawner
@@ -57,6 +58,7 @@ class Runtime:
         streams: Streams,
         hierarchy: cgroups.Hierarchy,
         spawner: Spawner,
+        helpers: Helpers,
         binder: Binder,
         held: dict[str, int],
     ) -> None:
@@ -68,6 +70,7 @@ class Runtime:
         self.streams = streams
         self.hierarchy = hierarchy
         self.spawner = spawner
+        self.helpers = helpers
         self.binder = binder
         self.accounts = agents.accounts
         self.loop = LoopMeter()
@@ -306,6 +309,7 @@ async def open_runtime(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watcher.run)
             nursery.start_soon(agents.run)
+            helpers = Helpers(spawner, nursery)
             binder = Binder(places.program("binder"), spawner, hierarchy.daemon)
             stack.callback(binder.close)
             streams = Streams(Gentle(agents.accounts.time))
@@ -325,6 +329,7 @@ async def open_runtime(
                 streams=streams,
                 hierarchy=hierarchy,
                 spawner=spawner,
+                helpers=helpers,
                 binder=binder,
                 held=held,
             )

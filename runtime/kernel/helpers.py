@@ -1,0 +1,125 @@
+"""Programs of ours that do for the daemon what may take as long as an agent likes.
+
+The daemon itself makes no system call that waits for what an agent holds. A helper makes it, in
+the leaf ``helper``, with an empty environment, and is given up after a time. One that sleeps in
+the kernel cannot be killed: so an owner has one of a kind, and others have theirs.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from runtime.errors import KernelError, OverTimeError
+from runtime.kernel.spawn import Process, Spawner
+from runtime.texts.names import escape
+
+#: bytes of an answer
+ANSWER_MAX: Final = 16 << 20
+_AT_ONCE: Final = 1 << 16
+#: bytes of a complaint that are told
+_COMPLAINT_MAX: Final = 1000
+
+#: an owner, and what is done for him
+_Turn = tuple[int, str]
+
+
+class Helpers:
+    """Starts helpers, waits for what they say, and kills those that do not say it in time."""
+
+    def __init__(self, spawner: Spawner, nursery: trio.Nursery) -> None:
+        self._spawner = spawner
+        self._nursery = nursery
+        self._turns: dict[_Turn, trio.Semaphore] = {}
+
+    async def ask(
+        self,
+        owner: int,
+        kind: str,
+        words: Sequence[str | Path],
+        *,
+        seconds: float,
+        fds: Sequence[int | None] = (),
+    ) -> bytes:
+        """What a helper says on its standard output, at most ``ANSWER_MAX`` bytes; it finds
+        ``fds`` from 3 on.
+
+        An owner has one of a kind at a time. Its turn and its answer together may take so many
+        ``seconds``; then, and if nobody waits for it any more, it gets SIGKILL, and keeps the
+        turn until it is gone. ``OverTimeError``; ``KernelError`` with what it said, if it fails;
+        ``OSError`` if it cannot be started.
+        """
+        turn = (owner, kind)
+        semaphore = self._turns.setdefault(turn, trio.Semaphore(1, max_value=1))
+        with trio.move_on_after(seconds):
+            await semaphore.acquire()
+            process = None
+            try:
+                with ExitStack() as stack:
+                    ends = [_pair(stack), _pair(stack)]
+                    said, complained = (ours for ours, _ in ends)
+                    theirs = [None, *(end.fileno() for _, end in ends), *fds]
+                    process = await self._spawner.start(
+                        self._spawner.home, words, owner=owner, fds=theirs
+                    )
+                    for _, end in ends:
+                        end.close()
+                    answer = await _heard(said, kind)
+                    status = await process.wait()
+                    if status != 0:
+                        raise KernelError(_complaint(complained) or f"{kind} failed ({status})")
+                    return answer
+            finally:
+                self._leave(turn, process)
+        raise OverTimeError(f"{kind}: not done within {seconds:g} s: try again")
+
+    def _leave(self, turn: _Turn, process: Process | None) -> None:
+        if process is None or process.wait_now(0) is not None:
+            self._release(turn)
+            return
+        process.kill()
+        self._nursery.start_soon(self._bury, turn, process)
+
+    async def _bury(self, turn: _Turn, process: Process) -> None:
+        await process.wait()
+        self._release(turn)
+
+    def _release(self, turn: _Turn) -> None:
+        semaphore = self._turns[turn]
+        semaphore.release()
+        if semaphore.value and not semaphore.statistics().tasks_waiting:
+            del self._turns[turn]
+
+
+def _pair(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
+    """(where the daemon listens, where a helper speaks): it waits when nobody listens."""
+    ours, theirs = socket.socketpair()
+    stack.enter_context(ours).setblocking(False)
+    stack.enter_context(theirs)
+    return ours, theirs
+
+
+async def _heard(said: socket.socket, kind: str) -> bytes:
+    answer = bytearray()
+    while True:
+        await trio.lowlevel.wait_readable(said)
+        part = said.recv(_AT_ONCE)
+        if not part:
+            return bytes(answer)
+        answer += part
+        if len(answer) > ANSWER_MAX:
+            raise KernelError(f"{kind}: an answer of more than {ANSWER_MAX} bytes")
+
+
+def _complaint(complained: socket.socket) -> str:
+    """As one line, without the name that our programs begin it with."""
+    try:
+        text = complained.recv(_COMPLAINT_MAX).decode(errors="replace")
+    except OSError:
+        return ""
+    return escape(" ".join(text.split())).removeprefix("ctxfs: ")
