@@ -33,8 +33,9 @@ from pyfuse3 import (
 from ctxfs.errnos import errno_of
 from ctxfs.filesystem import Filesystem
 from ctxfs.handshake import Handshake
-from ctxfs.pace import MANNERS, Manner, Pace
-from ctxfs.scheduler import LOCKED, Scheduler
+from ctxfs.locks import TABLE, Over, Row
+from ctxfs.pace import Pace
+from ctxfs.scheduler import Scheduler
 from ctxfs.tree.durable import DurableNode
 from ctxfs.tree.nodes import (
     MORE_SIZE,
@@ -90,7 +91,7 @@ def _boundary(
     Its time is measured, and who used too much is answered late, or told to try again.
     """
     name = method.__name__.removeprefix("_")
-    manner, waits = MANNERS[name], name not in LOCKED
+    row = TABLE[name]
 
     async def guarded(self: Operations, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         who = self._payer(args)
@@ -99,15 +100,14 @@ def _boundary(
         self._at_hand[id(args)] = (name, args, who, time.monotonic())
         self._base.requests += 1
         try:
-            if waits and self.scheduler.is_asked():
-                ahead = name == "read" and self._keeps(args)
+            if row.turn and self.scheduler.is_asked() and not self._is_of_ctl(args):
                 with self._waiting(who, args[-1]):
-                    await self.scheduler.turn(who, name, ahead=ahead)
+                    await self.scheduler.turn(who, reads=name == "read")
             if self._pace.is_over(who) and who is not None:
-                where = self._manner(manner, args)
-                if where is Manner.REFUSED:
+                over = self._over(row, args)
+                if over is Over.REFUSED:
                     self._pace.refuse(who)
-                if where is Manner.LATE:
+                if over is Over.LATE:
                     await self._pace.late(who)
             return await self._pace.timed(who, method(self, *args, **kwargs))
         except FUSEError:
@@ -280,36 +280,37 @@ class Operations(pyfuse3.Operations):
             return opened.caller, opened.node
         return (listing.call.caller, listing.directory) if listing is not None else None
 
-    def _manner(self, manner: Manner, args: Sequence[Any]) -> Manner:
+    def _meant(self, args: Sequence[Any]) -> tuple[Node | None, OpenFile | None]:
+        """What a request is about, and the open file if it names one."""
+        if not isinstance(args[-1], RequestContext):
+            file, opened = self._open_files.get(args[0]), self._opened(args[0])
+            return (opened[1] if opened is not None else None), file
+        if isinstance(args[0], RequestContext):
+            return None, None  # statfs
+        try:
+            return self._fs.node(args[0]), None
+        except CtxError:
+            return None, None
+
+    def _is_of_ctl(self, args: Sequence[Any]) -> bool:
+        """Whether a request is about a ``ctl``: that is answered at once, and its verbs act."""
+        node, _ = self._meant(args)
+        is_verbs = isinstance(node, RowNode) and isinstance(node.row, Verbs)
+        return is_verbs or b"ctl" in args[1:2]
+
+    def _over(self, row: Row, args: Sequence[Any]) -> Over:
         """How a request of an owner over its account is met.
 
-        The verbs of ``ctl`` always act. What is asked with a lock that others wait for is
-        not late: attributes of directories, and reads into pages that the kernel keeps.
+        What is asked with a lock that others wait for is not late: attributes of directories, and
+        reads into pages that the kernel keeps.
         """
-        if isinstance(args[0], RequestContext):
-            return manner  # statfs
-        by_inode = isinstance(args[-1], RequestContext)
-        try:
-            opened = None if by_inode else self._opened(args[0])
-            node = opened[1] if opened is not None else self._fs.node(args[0])
-        except CtxError:
-            return Manner.SERVED
-        row = node.row if isinstance(node, RowNode) else None
-        if isinstance(row, Verbs) or b"ctl" in args[1:2]:
-            return Manner.SERVED
-        file = None if by_inode else self._open_files.get(args[0])
-        if manner is Manner.REFUSED and file is not None and not file.direct:
-            # pages that a process has changed, and that would be lost
-            return Manner.LATE
-        if manner is not Manner.LATE:
-            return manner
-        locked = not file.direct if file is not None else not isinstance(row, File)
-        return Manner.SERVED if locked else manner
-
-    def _keeps(self, args: Sequence[Any]) -> bool:
-        """Whether a read is into pages that the kernel keeps."""
-        opened = self._open_files.get(args[0])
-        return opened is not None and not opened.direct
+        if self._is_of_ctl(args):
+            return Over.SERVED
+        node, file = self._meant(args)
+        if row.over is not Over.LATE or node is None:
+            return row.over
+        locked = node.is_directory() if file is None else not file.direct
+        return Over.SERVED if locked else Over.LATE
 
     def _waiting(self, who: Payer | None, data: object) -> AbstractContextManager[object]:
         """Has a request that waits pay for the bytes that it wants to write; ``QuotaError``.
@@ -627,7 +628,8 @@ class Operations(pyfuse3.Operations):
                 # The kernel takes the offset for the new size, which only a commit makes true.
                 # After a write past its pages it asks for the size by itself.
                 self._base.cache.forget_attributes(opened.node.inode)
-        await self._base.cache.settled(mark)
+        if opened.settles:
+            await self._base.cache.settled(mark)
         return written
 
     def flush(self, fh: FileHandleT) -> Coroutine[Any, Any, None]:
@@ -652,7 +654,8 @@ class Operations(pyfuse3.Operations):
     @_boundary
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
         opened = self._open_files[fh]
-        await self._pace.synced(opened.caller, opened.syncing())
+        if opened.lasts:
+            await self._pace.synced(opened.caller, opened.syncing())
 
     async def release(self, fh: FileHandleT) -> None:
         opened = self._open_files.pop(fh, None)
@@ -740,12 +743,6 @@ class Operations(pyfuse3.Operations):
     async def releasedir(self, fh: FileHandleT) -> None:
         self._listings.pop(fh, None)
         self._closed(fh)
-
-    @_boundary
-    async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        listing = self._listings[fh]
-        with listing.directory.syncing() as work:
-            await self._pace.synced(listing.call.caller, work)
 
     @_boundary
     async def statfs(self, ctx: RequestContext) -> StatvfsData:

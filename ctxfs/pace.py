@@ -1,17 +1,10 @@
-"""How requests are paced: what they may wait for, and on whose account their time goes.
-
-A request that waits for another can hold up everybody: the kernel sends many of
-them under the lock of a directory or a file. So a handler waits for nothing but
-what ``BOUNDS`` lists, and a test reads the handlers and compares.
-"""
+"""How requests are paced: on whose account their time goes, and who waits for the disk."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -26,74 +19,11 @@ from runtime.runtime import Runtime
 _R = TypeVar("_R")
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """Something that a handler may await: ``call`` is how the code says it."""
-
-    call: str
-    #: seconds; None where it is bounded in another way
-    bound: float | None
-    reason: str
-
-
-BOUNDS: Final = (
-    Bound("self._pace.timed", None, "the handler itself, in the boundary, its time measured"),
-    Bound("self.scheduler.turn", None, "earlier requests, the owners in turn"),
-    Bound("self._pace.late", 0.5, "an owner over its account of the loop's time is answered late"),
-    Bound(
-        "self._base.cache.settled", 0.25, "one notification to the kernel: pages of a public value"
-    ),
-    Bound("opened.prepare", 1.0, "one helper that looks at paths"),
-    Bound("self._base.runtime.supervisor.look", 1.0, "the same: where a handler begins it"),
-    Bound(
-        "self._pace.synced",
-        None,
-        "fsync(2) is a request to wait for the disk: in a thread, one at a time for each owner, "
-        "a bounded number of them",
-    ),
-    Bound(
-        "self._base.disks.look",
-        None,
-        "what processes are: in a thread of another sort, one for each agent, 5 s at most; the "
-        "kernel holds no lock for it",
-    ),
-    *(
-        Bound(call, None, "the bytes of a real file: in a thread, one for each file and agent")
-        for call in ("self._base.disks.do", "self._base.disks.change")
-    ),
-    *(
-        Bound(call, 1.0, "the thread that changes a real file, which has its lock")
-        for call in ("self._base.settled", "self.disks.settled", "self._base.disks.settled")
-    ),
-)
-
 #: what one owner may have waiting; more is not made to wait
 _SYNCS_MAX: Final = 16
 #: who called is looked up again after this time, in seconds; for the account only
 _KNOWN_SECONDS: Final = 1.0
 _KNOWN_MAX: Final = 4096
-
-
-class Manner(Enum):
-    """What an owner over its account of the loop's time meets."""
-
-    SERVED = "served"
-    #: the kernel holds no lock for it: answered late
-    LATE = "late"
-    #: the kernel holds a lock, for which others wait: EAGAIN
-    REFUSED = "refused"
-
-
-MANNERS: Final = {
-    **dict.fromkeys(("getattr", "readlink", "open", "read", "opendir", "statfs"), Manner.LATE),
-    **dict.fromkeys(("lookup", "setattr", "write", "readdir"), Manner.REFUSED),
-    # the kernel asks for one before a write, with the lock of the file
-    **dict.fromkeys(("getxattr", "listxattr", "setxattr", "removexattr"), Manner.REFUSED),
-    **dict.fromkeys(("create", "mkdir", "mknod", "symlink", "link"), Manner.REFUSED),
-    **dict.fromkeys(("unlink", "rmdir", "rename"), Manner.REFUSED),
-    # what was written is committed or refused for what it is; the rest costs nothing
-    **dict.fromkeys(("flush", "fsync", "fsyncdir", "poll"), Manner.SERVED),
-}
 
 
 class Pace:

@@ -4,10 +4,8 @@ The kernel has one queue of requests: a caller beside a hundred threads of anoth
 would wait for each of them. So all waiting requests are read first; then the owners are
 served in turn, and the agents of each owner in turn.
 
-What concerns names does not wait: the kernel sends it with the lock of a directory, for which
-others wait that it sends nothing for yet. Of those at most one is read in a pass of the loop.
-A request for attributes does not wait either: the kernel sends one, with that lock, before it
-changes a directory, to see whether the caller may.
+What the kernel asks with a lock does not wait (``locks``): others wait for that lock, and the
+kernel sends nothing for them yet. Of those at most one is read in a pass of the loop.
 """
 
 from __future__ import annotations
@@ -26,13 +24,6 @@ from ctxfs.handshake import Handshake
 from runtime.authority.accounts import Payer, Reserve
 from runtime.authority.loop import Holding
 
-#: requests that the kernel may send with the lock of a directory
-LOCKED: Final = frozenset(
-    (
-        *("lookup", "getattr", "readdir", "create", "mkdir", "mknod", "symlink", "link"),
-        *("unlink", "rmdir", "rename"),
-    )
-)
 #: read at most in a row, and for so long before more is served
 _READ_MAX: Final = 16
 _READ_SECONDS: Final = 0.002
@@ -134,15 +125,15 @@ class Scheduler:
         """Whether there are other requests: those that wait, or that the kernel has."""
         return bool(self._line) or self._is_more()
 
-    async def turn(self, who: Payer | None, operation: str, *, ahead: bool = False) -> None:
-        """Until it is this request's turn; at once if it may hold up a directory, or nothing else
-        was asked. What may be read ahead, thousands of pages for which nobody waits, has a line
-        beside the agent's other requests, among them those that its end waits for."""
-        if operation in LOCKED or not self.is_asked():
+    async def turn(self, who: Payer | None, *, reads: bool = False) -> None:
+        """Until it is this request's turn; at once if nothing else was asked. Reads have a line
+        beside the agent's other requests: these may wait for one, and for nothing else. Thousands
+        of pages may be read ahead, for which nobody waits."""
+        if not self.is_asked():
             return
         event = trio.Event()
         who = who or _UNKNOWN
-        self._line.add(replace(who, name=f"{who.name}/") if ahead else who, event)
+        self._line.add(replace(who, name=f"{who.name}/") if reads else who, event)
         self._wake.set()
         await event.wait()
 

@@ -13,8 +13,7 @@ import stat
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -534,17 +533,6 @@ class DurableNode(Node):
         mode = present.mode if changes.mode is None else changes.mode
         if changes.uid is not None or changes.gid is not None or (mode ^ present.mode) & 0o1777:
             raise ForbiddenError(f"{self.path} belongs to uid {present.uid}")
-
-    @contextmanager
-    def syncing(self) -> Iterator[Callable[[], None] | None]:
-        if self.table.is_absent(self):
-            yield None
-            return
-        fd = _reopen(self.fd, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            yield partial(os.fsync, fd)
-        finally:
-            os.close(fd)
 
     # extended attributes: the kernel has looked at the mode for those of users
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -107,6 +106,8 @@ class OpenFile:
     looks = False
     #: whether ``flush`` has anything to do
     flushes = True
+    #: whether a write is answered only when the pages of what it changed are dropped
+    settles = True
     #: whether the kernel knows by itself what a write has made of the file
     exact = False
     #: those of open(2)
@@ -145,6 +146,11 @@ class OpenFile:
 
     def flush(self) -> None:
         """close(2) of one of its descriptors."""
+
+    @property
+    def lasts(self) -> bool:
+        """Whether fsync(2) has something to do: who may only read has nothing to make last."""
+        return False
 
     def syncing(self) -> Callable[[], None] | None:
         """fsync(2): commits what is staged, and returns the rest, if any, for a thread."""
@@ -331,10 +337,6 @@ class Node:
     def truncating(self, call: Call, size: int) -> Work[None] | None:
         """truncate(2) of a real file, which ``set_attributes`` does not do."""
         return None
-
-    def syncing(self) -> AbstractContextManager[Callable[[], None] | None]:
-        """fsync(2) of a directory: what a thread does, besides what is committed."""
-        return nullcontext()
 
     # extended attributes, of which only those of users are asked for
 

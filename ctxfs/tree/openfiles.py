@@ -143,6 +143,10 @@ class OpenRow(OpenFile, Generic[_O]):
             who = runtime.agents.identity.payer(self.caller)
             self._memory = runtime.accounts.charged_anyway(who, Resource.MEMORY, size)
 
+    @property
+    def lasts(self) -> bool:
+        return bool(self.node.roles(self.caller) & self.node.writing_roles)
+
     def _check_alive(self) -> None:
         self.node.check_alive(self.caller)
 
@@ -466,7 +470,13 @@ class OpenControl(OpenRow[_O]):
 
 
 class OpenVerbs(OpenRow[_O]):
-    """``ctl``: each complete line acts at once; a last line without newline at flush."""
+    """``ctl``: each complete line acts at once; a last line without newline at flush.
+
+    Nothing waits with its lock, which who wants to kill the agent waits for.
+    """
+
+    settles = False
+    lasts = False
 
     def __init__(self, node: Member[_O], row: Verbs[_O], caller: Caller) -> None:
         super().__init__(node, caller, writing=True)

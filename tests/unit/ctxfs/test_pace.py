@@ -1,76 +1,25 @@
-"""What handlers of requests may wait for, read from their source; and how they are paced."""
+"""How requests are paced, and who waits for the disk."""
 
 from __future__ import annotations
 
-import ast
-import inspect
 import time
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pyfuse3
 import pytest
 import trio
 import trio.testing
 
-import ctxfs
 from ctxfs import pace
-from ctxfs.operations import Operations
-from ctxfs.pace import BOUNDS, MANNERS, Manner, Pace
+from ctxfs.pace import Pace
 from runtime.authority import loop
 from runtime.authority.accounts import Payer, Reserve, TimeAccounts
 from runtime.authority.loop import Gentle
 from runtime.caller import Caller
 from runtime.errors import OverTimeError
 
-PACKAGE = Path(inspect.getfile(ctxfs)).parent
-#: what requests reach; sockets and tools are answered in tasks of their own
-HANDLERS = [PACKAGE / "operations.py", PACKAGE / "filesystem.py", *PACKAGE.glob("tree/*.py")]
 AGENT = Payer(1000, "a")
-
-
-def awaited() -> Iterator[tuple[str, str]]:
-    """Every ``await`` of the handlers: where, and what is called."""
-    for path in HANDLERS:
-        for node in ast.walk(ast.parse(path.read_text())):
-            assert not isinstance(node, ast.AsyncWith | ast.AsyncFor), f"{path}:{node.lineno}"
-            if isinstance(node, ast.Await):
-                assert isinstance(node.value, ast.Call)
-                yield f"{path.name}:{node.lineno}", ast.unparse(node.value.func)
-
-
-def test_handlers_wait_for_nothing_but_what_the_table_lists() -> None:
-    allowed = {wait.call for wait in BOUNDS}
-    found = dict(awaited())
-    assert {where: call for where, call in found.items() if call not in allowed} == {}
-    assert set(found.values()) == allowed
-
-
-def test_every_wait_is_bounded_or_says_why() -> None:
-    for wait in BOUNDS:
-        assert wait.reason
-        assert wait.bound is None or wait.bound <= 1.0
-
-
-def test_the_architecture_lists_the_same_waits() -> None:
-    text = (PACKAGE.parent / "ARCHITECTURE.md").read_text()
-    for wait in BOUNDS:
-        if wait.call != "self._pace.timed":
-            assert f"`{wait.call.removeprefix('self.').removeprefix('_')}`" in text, wait
-
-
-def test_every_operation_has_a_manner() -> None:
-    handlers = {
-        name
-        for name, value in vars(Operations).items()
-        if inspect.iscoroutinefunction(value) and hasattr(pyfuse3.Operations, name)
-    }
-    assert handlers - set(MANNERS) == {"forget", "release", "releasedir"}
-    assert MANNERS["write"] is MANNERS["lookup"] is Manner.REFUSED
-    assert MANNERS["open"] is MANNERS["read"] is MANNERS["getattr"] is Manner.LATE
 
 
 def paced(share: float = 0.5) -> Pace:

@@ -26,8 +26,7 @@ class Line:
         os.write(self._write, b".")
 
     async def ask(self, name: str, who: Payer | None, operation: str) -> None:
-        word, _, ahead = operation.partition(" ")
-        await self.scheduler.turn(who, word, ahead=bool(ahead))
+        await self.scheduler.turn(who, reads=operation == "read")
         self.served.append(name)
 
     async def run(self, asked: list[tuple[str, Payer | None, str]]) -> list[str]:
@@ -72,18 +71,22 @@ def test_owners_are_served_in_turn_and_their_agents_too(served: Line) -> None:
         (f"flood {n}", Payer(1000, "flood"), "read") for n in range(4)
     ]
     asked += [("sibling", Payer(1000, "sibling"), "read"), ("other", Payer(2000, "a"), "read"),
-              ("root", ROOT, "open"), ("nobody", None, "read")]
+              ("root", ROOT, "read"), ("nobody", None, "read")]
     assert trio.run(served.run, asked) == [
         "flood 0", "other", "root", "nobody", "sibling", "flood 1", "flood 2", "flood 3"
     ]
 
 
-def test_what_is_read_ahead_delays_nothing_else_of_its_agent(served: Line) -> None:
+def test_what_is_read_and_the_rest_of_an_agents_requests_do_not_delay_each_other(
+    served: Line,
+) -> None:
     asked: list[tuple[str, Payer | None, str]] = [
-        (f"page {n}", Payer(1000, "a"), "read ahead") for n in range(3)
+        (f"page {n}", Payer(1000, "a"), "read") for n in range(3)
     ]
-    asked.append(("flush", Payer(1000, "a"), "flush"))
-    assert trio.run(served.run, asked) == ["page 0", "flush", "page 1", "page 2"]
+    asked += [(f"write {n}", Payer(1000, "a"), "write") for n in range(3)]
+    assert trio.run(served.run, asked) == [
+        "page 0", "write 0", "page 1", "write 1", "page 2", "write 2"
+    ]
 
 
 def test_operators_of_an_owner_do_not_wait_for_its_agents(served: Line) -> None:
@@ -94,22 +97,10 @@ def test_operators_of_an_owner_do_not_wait_for_its_agents(served: Line) -> None:
     assert trio.run(served.run, asked)[1] == "operator"
 
 
-def test_what_may_hold_up_a_directory_does_not_wait() -> None:
-    """Attributes too: the kernel asks for a directory's with its lock, before it changes it."""
-    with line() as made:
-        async def run() -> None:
-            await made.scheduler._wait_readable(made._read)
-            with trio.testing.assert_no_checkpoints():
-                for operation in ("lookup", "getattr", "mkdir", "rmdir", "rename", "readdir"):
-                    await made.scheduler.turn(Payer(1000, "a"), operation)
-
-        trio.run(run)
-
-
 def test_who_asks_alone_does_not_wait() -> None:
     async def run() -> None:
         with trio.testing.assert_no_checkpoints():
-            await Scheduler().turn(ROOT, "read")
+            await Scheduler().turn(ROOT, reads=True)
 
     trio.run(run)
 

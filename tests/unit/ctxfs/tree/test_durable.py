@@ -120,22 +120,6 @@ def linked(table: Durable, tmp_path: Path) -> DurableNode:
     return known(table.root(space_of(tmp_path, links=True, owner=lambda: None)))
 
 
-# the disk
-
-
-def test_syncing_a_directory_syncs_the_real_one(
-    top: DurableNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[str] = []
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
-    before = descriptors()
-    with top.syncing() as work:
-        assert work is not None
-        work()
-    assert synced == [str(tmp_path)]
-    assert descriptors() == before
-
-
 # descriptors
 
 

@@ -1,0 +1,117 @@
+"""Which lock the kernel holds while it waits for an answer: one table by operation.
+
+Whoever else wants the lock waits too, in the kernel, where no order of service reaches: hundreds of
+threads that merely queue are a lock on everybody. So the lock decides how soon an operation is
+answered, what it may wait for, and what an owner meets that has used up its time. The locks are
+those of Linux (Documentation/filesystems/locking.rst, fs/fuse); a test reads the handlers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+
+class Lock(Enum):
+    """What is locked while an answer is outstanding."""
+
+    NONE = "nothing"
+    #: a fault inside write(2), or of a page that others want too
+    READERS = "whatever the reader has locked: it may read a page while it writes to another file"
+    #: also that of the file, where it is removed or gets a name; rename(2) from one directory to
+    #: another locks out all others of the filesystem
+    DIRECTORY = "the directory"
+    FILE = "the file"
+    #: permission is looked at, or the end of a file, with the lock of it
+    EITHER = "the file or the directory"
+
+
+class Over(Enum):
+    """What an owner over its account of the loop's time meets."""
+
+    SERVED = "served"
+    LATE = "late"
+    REFUSED = "EAGAIN"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Something that a handler may await: ``call`` is how the code says it."""
+
+    call: str
+    #: seconds; None where it is bounded in another way
+    bound: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One operation. If it is not ``asked``, the first is answered ENOSYS, and the kernel knows
+    the answer from then on. One that takes its ``turn`` is served when those before it are, the
+    owners in turn; others are answered in the step that reads them, except for their ``waits``.
+    What is asked of a ``ctl`` is always answered in that step.
+    """
+
+    lock: Lock
+    over: Over = Over.SERVED
+    turn: bool = False
+    asked: bool = True
+    waits: tuple[Wait, ...] = ()
+
+
+_PAGES: Final = Wait(
+    call="self._base.cache.settled",
+    bound=0.25,
+    reason="one notification to the kernel: pages of a public value",
+)
+_LOOKED: Final = Wait(call="opened.prepare", bound=1.0, reason="one helper that looks at paths")
+_REAL: Final = "the bytes of a real file: in a thread, one for each file and agent"
+_CHANGED: Final = Wait(call="self._base.disks.change", bound=None, reason=_REAL)
+_READ: Final = Wait(call="self._base.disks.do", bound=None, reason=_REAL)
+_GATHERED: Final = Wait(
+    call="self._base.disks.look",
+    bound=None,
+    reason="what processes are: in a thread of another sort, one for each agent, 5 s at most",
+)
+_UNLOCKED: Final = "the thread that changes a real file, which has its lock"
+_SETTLED: Final = Wait(call="self._base.disks.settled", bound=1.0, reason=_UNLOCKED)
+_SETTLED_NAME: Final = Wait(call="self._base.settled", bound=1.0, reason=_UNLOCKED)
+_SYNCED: Final = Wait(
+    call="self._pace.synced",
+    bound=None,
+    reason="the disk, for which fsync(2) asks to wait: one at a time for each owner, EAGAIN from "
+    "the 17th on",
+)
+
+_NAMES: Final = Row(lock=Lock.DIRECTORY, over=Over.REFUSED)
+_OTHER_NAMES: Final = Row(lock=Lock.DIRECTORY, over=Over.REFUSED, waits=(_SETTLED_NAME,))
+
+TABLE: Final = {
+    # FS_IOC_SETFLAGS has a directory locked and opens it
+    **dict.fromkeys(("lookup", "opendir", "readdir", "create", "mkdir"), _NAMES),
+    **dict.fromkeys(("mknod", "symlink", "rmdir"), _NAMES),
+    **dict.fromkeys(("unlink", "rename"), _OTHER_NAMES),
+    "link": Row(lock=Lock.DIRECTORY, over=Over.REFUSED, waits=(_SETTLED,)),
+    "getattr": Row(lock=Lock.EITHER, over=Over.LATE),
+    "setattr": Row(lock=Lock.FILE, over=Over.REFUSED, waits=(_CHANGED, _SETTLED, _PAGES)),
+    "write": Row(lock=Lock.FILE, over=Over.REFUSED, turn=True, waits=(_LOOKED, _CHANGED, _PAGES)),
+    "read": Row(lock=Lock.READERS, over=Over.LATE, turn=True, waits=(_READ, _GATHERED)),
+    "open": Row(lock=Lock.NONE, over=Over.LATE, turn=True, waits=(_CHANGED,)),
+    # what was written is committed, or refused for what it is
+    "flush": Row(lock=Lock.NONE, turn=True, waits=(_LOOKED, _PAGES)),
+    "fsync": Row(lock=Lock.FILE, waits=(_SYNCED,)),
+    **dict.fromkeys(("readlink", "poll"), Row(lock=Lock.NONE, turn=True)),
+    "statfs": Row(lock=Lock.NONE, over=Over.LATE, turn=True),
+    # nobody waits for an answer
+    **dict.fromkeys(("forget", "release", "releasedir"), Row(lock=Lock.NONE)),
+    # the kernel asks for one before each write
+    **dict.fromkeys(
+        ("getxattr", "listxattr", "setxattr", "removexattr"),
+        Row(lock=Lock.FILE, over=Over.REFUSED),
+    ),
+    # names last with what was acknowledged
+    "fsyncdir": Row(lock=Lock.DIRECTORY, asked=False),
+    # the kernel judges by the modes itself (default_permissions)
+    "access": Row(lock=Lock.NONE, asked=False),
+}
