@@ -28,6 +28,7 @@ from runtime.kernel.inotify import Watcher
 from runtime.kernel.privilege import Privilege
 from runtime.kernel.spawn import Spawner
 from runtime.kernel.waitfiles import WaitFiles
+from runtime.kernel.walker import Walker
 from runtime.life.streams import Streams
 from runtime.life.supervisor import Supervisor
 from runtime.records.config import Config
@@ -38,7 +39,7 @@ log = logging.getLogger("ctxd.runtime")
 
 _PROGRAMS = (
     *("binder", "enter", "gather", "guard", "keeper"),
-    *("launcher", "lend", "look", "monitor", "relay", "stage", "view"),
+    *("launcher", "lend", "look", "monitor", "relay", "stage", "view", "walk"),
 )
 
 VERSION = "0.2.0"
@@ -308,8 +309,9 @@ async def open_runtime(
         stack.callback(watcher.close)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watcher.run)
-            nursery.start_soon(agents.run)
             helpers = Helpers(spawner, nursery)
+            walker = Walker(helpers, places.program("walk"), places.state)
+            nursery.start_soon(agents.run, walker)
             binder = Binder(places.program("binder"), spawner, hierarchy.daemon)
             stack.callback(binder.close)
             streams = Streams(Gentle(agents.accounts.time))

@@ -27,6 +27,7 @@ from runtime.kernel.cgroups import Hierarchy
 from runtime.kernel.privilege import ROOT, Privilege
 from runtime.kernel.trash import Trash
 from runtime.kernel.waitfiles import WaitFiles
+from runtime.kernel.walker import Walker
 from runtime.records.config import Config
 from runtime.records.documents import Documents
 from runtime.records.history import History
@@ -69,11 +70,13 @@ class Agents:
     births: Births
     answers: Answers
 
-    async def run(self) -> None:
+    async def run(self, walker: Walker) -> None:
         """Runs what goes on beside requests."""
         async with trio.open_nursery() as nursery:
-            for each in (self.journal, self.wait_files, self.trash, self.disk, self.waiting):
+            for each in (self.journal, self.wait_files, self.waiting):
                 nursery.start_soon(each.run)
+            nursery.start_soon(self.trash.run, walker)
+            nursery.start_soon(self.disk.run, walker)
             nursery.start_soon(self.removals.run)
             nursery.start_soon(self.answers.run)
 

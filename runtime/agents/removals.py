@@ -183,7 +183,7 @@ class Removals:
             self._erase(change, session)
         self.forget(agent)
         directory = self._sessions.directory(session)
-        self._trash.discard(directory)
+        self._trash.discard(directory, session.owner)
         with contextlib.suppress(OSError):  # an earlier life of the name has sessions there
             directory.parent.rmdir()
         if channel_of is not None:
@@ -214,7 +214,7 @@ class Removals:
         self._wait_files.remove(agent.wait_token)
         crashpoints.reach("remove.forgotten")
         self._documents.clear(agent)
-        self._disk.look()
+        self._disk.look(agent.owner)
         self._journal.tell_listed(agent)
 
     def remove_strays(self) -> None:
@@ -234,9 +234,9 @@ class Removals:
             self._sessions.discard_homes(session.owner, session.agent)
         with self._store.transaction():
             self._sessions.erase(session)
-        self._trash.discard(self._sessions.directory(session))
-        self._disk.look()
+        self._trash.discard(self._sessions.directory(session), session.owner)
+        self._disk.look(session.owner)
         agent = self._registry.recall(session.agent_index)
         if agent is not None and agent.archived and agent.parent_session is None:
-            self._trash.discard(self._documents.directory(agent))
+            self._trash.discard(self._documents.directory(agent), agent.owner)
         self._sessions.forget(session.index)

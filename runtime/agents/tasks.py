@@ -404,7 +404,7 @@ class TaskPlane(Plane[Task], Subscriber):
         super()._take_away(agent, item)
         self.forget(item)
         if not item.child:
-            self._trash.discard(self.directory(agent, item))
+            self._trash.discard(self.directory(agent, item), agent.owner)
 
     def take_back(self) -> None:
         """Commands that an earlier daemon made to start and did not start

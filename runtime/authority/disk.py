@@ -1,8 +1,8 @@
 """What each owner has on the disk below the daemon's state.
 
-It is measured beside the event loop, now and then and soon after much was written; what
-requests wrote since is added at once. Removing makes room at once, too. So is measured what
-the filesystem has left: of what owners have and that, a tenth is kept for root.
+A helper measures it (``runtime.kernel.walker``), now and then and soon after much was written;
+what requests wrote since is added at once. Removing makes room at once, too. What the filesystem
+has left is looked at every second: of what owners have and that, a tenth is kept for root.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +22,8 @@ import trio
 
 from runtime.authority.accounts import Accounts, Charge, Payer, Reserve, Resource
 from runtime.caller import Caller
+from runtime.errors import CtxError
+from runtime.kernel.walker import Walker
 from runtime.records.model import Agent, Session
 
 log = logging.getLogger("ctxd.disk")
@@ -34,25 +36,18 @@ _PORTION_SECONDS: Final = 0.005
 #: of an account, written since it was measured: then it is measured again soon
 _MUCH: Final = 32
 _SOON_SECONDS: Final = 1.0
-#: what an entry costs though its file is empty, in bytes
+#: what an entry costs though its file is empty, in bytes; as in walk.c
 ENTRY_SIZE: Final = 512
 #: about what the rows of an incarnation and its session take in the store, and the directories
 #: that either gets with its first file
 INCARNATION_SIZE: Final = 2 << 10
 DIRECTORIES_SIZE: Final = 4 * ((4 << 10) + ENTRY_SIZE)
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: directories of one tree that are open at once while it is measured
-_OPEN: Final = 32
 #: who holds what is in no agent's directory
 _HOME: Final = "home"
 _UNNAMED: Final = "files that were removed and are open"
 
 #: (owner, who of it holds it)
 Holder = tuple[int, str]
-
-
-class _MovedError(Exception):
-    """A directory was moved while it was looked at."""
 
 
 class Gait:
@@ -74,84 +69,28 @@ class Gait:
             self._begun = time.monotonic()
 
 
-def measure(root: Path, step: Callable[[], None] = lambda: None) -> int | None:
-    """Bytes that a tree takes on the disk; None if it could not be walked to its end.
+@dataclass(slots=True)
+class _Measure:
+    """What is known of one owner's trees."""
 
-    A tree may be as deep as an agent liked to make it, and change meanwhile. ``step`` is
-    called before each look at one of its entries.
-    """
-    try:
-        fd = os.open(root, _DIRECTORY)
-    except OSError:
-        return 0
-    try:
-        return _measure(fd, step)
-    except (OSError, _MovedError):
-        return None
+    #: of each tree, who holds it, and its bytes
+    sizes: dict[str, tuple[str, int]] = field(default_factory=dict)
+    #: when each was last looked at: what did not come to its turn is first the next time
+    tried: dict[str, float] = field(default_factory=dict)
+    charges: dict[str, Charge] = field(default_factory=dict)
+    #: whether it is being measured; else when that ended, and how long it took
+    running: bool = False
+    ended: float = 0.0
+    took: float = 0.0
+    #: what the filesystem had left when it began
+    free: int = -1
+    wanted: bool = False
 
-
-def _measure(fd: int, step: Callable[[], None]) -> int:
-    """Of an open directory, which is closed."""
-    size = 0
-    #: descriptors of the directories above, and what is left to be looked at in each
-    above: list[tuple[int | None, tuple[int, int], list[str]]] = []
-    try:
-        while True:
-            step()
-            st = os.fstat(fd)
-            here, names = (st.st_dev, st.st_ino), []
-            size += st.st_blocks * 512 + ENTRY_SIZE
-            with os.scandir(fd) as entries:
-                for entry in entries:
-                    step()
-                    if entry.is_dir(follow_symlinks=False):
-                        names.append(entry.name)
-                        continue
-                    with contextlib.suppress(FileNotFoundError):
-                        of = entry.stat(follow_symlinks=False)
-                        size += (of.st_blocks * 512 + ENTRY_SIZE) // max(1, of.st_nlink)
-            while True:
-                below = _enter(fd, names)
-                if below is not None:
-                    break
-                if not above:
-                    return size
-                kept, here, names = above.pop()
-                fd = _leave(fd, kept, here)
-            above.append((fd, here, names))
-            if len(above) > _OPEN:
-                far, whose, left = above[-_OPEN - 1]
-                if far is not None:
-                    os.close(far)
-                    above[-_OPEN - 1] = (None, whose, left)
-            fd = below
-    finally:
-        os.close(fd)
-        for kept, _, _ in above:
-            if kept is not None:
-                os.close(kept)
-
-
-def _enter(fd: int, names: list[str]) -> int | None:
-    """The next of these directories that is still there."""
-    while names:
-        try:
-            return os.open(names.pop(), _DIRECTORY, dir_fd=fd)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-    return None
-
-
-def _leave(fd: int, kept: int | None, here: tuple[int, int]) -> int:
-    """The directory above, which is that one if nobody moved anything."""
-    if kept is None:
-        kept = os.open("..", _DIRECTORY, dir_fd=fd)
-        st = os.fstat(kept)
-        if (st.st_dev, st.st_ino) != here:
-            os.close(kept)
-            raise _MovedError
-    os.close(fd)
-    return kept
+    def is_due(self, now: float, free: int, much: int) -> bool:
+        """When much less is left than before, some owner has written much: who, is measured."""
+        if self.running or now - self.ended < max(_SOON_SECONDS, _PART * self.took):
+            return False
+        return self.wanted or now - self.ended >= _SECONDS or self.free - free > much
 
 
 class Disk:
@@ -174,11 +113,9 @@ class Disk:
         self._state = state
         self._incarnations = incarnations
         self._stored = stored
-        #: as measured, by tree and whose it was
-        self._sizes: dict[Path, tuple[Holder, int]] = {}
-        self._measured: dict[Holder, Charge] = {}
+        self._measures: dict[int, _Measure] = {}
+        self._surveyed = 0.0
         self._written: dict[int, Charge] = {}
-        self._wake = trio.Event()
         #: bytes of the filesystem below the state: those that are free, and all; -1 until known
         self.free = self.size = -1
         #: bytes of files that are open and have no name, by owner
@@ -208,52 +145,96 @@ class Disk:
             self._written[owner] = charge
         charge.set(charge.amount + size)
         if charge.amount > self._accounts.limit(Resource.DISK) // _MUCH:
-            self.look()
+            self.look(owner)
 
     def room(self, owner: int) -> int:
         """Bytes that agents of an owner may still write."""
         return self._accounts.room(owner, Resource.DISK)
 
-    def look(self) -> None:
+    def look(self, owner: int) -> None:
         """Something changed that has to be measured soon."""
-        self._wake.set()
+        self._measures.setdefault(owner, _Measure()).wanted = True
 
     # measuring
 
-    async def run(self) -> None:
-        """Measures for ever."""
-        while True:
-            await self.measure()
-            await trio.sleep(_SOON_SECONDS)
-            with trio.move_on_after(_SECONDS - _SOON_SECONDS):
-                await self._wake.wait()
-            self._wake = trio.Event()
+    async def run(self, walker: Walker) -> None:
+        """Measures for ever. An owner whose trees take long, or are held up, delays no other."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                begun = time.monotonic()
+                await self._note_room()
+                if self._is_anybody_due(begun):
+                    await self._survey(walker, nursery)
+                took = time.monotonic() - begun
+                await trio.sleep(max(_SOON_SECONDS, _PART * took))
 
-    async def measure(self) -> None:
-        """Looks at everything, one tree after the other, with pauses. If that cannot be done, what
-        was measured last and what was written since go on to count."""
+    async def measure(self, walker: Walker) -> None:
+        """All that there is, now."""
+        async with trio.open_nursery() as nursery:
+            await self._survey(walker, nursery, everybody=True)
+        await self._note_room()
+
+    def _is_anybody_due(self, now: float) -> bool:
+        much = self._accounts.limit(Resource.DISK) // _MUCH
+        return now - self._surveyed >= _SECONDS or any(
+            each.is_due(now, self.free, much) for each in self._measures.values()
+        )
+
+    async def _survey(
+        self, walker: Walker, nursery: trio.Nursery, *, everybody: bool = False
+    ) -> None:
+        """Finds all trees, and begins to measure those of the owners that are due. If that cannot
+        be done, what was measured last and what was written since go on to count."""
+        self._surveyed = time.monotonic()
         try:
-            await self._measure_all()
+            trees = await trio.to_thread.run_sync(self._trees, abandon_on_cancel=True)
+            stored = await trio.to_thread.run_sync(self._stored, abandon_on_cancel=True)
         except OSError as error:
             log.warning("cannot measure the disk accounts: %s", error)
+            return
+        much = self._accounts.limit(Resource.DISK) // _MUCH
+        there = {owner for owner, _ in (*stored, *trees.values())} | set(self.unnamed())
+        for owner in there | set(self._measures):
+            known = self._measures.setdefault(owner, _Measure())
+            due = known.is_due(time.monotonic(), self.free, much)
+            if due or (everybody and not known.running):
+                known.running = True
+                own = {tree: who for tree, (uid, who) in trees.items() if uid == owner}
+                kept = {who: each for (uid, who), each in stored.items() if uid == owner}
+                nursery.start_soon(self._measure, walker, owner, own, kept)
 
-    async def _measure_all(self) -> None:
-        before = {owner: charge.amount for owner, charge in self._written.items()}
-        gait = Gait()
-        trees = await trio.to_thread.run_sync(self._trees, abandon_on_cancel=True)
-        found: dict[Path, tuple[Holder, int]] = {}
-        for path, holder in trees.items():
-            size = await trio.to_thread.run_sync(
-                measure, path, gait.step, abandon_on_cancel=True
-            )
-            if size is None:
+    async def _measure(
+        self,
+        walker: Walker,
+        owner: int,
+        trees: dict[str, str],
+        stored: dict[str, tuple[int, int]],
+    ) -> None:
+        known = self._measures[owner]
+        known.wanted, known.free, begun = False, self.free, time.monotonic()
+        written = self._written[owner].amount if owner in self._written else 0
+        try:
+            order = sorted(trees, key=lambda tree: known.tried.get(tree, 0.0))
+            found = await walker.measure(owner, order) if order else []
+            known.tried = {tree: known.tried.get(tree, 0.0) for tree in order}
+            # the next one was begun, and may be held up
+            known.tried |= dict.fromkeys(order[: len(found) + 1], begun)
+            sizes = {tree: (who, known.sizes.get(tree, (who, 0))[1]) for tree, who in trees.items()}
+            for tree, measured in zip(order, found, strict=False):
+                who, before = sizes[tree]
                 # who moves things about while they are looked at gains nothing by it
-                _, size = self._sizes.get(path, (holder, 0))
-            found[path] = holder, size
-        stored = await trio.to_thread.run_sync(self._stored, abandon_on_cancel=True)
-        self._sizes = found
-        self._note_measured(before, stored)
-        await self._note_room()
+                size = max(before, measured.bytes) if measured.partial else measured.bytes
+                sizes[tree] = who, size
+            known.sizes = sizes
+            self._note_measured(owner, written, stored)
+        except (CtxError, OSError) as error:
+            log.warning("cannot measure the disk account of uid %d: %s", owner, error)
+        finally:
+            known.running = False
+            known.ended = time.monotonic()
+            known.took = known.ended - begun
+            if not (known.sizes or known.charges or known.wanted):
+                del self._measures[owner]
 
     async def _note_room(self) -> None:
         """Bounds all owners together: they share nine tenths of what they have and what is
@@ -266,57 +247,55 @@ class Disk:
         self.free, self.size = real.f_bavail * real.f_frsize, real.f_blocks * real.f_frsize
         self._accounts.set_total(Resource.DISK, self._accounts.used(Resource.DISK) + self.free)
 
-    def _trees(self) -> dict[Path, Holder]:
+    def _trees(self) -> dict[str, Holder]:
         return dict(self._find_trees())
 
-    def _find_trees(self) -> Iterator[tuple[Path, Holder]]:
-        """Every tree that is measured by itself, and whose it is."""
-        found = {path.name: path for path in _entries(self._state / "agent")}
-        for name, holder in self._incarnations(found).items():
-            yield found[name], holder
+    def _find_trees(self) -> Iterator[tuple[str, Holder]]:
+        """Every tree that is measured by itself, from the state, and whose it is."""
+        names = _entries(self._state / "agent")
+        for name, holder in self._incarnations(names).items():
+            yield f"agent/{name}", holder
         for home in _entries(self._state / "home"):
-            if not home.name.isdigit():
+            if not home.isdigit():
                 continue
-            owner = int(home.name)
-            yield home / "data", (owner, _HOME)
-            for agent in _entries(home / "agent"):
-                yield agent, (owner, agent.name)
+            owner = int(home)
+            yield f"home/{home}/data", (owner, _HOME)
+            for agent in _entries(self._state / "home" / home / "agent"):
+                yield f"home/{home}/agent/{agent}", (owner, agent)
         for space in _entries(self._state / "shared"):
             with contextlib.suppress(OSError):
-                st = os.lstat(space)
+                st = os.lstat(self._state / "shared" / space)
                 if stat.S_ISDIR(st.st_mode):
-                    yield space, (st.st_uid, f"shared/{space.name}")
+                    yield f"shared/{space}", (st.st_uid, f"shared/{space}")
 
     def _note_measured(
-        self, before: dict[int, int], stored: dict[Holder, tuple[int, int]]
+        self, owner: int, written: int, stored: dict[str, tuple[int, int]]
     ) -> None:
-        totals: Counter[Holder] = Counter()
-        for holder, size in self._sizes.values():
-            totals[holder] += size
-        for owner, size in self.unnamed().items():
-            totals[owner, _UNNAMED] += size
-        for holder, (sessions, size) in stored.items():
-            totals[holder] += sessions * INCARNATION_SIZE + size
-        for holder in [each for each in self._measured if each not in totals]:
-            self._measured.pop(holder).release()
-        for holder, size in totals.items():
-            charge = self._measured.get(holder)
-            if charge is None:
-                charge = Charge(self._accounts, Payer(*holder), Resource.DISK)
-                self._measured[holder] = charge
-            if charge.amount != size:
-                charge.set(size)
+        known = self._measures[owner]
+        totals: Counter[str] = Counter()
+        for who, size in known.sizes.values():
+            totals[who] += size
+        totals[_UNNAMED] = self.unnamed().get(owner, 0)
+        for who, (sessions, size) in stored.items():
+            totals[who] += sessions * INCARNATION_SIZE + size
+        for who in known.charges.keys() | totals.keys():
+            charge = known.charges.pop(who, None) or Charge(
+                self._accounts, Payer(owner, who), Resource.DISK
+            )
+            charge.set(totals[who])
+            if charge.amount:
+                known.charges[who] = charge
         # what was written meanwhile may have been seen or not: it counts until next time
-        for owner, amount in before.items():
-            charge = self._written[owner]
-            charge.set(charge.amount - amount)
-            if not charge.amount:
+        if written:
+            noted = self._written[owner]
+            noted.set(noted.amount - written)
+            if not noted.amount:
                 del self._written[owner]
 
 
-def _entries(directory: Path) -> list[Path]:
+def _entries(directory: Path) -> list[str]:
     try:
-        return sorted(directory.iterdir())
+        return sorted(os.listdir(directory))
     except OSError:
         return []
 

@@ -108,7 +108,7 @@
  * Installs the filter for this process and its descendants; needs no_new_privs.
  * Returns false with errno if the kernel has no filters.
  */
-static bool filter_calls(void)
+static inline bool filter_calls(void)
 {
 	static struct sock_filter filter[] = {
 		FILTER_LOAD(arch),

@@ -66,26 +66,26 @@ class Documents:
 
     def discard(self, agent: Agent) -> None:
         """All of it."""
-        self._trash.discard(self.directory(agent))
+        self._trash.discard(self.directory(agent), agent.owner)
 
     def clear(self, agent: Agent) -> None:
         """Removes what only the object had; documents of a channel or a session stay."""
         kept = agent.parent_session is not None or agent.archived
-        self._clear(self.directory(agent), kept=kept)
+        self._clear(self.directory(agent), agent.owner, kept=kept)
 
-    def _clear(self, directory: Path, *, kept: bool) -> None:
+    def _clear(self, directory: Path, owner: int, *, kept: bool) -> None:
         if not kept or not (directory / "doc").is_dir():
-            self._trash.discard(directory)
+            self._trash.discard(directory, owner)
             return
         for path in directory.iterdir():
             if path.name != "doc":
-                self._trash.discard(path)
+                self._trash.discard(path, owner)
 
     def remove_strays(self, known: set[Incarnation], kept: set[Incarnation]) -> None:
         """Files of incarnations that are neither known nor, for their documents, kept."""
         for directory in self.base.iterdir():
             if directory.name not in known:
-                self._clear(directory, kept=directory.name in kept)
+                self._clear(directory, 0, kept=directory.name in kept)
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -133,7 +133,7 @@ class Sessions:
 
     def discard_homes(self, owner: int, agent: str) -> None:
         """Takes them away, with all that is in them."""
-        self._trash.discard(self.homes(owner, agent))
+        self._trash.discard(self.homes(owner, agent), owner)
 
     def held(self, session: Session) -> bytes | None:
         """All of ``events.jsonl`` as long as the store holds it; None if that is a file."""
@@ -167,7 +167,7 @@ class Sessions:
             held=0,
         )
         # left over only where an earlier daemon made it and did not come to the commit
-        self._trash.discard(self.directory(session))
+        self._trash.discard(self.directory(session), session.owner)
         if not self.any(agent.owner, agent.name):
             # of a history that was removed, or given to another owner
             self.discard_homes(agent.owner, agent.name)

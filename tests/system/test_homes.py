@@ -12,6 +12,7 @@ import pytest
 from tests.worlds.daemon import (
     AGENT_UID,
     Daemon,
+    discarded,
     read,
     refusal,
     wait_dead,
@@ -94,7 +95,7 @@ def test_whatever_is_done_to_it_the_next_life_has_it_and_it_can_be_removed(daemo
     history = daemon.path("home", "0", "agent", "x", "session")
     for session in os.listdir(history):
         (history / session).rmdir()
-    wait_until(lambda: not os.listdir(daemon.state / "trash"), "what was removed is gone")
+    wait_until(lambda: not discarded(daemon.state), "what was removed is gone")
     assert not list((daemon.state / "home").glob("*/agent/x/.home"))
 
 
@@ -106,7 +107,7 @@ def test_it_goes_with_the_last_of_the_history(daemon: Daemon) -> None:
     assert once(daemon, "x")[0] == "r2"
     for session in os.listdir(history):
         (history / session).rmdir()
-    wait_until(lambda: not os.listdir(daemon.state / "trash"), "what was removed is gone")
+    wait_until(lambda: not discarded(daemon.state), "what was removed is gone")
     assert not list((daemon.state / "home").glob("*/agent/x/.home"))
     assert once(daemon, "x")[0] == "nothing"
 

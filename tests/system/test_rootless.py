@@ -19,6 +19,7 @@ from tests.worlds.daemon import (
     MARK,
     TIMEOUT,
     alive,
+    discarded,
     end_process,
     read,
     refusal,
@@ -506,8 +507,7 @@ def test_files_with_narrow_modes(shared_user: OrdinaryDaemon) -> None:
     said = _said(shared_user, "narrow", script)
     assert said.startswith("one\ntwo\nthree\nend\n"), said
     shared_user.do(lambda: shared_user.agent_dir("narrow").rmdir())
-    trash = shared_user.state / "trash"
-    wait_until(lambda: not any(trash.iterdir()), "all is removed")
+    wait_until(lambda: not discarded(shared_user.state), "all is removed")
 
 
 # machines that lack something

@@ -383,6 +383,11 @@ def daemon_of(**options: Any) -> AbstractContextManager[Daemon]:
     return running(Daemon(**options))
 
 
+def discarded(state: Path) -> list[Path]:
+    """What is to be removed."""
+    return list((state / "trash").glob("*/*"))
+
+
 def write(path: Path, text: str) -> None:
     """What ``echo TEXT > FILE`` does; errors at write and close are raised."""
     data = text if text.endswith("\n") else text + "\n"

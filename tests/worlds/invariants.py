@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from runtime.cell.record import RunRecord, read_record
 from runtime.kernel.cgroups import Cgroup
-from tests.worlds.daemon import TIMEOUT, Daemon, alive, wait_dead, wait_until, write
+from tests.worlds.daemon import TIMEOUT, Daemon, alive, discarded, wait_dead, wait_until, write
 from tests.worlds.histories import kept_histories
 
 #: recorded ends, adopted agents: all that a daemon does by itself after its start
@@ -735,7 +735,7 @@ class Invariants:
                 yield f"{name} {path.name}"
         for path in (daemon.root / "agent").iterdir():
             yield f"agent {path.name}"
-        for path in (daemon.state / "trash").iterdir():
+        for path in discarded(daemon.state):
             yield f"trash {path.name}"
         sessions = list(_shown_sessions(self._daemon))
         shown = {(s.parts[-3], s.name) for s in sessions if (s / "artifact").exists()}

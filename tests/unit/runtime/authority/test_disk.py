@@ -10,10 +10,11 @@ import pytest
 import trio
 
 from runtime.authority.accounts import Accounts, Payer, Reserve, Resource
-from runtime.authority.disk import ENTRY_SIZE, INCARNATION_SIZE, Disk, Gait, Share, measure
+from runtime.authority.disk import INCARNATION_SIZE, Disk, Share
 from runtime.authority.limits import log_room
 from runtime.caller import Caller
 from runtime.errors import QuotaError
+from tests.worlds.natives import walker_of
 from tests.worlds.records import World, inside, operator, world_in
 
 OWNER = 1000
@@ -37,13 +38,17 @@ def disk_in(path: Path, limit: int = 100 * SIZE, *, stored: bool = False) -> Dis
     )
 
 
+def measure(disk: Disk, state: Path) -> None:
+    trio.run(disk.measure, walker_of(state))
+
+
 def use(disk: Disk, owner: int = OWNER) -> int:
     return disk._accounts.use(owner, Resource.DISK)
 
 
 def test_what_has_no_files_counts_as_well(tmp_path: Path) -> None:
     disk = disk_in(tmp_path, stored=True)
-    trio.run(disk.measure)
+    measure(disk, tmp_path)
     assert use(disk) == 3 * INCARNATION_SIZE + 100
 
 
@@ -52,68 +57,11 @@ def test_what_is_open_without_a_name_counts_until_it_is_closed(tmp_path: Path) -
     disk.unnamed = lambda: unnamed
     disk.note(OWNER, 5 * SIZE)  # as it was written
     for _ in range(2):
-        trio.run(disk.measure)
+        measure(disk, tmp_path)
         assert use(disk) == 5 * SIZE
     unnamed.clear()
-    trio.run(disk.measure)
+    measure(disk, tmp_path)
     assert use(disk) == 0
-
-
-def test_a_tree_is_measured_in_what_it_takes(tmp_path: Path) -> None:
-    write(tmp_path / "a" / "file")
-    write(tmp_path / "a" / "b" / "file")
-    os.truncate(tmp_path / "a" / "file", 100 * SIZE)
-    size = measure(tmp_path / "a")
-    assert size is not None
-    assert 2 * SIZE <= size < 3 * SIZE, "holes take nothing"
-    assert measure(tmp_path / "none") == 0
-
-
-def test_two_links_to_a_file_take_it_once(tmp_path: Path) -> None:
-    write(tmp_path / "file")
-    before = measure(tmp_path)
-    os.link(tmp_path / "file", tmp_path / "link")
-    assert before is not None
-    assert abs((measure(tmp_path) or 0) - before) <= ENTRY_SIZE
-
-
-def test_nothing_is_too_deep_to_be_measured(tmp_path: Path) -> None:
-    """Deeper than a path may be long, and than descriptors are kept."""
-    fd = os.open(tmp_path, os.O_RDONLY)
-    for _ in range(300):
-        os.mkdir("d" * 100, dir_fd=fd)
-        below = os.open("d" * 100, os.O_RDONLY, dir_fd=fd)
-        os.close(fd)
-        fd = below
-    deep = os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=fd)
-    os.write(deep, b"x" * SIZE)
-    os.close(deep)
-    os.close(fd)
-    before = len(os.listdir("/proc/self/fd"))
-    assert (measure(tmp_path) or 0) >= SIZE + 300 * ENTRY_SIZE
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_who_measures_works_little_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An entry takes a millisecond here, and time goes on by that only."""
-    now = 0.0
-    slept: list[float] = []
-
-    def step() -> None:
-        nonlocal now
-        now += 0.001
-        gait.step()
-
-    monkeypatch.setattr("runtime.authority.disk.time.monotonic", lambda: now)
-    monkeypatch.setattr("runtime.authority.disk.time.sleep", slept.append)
-    gait = Gait()
-    for number in range(100):
-        write(tmp_path / str(number % 7) / str(number), 1)
-    assert measure(tmp_path, step) == measure(tmp_path)
-    assert len(slept) >= 15, "a directory and each of its entries are a step"
-    assert all(0.05 <= pause < 0.08 for pause in slept)
 
 
 def test_what_is_below_the_state_is_its_owners(tmp_path: Path) -> None:
@@ -124,7 +72,7 @@ def test_what_is_below_the_state_is_its_owners(tmp_path: Path) -> None:
     write(tmp_path / "shared/space/file")
     os.chown(tmp_path / "shared/space", os.getuid(), -1)
     disk = disk_in(tmp_path)
-    trio.run(disk.measure)
+    measure(disk, tmp_path)
     assert 3 * SIZE <= use(disk) < 4 * SIZE
     assert SIZE <= use(disk, 1001) < 2 * SIZE
     assert SIZE <= use(disk, os.getuid()) < 2 * SIZE
@@ -141,10 +89,10 @@ def test_what_was_written_counts_until_it_is_measured(tmp_path: Path) -> None:
     disk.note(OWNER, -10 * SIZE)
     disk.check(OWNER, 41 * SIZE)
     write(tmp_path / f"home/{OWNER}/data/file")
-    trio.run(disk.measure)
+    measure(disk, tmp_path)
     assert SIZE <= use(disk) < 2 * SIZE
     (tmp_path / f"home/{OWNER}/data/file").unlink()
-    trio.run(disk.measure)
+    measure(disk, tmp_path)
     assert use(disk) < SIZE
 
 
@@ -154,7 +102,7 @@ def test_what_counted_goes_on_to_count_while_the_store_cannot_be_read(
 ) -> None:
     disk = disk_in(tmp_path, stored=True)
     write(tmp_path / f"home/{OWNER}/data/file")
-    trio.run(disk.measure)
+    measure(disk, tmp_path)
     measured = use(disk)
     disk.note(OWNER, 5 * SIZE)
 
@@ -163,10 +111,10 @@ def test_what_counted_goes_on_to_count_while_the_store_cannot_be_read(
 
     with monkeypatch.context() as patch:
         patch.setattr(disk, broken, fail)
-        trio.run(disk.measure)
+        measure(disk, tmp_path)
     assert use(disk) == measured + 5 * SIZE
     assert "cannot measure the disk accounts: [Errno 5] disk I/O error" in caplog.text
-    trio.run(disk.measure)
+    measure(disk, tmp_path)
     assert use(disk) == measured
 
 
@@ -221,7 +169,7 @@ def test_a_tenth_of_what_the_filesystem_has_left_is_roots(tmp_path: Path) -> Non
     there = free.f_bavail * free.f_frsize
     disk = disk_in(tmp_path, limit=there)
     write(tmp_path / "agent" / "abc" / "file")
-    trio.run(disk.measure)
+    measure(disk, tmp_path)
     part = int(there * 0.6)
     disk.note(OWNER, part)
     with pytest.raises(QuotaError, match=r"accounts disk of all owners .* reserved for root"):

@@ -10,6 +10,9 @@ import trio
 
 from runtime.kernel import linux
 from runtime.kernel.trash import Trash
+from tests.worlds.natives import walker_of
+
+OWNER = 1000
 
 
 @pytest.fixture
@@ -24,9 +27,10 @@ async def wait_empty(directory: Path) -> None:
     removed = 0x200
     fd = linux.inotify_init()
     try:
-        linux.inotify_add_watch(fd, directory, removed)
+        for owner in directory.iterdir():
+            linux.inotify_add_watch(fd, owner, removed)
         with trio.fail_after(10):
-            while os.listdir(directory):
+            while any(map(os.listdir, directory.iterdir())):
                 await trio.lowlevel.wait_readable(fd)
                 os.read(fd, 65536)
     finally:
@@ -36,7 +40,7 @@ async def wait_empty(directory: Path) -> None:
 def run_until_empty(trash: Trash, directory: Path) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(trash.run)
+            nursery.start_soon(trash.run, walker_of(directory.parent))
             await wait_empty(directory)
             nursery.cancel_scope.cancel()
 
@@ -53,14 +57,14 @@ def make_tree(path: Path) -> None:
 
 def test_what_is_discarded_is_gone_at_once(tmp_path: Path, directory: Path) -> None:
     make_tree(tmp_path / "tree")
-    Trash(directory).discard(tmp_path / "tree")
+    Trash(directory).discard(tmp_path / "tree", OWNER)
     assert not (tmp_path / "tree").exists()
-    assert len(os.listdir(directory)) == 1
+    assert len(os.listdir(directory / str(OWNER))) == 1
 
 
 def test_what_is_not_there_is_discarded_already(tmp_path: Path, directory: Path) -> None:
-    Trash(directory).discard(tmp_path / "none")
-    assert os.listdir(directory) == []
+    Trash(directory).discard(tmp_path / "none", OWNER)
+    assert os.listdir(directory / str(OWNER)) == []
 
 
 def test_trees_are_removed_and_links_are_not_followed(tmp_path: Path, directory: Path) -> None:
@@ -69,9 +73,9 @@ def test_trees_are_removed_and_links_are_not_followed(tmp_path: Path, directory:
     kept.write_text("x")
     make_tree(tmp_path / "tree")
     (tmp_path / "tree" / "out").symlink_to(kept)
-    trash.discard(tmp_path / "tree")
+    trash.discard(tmp_path / "tree", OWNER)
     (tmp_path / "file").touch()
-    trash.discard(tmp_path / "file")
+    trash.discard(tmp_path / "file", OWNER)
     run_until_empty(trash, directory)
     assert kept.exists()
 

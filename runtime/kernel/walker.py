@@ -1,0 +1,90 @@
+"""Measuring and removing trees that agents may hold, lock and change: by a program of ours.
+
+It is given up after a time (``runtime.kernel.helpers``), and gives up itself before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Protocol
+
+from runtime.errors import OverTimeError
+from runtime.kernel import orders
+
+#: what a walk may take, in seconds; then it says what it has
+_WALK: Final = 20
+#: what a program that is held up may take before it is killed
+_SECONDS: Final = 30.0
+
+
+class Asker(Protocol):
+    """``runtime.kernel.helpers.Helpers``."""
+
+    async def ask(
+        self,
+        owner: int,
+        kind: str,
+        words: Sequence[str | Path],
+        *,
+        seconds: float,
+        fds: Sequence[int | None] = (),
+    ) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a tree has; ``partial`` if it may have more."""
+
+    bytes: int
+    entries: int
+    partial: bool = False
+
+
+class Removed(StrEnum):
+    """How far a tree was removed."""
+
+    DONE = "done"
+    MORE = "more"
+    #: something in it cannot be removed
+    STUCK = "stuck"
+
+
+class Walker:
+    """Walks trees below ``top``, as their owners; one tree after the other for each owner."""
+
+    def __init__(self, helpers: Asker, program: Path, top: Path) -> None:
+        self._helpers = helpers
+        self._program = program
+        self._top = top
+
+    async def measure(self, owner: int, trees: Sequence[str]) -> list[Measured]:
+        """What the first of these trees have, as many as were measured in time; one that is not
+        there has nothing. ``CtxError`` or ``OSError`` if none could be looked at."""
+        with ExitStack() as stack:
+            names = orders.memory_file("names", orders.message(trees))
+            stack.callback(os.close, names)
+            answer = os.memfd_create("measured", os.MFD_CLOEXEC)
+            stack.callback(os.close, answer)
+            words = orders.words(self._program, "measure", owner, _WALK, self._top, 3, 4)
+            with suppress(OverTimeError):  # what it wrote before is true
+                await self._helpers.ask(
+                    owner, "measure", words, seconds=_SECONDS, fds=[names, answer]
+                )
+            said = os.pread(answer, os.fstat(answer).st_size, 0).decode()
+        return [_measured(line) for line in said.splitlines(keepends=True) if line[-1] == "\n"]
+
+    async def remove(self, owner: int, tree: str) -> Removed:
+        """Empties a tree as far as it comes in its time; ``CtxError`` or ``OSError``."""
+        words = orders.words(self._program, "remove", owner, _WALK, self._top, tree)
+        said = await self._helpers.ask(owner, "remove", words, seconds=_SECONDS)
+        return Removed(said.decode().strip())
+
+
+def _measured(line: str) -> Measured:
+    size, _, entries = line.strip().partition(" ")
+    return Measured(int(size), int(entries.rstrip("+")), entries.endswith("+"))
