@@ -207,6 +207,10 @@ class Cache:
             self._paged.discard(inode)
             self._told.pop(inode, None)
 
+    def is_known(self, inode: int) -> bool:
+        """Whether the kernel was told of this inode and has not dropped it."""
+        return inode in self._known
+
     def _knows(self, inode: int) -> bool:
         return self.mounted and (inode in self._known or inode == pyfuse3.ROOT_INODE)
 

@@ -45,6 +45,8 @@ class Filesystem:
         The kernel may have come here by a name that it kept: told that the inode is
         gone, it walks the path again and asks for each name anew.
         """
+        if self.base.folders.owns(inode):
+            return self.base.folders.get(inode)
         if self.base.durable.owns(inode):
             return self.base.durable.get(inode)
         node = self._resolve(*split_inode(inode))
@@ -72,6 +74,8 @@ class Filesystem:
         """What is open by this inode number, whatever has become of it."""
         if self.base.durable.owns(inode):
             found: Node | None = self.base.durable.known_node(inode)
+        elif self.base.folders.owns(inode):
+            found = self.base.folders.get(inode) if self.base.folders.knows(inode) else None
         else:
             found = self._resolve(*split_inode(inode))
         return found if found is not None else GoneNode(inode, path)

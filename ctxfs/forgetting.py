@@ -11,7 +11,7 @@ from ctxfs.files import agents as agents_file
 from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
 from ctxfs.files import task as task_files
-from ctxfs.files.spaces import places_of
+from ctxfs.files.folders import ARTIFACT, EPISODE
 from ctxfs.tree.base import Base
 from ctxfs.tree.items import ItemLayout
 from ctxfs.tree.layouts import Layout
@@ -40,8 +40,7 @@ class Forgetting(Subscriber):
     def __init__(self, base: Base, layouts: Iterable[Layout[Any]]) -> None:
         self._runtime = base.runtime
         self._cache = base.cache
-        self._durable = base.durable
-        self._spaces = base.spaces
+        self._folders = base.folders
         self._kept_lines = base.kept_lines
         root = root_files.LAYOUT
         self._list = root.inode(0, root.number_of(agents_file.ROW.name))
@@ -66,10 +65,8 @@ class Forgetting(Subscriber):
                 self._rows_changed(task_files.LAYOUT, handle.index, frozenset(("status", "title")))
         if wanted & {"uid", "gid", "owner"}:
             self._cache.forget_pages(agent_files.LAYOUT.inodes(index))
-            for place in places_of(agent):
-                space = self._spaces.known(place)
-                if space is not None:
-                    self._durable.forget_owner(space)
+            self._folders.changed_owner(ARTIFACT, ARTIFACT.key(agent))
+            self._folders.changed_owner(EPISODE, str(agent.session))
 
     def session_changed(self, index: SessionIndex, names: Iterable[str]) -> None:
         self._rows_changed(session_files.LAYOUT, index, frozenset(names))
@@ -79,7 +76,6 @@ class Forgetting(Subscriber):
         self._line_changed(agent.index)
         if self._runtime.agents.registry.get(agent.index) is not None:
             return
-        self._spaces.drop(places_of(agent))
         self._gone(agent_files.LAYOUT, agent.index)
         self._gone(agent_files.CHILD, agent.index)
         self._gone(agent_files.SUPERVISOR, agent.index)

@@ -31,6 +31,7 @@ from pyfuse3 import (
 )
 
 from ctxfs.errnos import errno_of
+from ctxfs.files import folders
 from ctxfs.filesystem import Filesystem
 from ctxfs.handshake import Handshake
 from ctxfs.locks import TABLE, Over, Row
@@ -57,6 +58,7 @@ from runtime.errors import (
     GoneError,
     MalformedError,
     MissingError,
+    QuotaError,
     UnsupportedError,
 )
 from runtime.kernel import linux
@@ -250,6 +252,10 @@ class Operations(pyfuse3.Operations):
             opened = node.reopened(caller, saved["fd"], saved["flags"])
             opened.restore(saved)
             return opened
+        if "folder" in saved:
+            found = self._base.folders.reopened(node.inode, caller, saved, folders.ROWS)
+            if found is not None:
+                return found
         if isinstance(node, RowNode) and isinstance(node.row, File):
             try:
                 return reopen_row(node, node.row, caller, saved["flags"], saved)
@@ -416,6 +422,8 @@ class Operations(pyfuse3.Operations):
             self._base.cache.note_forgotten(inode, count)
             if self._base.durable.owns(inode):
                 self._base.durable.forget(inode, count)
+            elif not self._base.cache.is_known(inode):
+                self._base.folders.forget(inode)
 
     @_boundary
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
@@ -713,12 +721,18 @@ class Operations(pyfuse3.Operations):
                     if attributes is None:
                         node = directory.lookup(call, name)
                         attributes = node.attributes()
+                except QuotaError:
+                    if told:
+                        break  # the next reply says so
+                    raise
                 except (CtxError, OSError):
                     continue  # gone since the directory was opened
                 inode, entry = attributes.inode, _entry(attributes)
                 if not pyfuse3.readdir_reply(token, os.fsencode(name), entry, position):
                     if self._base.durable.owns(inode):
                         self._base.durable.forget(inode, 0)
+                    elif not cache.is_known(inode):
+                        self._base.folders.forget(inode)
                     break
                 told.append(inode)
                 if node is not None:

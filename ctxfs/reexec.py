@@ -22,6 +22,7 @@ from typing import Any, Final, NoReturn
 
 import trio
 
+from ctxfs.files.folders import ROWS
 from ctxfs.filesystem import Filesystem
 from ctxfs.handshake import Handshake
 from ctxfs.mount import MountGuard
@@ -85,6 +86,8 @@ class Passing:
             Part(name="reasons", save=lambda _: base.reasons.save(), restore=base.reasons.restore),
             Part(name="durable", save=durable.save,
                 restore=lambda saved: durable.restore(saved, fs.space_at)),
+            Part(name="folders", save=base.folders.save,
+                restore=lambda saved: base.folders.restore(saved, ROWS)),
             Part(name="open", save=operations.save, restore=operations.restore),
             Part(name="sockets", save=sockets.save, restore=sockets.take_over),
             # before all others: the mount

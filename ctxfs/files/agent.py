@@ -6,17 +6,16 @@ for each subject: its family, ids, policy, mounts, program and limits.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Final
 
 from ctxfs.files import family, ids, limits, mounts, policy, program, state, task, waiting, work
 from ctxfs.files.documents import check_input, check_ref, document, kept_document, lines_document
-from ctxfs.files.spaces import ARTIFACT
+from ctxfs.files.folders import ARTIFACT
 from ctxfs.files.verbs import act, describe_verbs
 from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
-from ctxfs.tree.durable import DurableNode
+from ctxfs.tree.folders import FolderNode
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Call, Node
 from ctxfs.tree.rownodes import RowNode
@@ -55,19 +54,12 @@ def _receive(
     base: Base, agent: Agent, call: Call, source: Node, name: str, new_name: str
 ) -> None:
     """rename(2) of a file in ``artifact/`` over ``result.md``."""
-    own = base.spaces.known(ARTIFACT.place(agent))
-    if new_name != "result.md" or not isinstance(source, DurableNode) or source.space is not own:
+    own = base.folders.root(ARTIFACT, agent).folder
+    if new_name != "result.md" or not isinstance(source, FolderNode) or source.folder is not own:
         raise ForbiddenError("only a file of artifact/ can be renamed over result.md")
-    node = base.durable.find(source, name)
-    if node.is_directory():
-        raise ForbiddenError("only a file can be renamed over result.md")
-    document = base.runtime.agents.documents.path(agent, "result.md")
-    own.count()
-    base.runtime.agents.documents.result_written(agent)
-    os.rename(name, document, src_dir_fd=source.fd)
-    base.durable.take_out(node)
-    # the kernel takes the name for the renamed file's until it asks for that file's attributes
-    node.changed()
+    documents = base.runtime.agents.documents
+    source.give(call, name, documents.path(agent, "result.md"))
+    documents.result_written(agent)
     base.runtime.agents.journal.tell_agent(agent.index, ("result.md",))
 
 
@@ -135,7 +127,7 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     document("result.md", "its result", guard=_RESULT),
     lines_document("refs.jsonl", 'references: {"path", "hash"?, "kind"?, "summary"?} per line',
                    check_ref, guard=_RESULT),
-    Directory(name="artifact", guard=ARTIFACT.write, space=ARTIFACT,
+    Directory(name="artifact", guard=ARTIFACT.write, folder=ARTIFACT,
         doc="files and directories that are part of its result"),
     Directory(name="child", entries=_children, find=_find_child,
         doc="links to the directories of its children"),
@@ -253,6 +245,6 @@ def supervisor_entry(base: Base, agent: Agent) -> RowNode[Agent]:
 def shown_document(base: Base, agent: Agent, name: str) -> Node:
     """One of ``DOCUMENTS``, wherever it is shown: the same inode."""
     row = LAYOUT.row(name)
-    if isinstance(row, Directory) and row.space is not None:
-        return base.root_of(row.space, agent)
+    if isinstance(row, Directory) and row.folder is not None:
+        return base.folders.root(row.folder, agent)
     return RowNode(base, LAYOUT, agent.index, agent, LAYOUT.number_of(name))

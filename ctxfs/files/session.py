@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from ctxfs.files import agent as agent_files
+from ctxfs.files.folders import EPISODE
 from ctxfs.files.pack import pack
-from ctxfs.files.spaces import EPISODE
 from ctxfs.tree.base import Base
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Call, Node
@@ -198,7 +198,7 @@ ROWS: Final[tuple[Row[Session], ...]] = (
         size=_file_size("context/memory.md"), mtime=_file_time("context/memory.md"),
         doc="the agent's own notes"),
     Directory(name="episode", within="context", read=HISTORIANS,
-        guard=EPISODE.write, space=EPISODE, doc="the agent's episodes, one file per work item"),
+        guard=EPISODE.write, folder=EPISODE, doc="the agent's episodes, one file per work item"),
     Shown(name="pack.md", within="context", read=HISTORIANS, render=_pack, generated=True,
         doc="results, references and artifact paths of its children"),
     Shown(name="now.md", within="context", read=HISTORIANS, render=_now, generated=True,

@@ -1,5 +1,4 @@
-"""The spaces of real files, as rows: what an agent gives back, its episodes, a user's own
-files, and what is shared."""
+"""The spaces of real files, as rows: a user's own files, and what is shared."""
 
 from __future__ import annotations
 
@@ -7,13 +6,10 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from ctxfs.tree.spaces import Place, SpaceRow
-from runtime.authority.guard import ANY_STATUS, Facts, Guard, Unless
-from runtime.caller import HISTORIANS, INSIDERS, Caller, Role
+from ctxfs.tree.spaces import SpaceRow
+from runtime.authority.guard import Facts, Guard, Unless
+from runtime.caller import Caller, Role
 from runtime.errors import DeniedError, MissingError
-from runtime.ids import AgentIndex, SessionIndex
-from runtime.records.lifecycle import Status
-from runtime.records.model import Agent, Session
 from runtime.runtime import Runtime
 from runtime.texts.names import quote
 
@@ -31,11 +27,6 @@ def _unless_allowed(perm: str) -> Unless[str]:
 
 
 # where and whose
-
-
-def _episode_owner(runtime: Runtime, session: Session) -> tuple[int, int]:
-    agent = runtime.agents.registry.recall(session.agent_index)
-    return (agent.uid, agent.gid) if agent is not None else (0, 0)
 
 
 def _data_root(runtime: Runtime, uid: int) -> Path:
@@ -59,52 +50,6 @@ def shared_owner(runtime: Runtime, name: str) -> int:
         raise MissingError(f"there is no space {quote(name)}") from None
 
 
-def _find_agent(runtime: Runtime, key: str) -> Agent | None:
-    index, _, incarnation = key.partition(".")
-    agent = runtime.agents.registry.recall(AgentIndex(int(index)))
-    return agent if agent is not None and agent.incarnation == incarnation else None
-
-
-ARTIFACT: Final[SpaceRow[Agent]] = SpaceRow(
-    name="artifact",
-    key=lambda agent: f"{agent.index}.{agent.incarnation}",
-    find=_find_agent,
-    path=lambda agent: f"agent/{agent.name}.d/artifact",
-    root=lambda runtime, agent: runtime.agents.documents.path(agent, "artifact"),
-    ensure=lambda runtime, agent: runtime.agents.documents.ensure(agent),
-    mode=0o755,
-    created=lambda agent: agent.created,
-    owner=lambda runtime, agent: (agent.uid, agent.gid),
-    share=lambda runtime, agent: runtime.agents.disk.share(agent),
-    agent=lambda runtime, agent: agent,
-    read=Guard(who=INSIDERS),
-    write=Guard(who=Role.SELF, when=ANY_STATUS - {Status.DEAD}),
-    lasting=lambda runtime, agent: runtime.agents.registry.get(agent.index) is not None,
-    incarnation=lambda agent: agent.incarnation,
-    links=False,
-    bounded=True,
-)
-EPISODE: Final[SpaceRow[Session]] = SpaceRow(
-    name="episode",
-    key=lambda session: str(session.index),
-    find=lambda runtime, key: runtime.agents.sessions.get(SessionIndex(int(key))),
-    path=lambda session: (
-        f"home/{session.owner}/agent/{session.agent}/session/{session.name}/context/episode"
-    ),
-    root=lambda runtime, session: (
-        runtime.agents.sessions.directory(session) / "context" / "episode"
-    ),
-    ensure=lambda runtime, session: runtime.agents.sessions.ensure(session),
-    created=lambda session: session.created,
-    owner=_episode_owner,
-    share=lambda runtime, session: runtime.agents.disk.share(session),
-    agent=lambda runtime, session: runtime.agents.registry.recall(session.agent_index),
-    read=Guard(who=HISTORIANS),
-    write=Guard(who=Role.SELF),
-    lasting=lambda runtime, session: runtime.agents.registry.get(session.agent_index) is not None,
-    links=False,
-    bounded=True,
-)
 DATA: Final[SpaceRow[int]] = SpaceRow(
     name="data",
     key=str,
@@ -135,12 +80,7 @@ SHARED: Final[SpaceRow[str]] = SpaceRow(
 )
 
 
-def places_of(agent: Agent) -> tuple[Place, ...]:
-    """Those of the spaces that go with an agent."""
-    return ARTIFACT.place(agent), (EPISODE.name, str(agent.session))
-
-
 #: by name
 ROWS: Final[dict[str, SpaceRow[Any]]] = {
-    row.name: row for row in (ARTIFACT, EPISODE, DATA, SHARED)
+    row.name: row for row in (DATA, SHARED)
 }

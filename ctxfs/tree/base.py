@@ -12,6 +12,7 @@ from ctxfs.keptlines import KeptLines
 from ctxfs.program import program
 from ctxfs.reasons import Reasons
 from ctxfs.tree.durable import Durable, DurableNode
+from ctxfs.tree.folders import Folders
 from ctxfs.tree.nodes import Node
 from ctxfs.tree.queued import Queued
 from ctxfs.tree.spaces import SpaceRow, Spaces
@@ -81,6 +82,7 @@ class Base:
         self.durable = Durable(self.cache, self.disks.close)
         runtime.agents.disk.unnamed = self.durable.unnamed
         self.spaces = Spaces(runtime)
+        self.folders = Folders(runtime, self.cache, self.disks)
         #: calls of tools that have begun to change something, or are about to be answered
         self.calls = AtHand()
         self.started = time.time()

@@ -790,7 +790,7 @@ class Durable:
 
     @staticmethod
     def owns(inode: int) -> bool:
-        return inode >= _FIRST
+        return _FIRST <= inode < 3 << 61
 
     def get(self, inode: int) -> DurableNode:
         """The node of an inode number that the kernel has been given; ``GoneError``."""

@@ -97,6 +97,8 @@ class RowNode(Member[_O]):
             raise DeniedError(f"the caller may not see {row.name}")
         if isinstance(row, Directory) and row.space is not None:
             return self.base.root_of(row.space, self.obj)
+        if isinstance(row, Directory) and row.folder is not None:
+            return self.base.folders.root(row.folder, self.obj)
         return node
 
     def list(self, call: Call) -> Iterator[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
 from ctxfs.tree.base import Base
+from ctxfs.tree.folders import FolderRow
 from ctxfs.tree.inodes import CONTROL, NAMED, PUBLIC, Treatment
 from ctxfs.tree.nodes import Attributes, Call, Node
 from ctxfs.tree.shapes import Shape
@@ -179,8 +180,8 @@ class Directory(Row[_O]):
     node which ``find`` finds would have, or None.
 
     ``receive`` takes files that are renamed into it. ``bind`` finds the socket that the
-    binder makes in it by another name. With a ``space`` it is one of real files. No reason
-    shows a name in a ``secret`` one.
+    binder makes in it by another name. With a ``space`` or as a ``folder`` it is one of real
+    files. No reason shows a name in a ``secret`` one.
     """
 
     kind: ClassVar[Kind] = Kind.DIRECTORY
@@ -195,6 +196,7 @@ class Directory(Row[_O]):
     receive: Callable[[Base, _O, Call, Node, str, str], None] | None = None
     bind: Callable[[Base, _O, str], Node | None] | None = None
     space: SpaceRow[_O] | None = None
+    folder: FolderRow[_O] | None = None
     secret: bool = False
 
 

@@ -310,13 +310,15 @@ class Share:
 
     def check(self, caller: Caller, size: int) -> None:
         """``QuotaError`` if the owner has no room for so much more of this caller's."""
+        self.disk.check(self.owner(), size, reserve=self.reserve(caller))
+
+    def reserve(self, caller: Caller) -> Reserve:
+        """What this caller may use of what is kept back."""
         who = self.payer(caller)
-        owner = self.owner()
         # another uid's operators have no part in what is kept for this owner's
-        reserve = who.reserve
-        if reserve is Reserve.OWNER and who.owner != owner:
-            reserve = Reserve.NONE
-        self.disk.check(owner, size, reserve=reserve)
+        if who.reserve is Reserve.OWNER and who.owner != self.owner():
+            return Reserve.NONE
+        return who.reserve
 
     def note(self, change: int) -> None:
         """So many bytes more, or less, are on the disk."""

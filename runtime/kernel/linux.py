@@ -26,6 +26,9 @@ RENAME_NOREPLACE: Final = 1
 RENAME_EXCHANGE: Final = 2
 
 _AT_EMPTY_PATH: Final = 0x1000
+_OPENAT2: Final = 437
+_RESOLVE_NO_SYMLINKS: Final = 0x04
+_RESOLVE_BENEATH: Final = 0x08
 _UTIME_OMIT: Final = (1 << 30) - 2
 
 IN_MODIFY: Final = 0x2
@@ -80,6 +83,20 @@ def rename(source: int, name: str, target: int, new_name: str, flags: int) -> No
         ),
         name,
     )
+
+
+class _OpenHow(ctypes.Structure):
+    """``struct open_how`` (openat2(2))."""
+
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("flags", "mode", "resolve"))
+
+
+def open_beneath(fd: int, path: str, flags: int) -> int:
+    """openat2(2) of what is below a directory, however far: no link is followed on the way."""
+    how = _OpenHow(flags | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH)
+    size = ctypes.c_size_t(ctypes.sizeof(how))
+    number = ctypes.c_long(_OPENAT2)
+    return _check(_libc.syscall(number, fd, os.fsencode(path), ctypes.byref(how), size), path)
 
 
 class _Timespec(ctypes.Structure):

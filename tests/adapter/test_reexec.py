@@ -12,6 +12,7 @@ import pyfuse3
 import pytest
 
 from ctxfs import filesystem
+from ctxfs.files.folders import ROWS
 from ctxfs.filesystem import Filesystem
 from ctxfs.operations import Operations
 from ctxfs.tree import openfiles
@@ -42,6 +43,7 @@ def succeed(mounted: Mounted) -> list[int]:
         "cache": base.cache.save(),
         "reasons": base.reasons.save(),
         "durable": base.durable.save(descriptors),
+        "folders": base.folders.save(descriptors),
         "open": operations.save(descriptors),
     })))
     for charges in operations._charges.values():
@@ -57,6 +59,7 @@ def succeed(mounted: Mounted) -> list[int]:
     mounted.base.cache.restore(saved["cache"])
     mounted.base.reasons.restore(saved["reasons"])
     mounted.base.durable.restore(saved["durable"], mounted.fs.space_at)
+    mounted.base.folders.restore(saved["folders"], ROWS)
     mounted.ops.restore(saved["open"])
     return descriptors.kept
 

@@ -13,7 +13,6 @@ from typing import Any, cast
 import pytest
 
 from ctxfs.caching import Cache
-from ctxfs.files.spaces import ARTIFACT, EPISODE
 from ctxfs.tree import durable, spaces
 from ctxfs.tree.durable import Durable, DurableNode
 from ctxfs.tree.nodes import Call, NewAttributes, Node, OpenFile
@@ -23,7 +22,6 @@ from runtime.authority.disk import ENTRY_SIZE
 from runtime.caller import Caller
 from runtime.errors import (
     CrossingError,
-    DeniedError,
     ForbiddenError,
     GoneError,
     MissingError,
@@ -33,8 +31,8 @@ from runtime.errors import (
     UnsupportedError,
 )
 from runtime.kernel import linux
-from tests.worlds.records import ROOT, inside
-from tests.worlds.tree import CONTEXT, OWN_CONTEXT, Mounted, complete, mounted_in, refused
+from tests.worlds.records import ROOT
+from tests.worlds.tree import CONTEXT, OWN_CONTEXT, Mounted, complete
 
 pytestmark = pytest.mark.settings(files=3)
 
@@ -532,118 +530,6 @@ def test_truncating_keeps_to_the_limit(top: DurableNode) -> None:
 
 
 # in the tree
-
-
-def test_artifacts_belong_to_whom_the_agent_runs_as(mounted: Mounted) -> None:
-    agent = mounted.make("coder")
-    assert mounted.stat("agent/coder.d/artifact").st_uid == agent.uid
-    mounted.put("agent/coder.d/uid", "4242\n")
-    found = mounted.stat("agent/coder.d/artifact")
-    assert found.st_uid == 4242 == agent.uid
-
-
-def test_the_spaces_of_a_removed_agent_are_dropped(mounted: Mounted) -> None:
-    agent = mounted.make("coder")
-    session = mounted.agents.sessions.get(agent.session)
-    assert session is not None
-    mounted.inode("agent/coder.d/artifact")
-    mounted.base.root_of(EPISODE, session)
-    assert len(mounted.base.spaces) == 2
-    complete(mounted.ops.rmdir, mounted.inode("agent"), b"coder.d", CONTEXT)
-    assert not len(mounted.base.spaces)
-
-
-def test_a_removed_childs_artifacts_are_read_and_not_written(mounted: Mounted) -> None:
-    parent = mounted.make("parent")
-    mounted.world.live(parent)
-    child = mounted.agents.births.create(inside(parent), "kid")
-    mounted.world.live(child)
-    root = mounted.base.root_of(ARTIFACT, child)
-    known(root)
-    call = Call(mounted.base.runtime, 0, 0, 0)
-    with mounted.as_(inside(child)):
-        touch_call = Call(mounted.base.runtime, child.uid, child.gid, 0)
-        file = known(root.mknod(touch_call, "file", 0o100644))
-    mounted.agents.journal.update(child, status="dead")
-    mounted.agents.removals.remove(child)
-    assert not len(mounted.base.spaces)
-    evict(mounted.base.durable)
-    assert list(root.list(call)) == ["file"]
-    again = mounted.base.root_of(ARTIFACT, child)
-    assert again is root
-    assert again.lookup(call, "file") is file
-    with pytest.raises(DeniedError):
-        again.unlink(call, "file")
-    assert not len(mounted.base.spaces)
-    evict(mounted.base.durable)
-
-
-def test_a_taken_result_makes_room(mounted: Mounted) -> None:
-    agent = mounted.make("coder")
-    mounted.world.live(agent)
-    with mounted.as_(inside(agent)):
-        inode = mounted.inode("agent/coder.d/artifact")
-        for name in (b"a", b"b", b"c"):
-            complete(mounted.ops.mknod, inode, name, 0o100644, 0, CONTEXT)
-        with refused("EDQUOT"):
-            complete(mounted.ops.mkdir, inode, b"d", 0o755, CONTEXT)
-        assert "agent/coder.d/artifact has 3 files and directories" in mounted.reason
-        file = mounted.inode("agent/coder.d/artifact/a")
-        home = mounted.inode("agent/coder.d")
-        complete(mounted.ops.rename, inode, b"a", home, b"result.md", 0, CONTEXT)
-        with refused("ESTALE"):  # so that the kernel asks what the new name is
-            complete(mounted.ops.getattr, file, CONTEXT)
-        complete(mounted.ops.mkdir, inode, b"d", 0o755, CONTEXT)
-        with refused("EDQUOT"):
-            complete(mounted.ops.mkdir, inode, b"e", 0o755, CONTEXT)
-    evict(mounted.base.durable)
-
-
-def test_bytes_are_refused_given_back_and_counted_apart(tmp_path: Path) -> None:
-    with mounted_in(tmp_path, artifact_max=10) as mounted:
-        agent = mounted.make("coder")
-        mounted.world.live(agent)
-        session = "home/0/agent/coder/session/default/context/episode"
-        with mounted.as_(inside(agent)):
-            for place in ("agent/coder.d/artifact", session):
-                inode = mounted.inode(place)
-                info, entry = complete(
-                    mounted.ops.create, inode, b"a", 0o644, os.O_WRONLY, CONTEXT
-                )
-                assert mounted.write(info.fh, b"0123456789") == 10
-                with refused("EDQUOT"):
-                    mounted.write(info.fh, b"x", 10)
-                assert f"{place} has 10 of at most 10 bytes (artifact_max)" in mounted.reason
-                complete(mounted.ops.unlink, inode, b"a", CONTEXT)
-                with refused("EDQUOT"):
-                    mounted.write(info.fh, b"x", 10)
-                complete(mounted.ops.release, info.fh)
-                complete(mounted.ops.forget, [(entry.st_ino, 1)])
-                info, _ = complete(mounted.ops.create, inode, b"b", 0o644, os.O_WRONLY, CONTEXT)
-                assert mounted.write(info.fh, b"0123456789") == 10
-                complete(mounted.ops.release, info.fh)
-        evict(mounted.base.durable)
-
-
-def test_the_bytes_of_a_taken_result_are_the_results(tmp_path: Path) -> None:
-    with mounted_in(tmp_path, artifact_max=10) as mounted:
-        agent = mounted.make("coder")
-        mounted.world.live(agent)
-        with mounted.as_(inside(agent)):
-            inode, home = mounted.inode("agent/coder.d/artifact"), mounted.inode("agent/coder.d")
-            info, entry = complete(mounted.ops.create, inode, b"a", 0o644, os.O_WRONLY, CONTEXT)
-            mounted.write(info.fh, b"0123456789")
-            complete(mounted.ops.rename, inode, b"a", home, b"result.md", 0, CONTEXT)
-            mounted.write(info.fh, b"more", 10)
-            complete(mounted.ops.release, info.fh)
-            complete(mounted.ops.forget, [(entry.st_ino, 1)])
-            assert mounted.get("agent/coder.d/result.md") == "0123456789more"
-            info, _ = complete(mounted.ops.create, inode, b"b", 0o644, os.O_WRONLY, CONTEXT)
-            mounted.write(info.fh, b"0123456789")
-            with refused("EDQUOT"):
-                mounted.write(info.fh, b"x", 10)
-            complete(mounted.ops.release, info.fh)
-        evict(mounted.base.durable)
 
 
 def test_a_space_made_anew_is_another(mounted: Mounted) -> None:

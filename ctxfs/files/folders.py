@@ -1,0 +1,65 @@
+"""What an agent gives back, and its episodes: folders of real files, as rows."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ctxfs.tree.folders import FolderRow
+from runtime.authority.guard import ANY_STATUS, Guard
+from runtime.caller import HISTORIANS, INSIDERS, Role
+from runtime.ids import AgentIndex, SessionIndex
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent, Session
+from runtime.runtime import Runtime
+
+
+def _episode_owner(runtime: Runtime, session: Session) -> tuple[int, int]:
+    agent = runtime.agents.registry.recall(session.agent_index)
+    return (agent.uid, agent.gid) if agent is not None else (0, 0)
+
+
+def _find_agent(runtime: Runtime, key: str) -> Agent | None:
+    index, _, incarnation = key.partition(".")
+    agent = runtime.agents.registry.recall(AgentIndex(int(index)))
+    return agent if agent is not None and agent.incarnation == incarnation else None
+
+
+ARTIFACT: Final[FolderRow[Agent]] = FolderRow(
+    name="artifact",
+    key=lambda agent: f"{agent.index}.{agent.incarnation}",
+    find=_find_agent,
+    path=lambda agent: f"agent/{agent.name}.d/artifact",
+    root=lambda runtime, agent: runtime.agents.documents.path(agent, "artifact"),
+    ensure=lambda runtime, agent: runtime.agents.documents.ensure(agent),
+    mode=0o755,
+    created=lambda agent: agent.created,
+    owner=lambda runtime, agent: (agent.uid, agent.gid),
+    holder=lambda agent: (agent.owner, agent.name),
+    share=lambda runtime, agent: runtime.agents.disk.share(agent),
+    agent=lambda runtime, agent: agent,
+    read=Guard(who=INSIDERS),
+    write=Guard(who=Role.SELF, when=ANY_STATUS - {Status.DEAD}),
+)
+EPISODE: Final[FolderRow[Session]] = FolderRow(
+    name="episode",
+    key=lambda session: str(session.index),
+    find=lambda runtime, key: runtime.agents.sessions.get(SessionIndex(int(key))),
+    path=lambda session: (
+        f"home/{session.owner}/agent/{session.agent}/session/{session.name}/context/episode"
+    ),
+    root=lambda runtime, session: (
+        runtime.agents.sessions.directory(session) / "context" / "episode"
+    ),
+    ensure=lambda runtime, session: runtime.agents.sessions.ensure(session),
+    mode=0o700,
+    created=lambda session: session.created,
+    owner=_episode_owner,
+    holder=lambda session: (session.owner, session.agent),
+    share=lambda runtime, session: runtime.agents.disk.share(session),
+    agent=lambda runtime, session: runtime.agents.registry.recall(session.agent_index),
+    read=Guard(who=HISTORIANS),
+    write=Guard(who=Role.SELF),
+)
+
+#: by name
+ROWS: Final[dict[str, FolderRow[Any]]] = {row.name: row for row in (ARTIFACT, EPISODE)}

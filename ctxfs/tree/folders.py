@@ -1,0 +1,771 @@
+"""Folders: ``artifact/`` of an agent and ``episode/`` of a session, with what is in them.
+
+They are real directories below the daemon's state that nobody else can open. So nothing changes
+but by a request, nothing waits for anybody but the disk, and a name leads to the same file until a
+request says otherwise. What the kernel knows of a folder is numbers. The daemon remembers for each
+only where it is: in which directory, by its number, and by which name. It opens the way to it when
+it is asked, and keeps open only what callers have open. A number costs memory of the folder's owner
+until the kernel forgets it.
+
+The event loop changes names itself, for the kernel holds the lock of a directory meanwhile. So
+that it does not wait for the disk long, what it removes stays open until a thread closes it, and
+what it replaces is exchanged first: some filesystems send a file that replaces another to the disk
+at once (ext4, auto_da_alloc).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+from ctxfs.caching import Cache
+from ctxfs.disks import Disks, Work
+from ctxfs.tree.nodes import Attributes, Call, NewAttributes, Node, OpenFile
+from ctxfs.tree.realfiles import OpenRealFile, truncating_by_path
+from runtime.authority.accounts import Charge, Payer, Resource
+from runtime.authority.disk import ENTRY_SIZE, Share
+from runtime.authority.guard import Act, Guard
+from runtime.caller import Caller, Role
+from runtime.errors import (
+    CrossingError,
+    CtxError,
+    ForbiddenError,
+    GoneError,
+    IsADirectoryNodeError,
+    MissingError,
+    NotADirectoryNodeError,
+    NotEmptyError,
+    QuotaError,
+    TakenError,
+)
+from runtime.ids import Incarnation
+from runtime.kernel import linux
+from runtime.kernel.handover import Descriptors
+from runtime.records.model import Agent
+from runtime.runtime import Runtime
+from runtime.texts.names import quote
+
+_O = TypeVar("_O")
+
+#: above every computed inode number
+_FIRST: Final = 3 << 61
+#: about what a number takes, in the caches of the kernel's knowledge too
+NODE_SIZE: Final = 1 << 10
+_SHOWN: Final = 200
+#: of a directory without entries, in bytes
+_EMPTY_SIZE: Final = 4096
+_DIRECTORY: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: of what is there
+_ENTRY: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+#: the bits of a mode that the real file gets: nobody runs a file with another's rights
+_MODE: Final = 0o1777
+
+#: what errors of real files are called here
+_ERRORS: Final[dict[int | None, type[CtxError]]] = {
+    errno.ENOENT: MissingError,
+    errno.EEXIST: TakenError,
+    errno.ENOTEMPTY: NotEmptyError,
+    errno.ENOTDIR: NotADirectoryNodeError,
+    errno.EISDIR: IsADirectoryNodeError,
+}
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Errors of the kernel are those of this name."""
+    try:
+        yield
+    except OSError as error:
+        cls = _ERRORS.get(error.errno)
+        if cls is None:
+            raise
+        raise cls(f"{quote(name)}: {(error.strerror or '').lower()}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderRow(Generic[_O]):
+    """One kind of folders; the functions get the object that has the folder.
+
+    ``key`` tells the folders of a kind apart, and ``find`` finds the object by it; None once that
+    is gone. ``root`` is where the directory really is, made by ``ensure`` with what is first made
+    in it. Until then it is shown with ``mode``, and as changed when the object was ``created``.
+    ``owner`` tells whom everything is shown to belong to, ``holder`` on whose account it is. The
+    guards judge what a caller is to ``agent``.
+    """
+
+    name: str
+    key: Callable[[_O], str]
+    find: Callable[[Runtime, str], _O | None]
+    path: Callable[[_O], str]
+    root: Callable[[Runtime, _O], Path]
+    ensure: Callable[[Runtime, _O], object]
+    mode: int
+    created: Callable[[_O], float]
+    owner: Callable[[Runtime, _O], tuple[int, int]]
+    holder: Callable[[_O], tuple[int, str]]
+    share: Callable[[Runtime, _O], Share]
+    agent: Callable[[Runtime, _O], Agent | None]
+    read: Guard[_O]
+    write: Guard[_O]
+
+
+class Folder(Generic[_O]):
+    """One folder, as long as the kernel knows a number of it.
+
+    There are at most ``files`` files and directories, and at most ``artifact_max`` bytes in all
+    files together: their sizes as stat(2) tells them, holes included.
+    """
+
+    def __init__(self, runtime: Runtime, row: FolderRow[_O], key: str, number: int) -> None:
+        self.runtime = runtime
+        self.row = row
+        self.key = key
+        self.number = number
+        #: those that the kernel knows, and what they take
+        self.numbers: set[int] = set()
+        self._memory: Charge | None = None
+        #: what there is; None until it is counted
+        self.entries: int | None = None
+        self.bytes = 0
+
+    @property
+    def obj(self) -> _O:
+        """``GoneError`` once it is gone."""
+        found = self.row.find(self.runtime, self.key)
+        if found is None:
+            raise GoneError("what had this file was removed")
+        return found
+
+    @property
+    def path(self) -> str:
+        obj = self.row.find(self.runtime, self.key)
+        return self.row.path(obj) if obj is not None else f"{self.row.name} that was removed"
+
+    @property
+    def root(self) -> Path:
+        return self.row.root(self.runtime, self.obj)
+
+    @property
+    def share(self) -> Share:
+        """Of its owner's disk account."""
+        return self.row.share(self.runtime, self.obj)
+
+    def ensure(self) -> None:
+        """Goes before what is made in it; ``NoSpaceError``."""
+        self.row.ensure(self.runtime, self.obj)
+
+    def may_read(self, caller: Caller) -> None:
+        self._check(self.row.read, Act.READ, caller)
+
+    def may_write(self, caller: Caller) -> None:
+        self._check(self.row.write, Act.WRITE, caller)
+
+    def _check(self, guard: Guard[_O], act: Act, caller: Caller) -> None:
+        obj, agents = self.obj, self.runtime.agents
+        agent = self.row.agent(self.runtime, obj)
+        roles = agents.identity.roles(caller, agent) if agent is not None else Role.NONE
+        guard.check(act, self.row.path(obj), agents, caller, roles, agent, obj)
+
+    # how much
+
+    def count(self) -> None:
+        """Looks once at all there is, before any of it changes."""
+        if self.entries is not None:
+            return
+        self.entries = self.bytes = 0
+        left = [str(self.root)]
+        while left:
+            # what is deeper than a path is long nobody reaches
+            with suppress(OSError), os.scandir(left.pop()) as entries:
+                for entry in entries:
+                    self.entries += 1
+                    if entry.is_dir(follow_symlinks=False):
+                        left.append(entry.path)
+                    elif entry.is_file(follow_symlinks=False):
+                        self.bytes += entry.stat(follow_symlinks=False).st_size
+
+    def check_room(self, caller: Caller) -> None:
+        """``QuotaError`` if one more entry would be too many."""
+        self.count()
+        files = self.runtime.config.files
+        if self.entries is not None and self.entries >= files:
+            raise QuotaError(
+                f"{self.path} has {self.entries} files and directories, "
+                "the configured maximum (files): remove some first"
+            )
+        self.share.check(caller, ENTRY_SIZE)
+        self.check_memory(caller)
+
+    def note(self, entries: int, size: int, disk: int) -> None:
+        """There are more or fewer entries, bytes of files, and bytes on the disk."""
+        if self.entries is not None:
+            self.entries += entries
+            self.bytes += size
+        with suppress(GoneError):
+            self.share.note(disk)
+
+    @contextmanager
+    def resizing(self, fd: int, size: int) -> Iterator[None]:
+        """While a file becomes longer or shorter; ``QuotaError`` if that were too much.
+
+        Nothing else may change this file in between.
+        """
+        self.count()
+        before, total = os.fstat(fd).st_size, self.runtime.config.artifact_max
+        more = max(0, size - before)
+        if more and self.bytes + more > total:
+            raise QuotaError(
+                f"{self.path} has {self.bytes} of at most {total} bytes (artifact_max)"
+            )
+        # other files may grow meanwhile
+        self.bytes += more
+        try:
+            yield
+        finally:
+            self.bytes += os.fstat(fd).st_size - before - more
+
+    # what the kernel knows
+
+    def check_memory(self, caller: Caller) -> None:
+        """``QuotaError`` if its owner has no room for one more number."""
+        share = self.share
+        self.runtime.accounts.check(
+            share.owner(), Resource.MEMORY, NODE_SIZE, reserve=share.reserve(caller)
+        )
+
+    def add(self, number: int) -> None:
+        self.numbers.add(number)
+        self._charge()
+
+    def drop(self, number: int) -> None:
+        self.numbers.discard(number)
+        self._charge()
+
+    def _charge(self) -> None:
+        if self._memory is None:
+            payer = Payer(*self.row.holder(self.obj))
+            self._memory = Charge(self.runtime.accounts, payer, Resource.MEMORY)
+        self._memory.set(NODE_SIZE * len(self.numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a number is: of the folder itself, or of what has no name any more, ``parent`` is 0."""
+
+    folder: Folder[Any]
+    parent: int
+    name: str
+
+
+class Folders:
+    """The numbers that the kernel knows of all folders."""
+
+    def __init__(self, runtime: Runtime, cache: Cache, disks: Disks) -> None:
+        self._runtime = runtime
+        self.cache = cache
+        self.disks = disks
+        self._next = _FIRST
+        self._folders: dict[tuple[str, str], Folder[Any]] = {}
+        self._places: dict[int, _Place] = {}
+        #: by directory and name
+        self._numbers: dict[tuple[int, str], int] = {}
+        #: descriptors of those that callers have open
+        self.openings: dict[int, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @staticmethod
+    def owns(number: int) -> bool:
+        return number >= _FIRST
+
+    def knows(self, number: int) -> bool:
+        return number in self._places
+
+    def root(self, row: FolderRow[_O], obj: _O) -> FolderNode:
+        """The folder of an object."""
+        folder = self._folder(row, row.key(obj))
+        if folder.number not in self._places:
+            self._add(folder.number, _Place(folder, 0, ""))
+        return FolderNode(self, folder.number, folder)
+
+    def _folder(self, row: FolderRow[Any], key: str) -> Folder[Any]:
+        folder = self._folders.get((row.name, key))
+        if folder is None:
+            self._next += 1
+            folder = Folder(self._runtime, row, key, self._next)
+        return folder
+
+    def child(
+        self, caller: Caller, directory: FolderNode, name: str, st: os.stat_result
+    ) -> FolderNode:
+        """What was found in a directory; ``QuotaError`` if its owner has no room for a number."""
+        number = self._numbers.get((directory.inode, name))
+        if number is None:
+            directory.folder.check_memory(caller)
+            self._next += 1
+            number = self._next
+            self._add(number, _Place(directory.folder, directory.inode, name))
+        return FolderNode(self, number, directory.folder, st)
+
+    def _add(self, number: int, place: _Place) -> None:
+        self._places[number] = place
+        if place.parent:
+            self._numbers[place.parent, place.name] = number
+        folder = place.folder
+        folder.add(number)
+        self._folders[folder.row.name, folder.key] = folder
+
+    def get(self, number: int) -> FolderNode:
+        """The node of a number that the kernel has been given; ``GoneError``."""
+        place = self._places.get(number)
+        if place is None:
+            raise GoneError("the file is gone")
+        return FolderNode(self, number, place.folder)
+
+    def forget(self, number: int) -> None:
+        """The kernel does not know it any more, or never came to."""
+        place = self._places.pop(number, None)
+        if place is None:
+            return
+        if self._numbers.get((place.parent, place.name)) == number:
+            del self._numbers[place.parent, place.name]
+        folder = place.folder
+        folder.drop(number)
+        if not folder.numbers:
+            del self._folders[folder.row.name, folder.key]
+
+    def changed_owner(self, row: FolderRow[Any], key: str) -> None:
+        """Everything in a folder is shown to belong to somebody else."""
+        folder = self._folders.get((row.name, key))
+        if folder is not None:
+            self.cache.forget_attributes_of(folder.numbers)
+
+    # where they are
+
+    def way(self, number: int) -> str:
+        """From the folder to what is in it; ``GoneError`` if it has no name any more."""
+        names = []
+        while (place := self._places.get(number)) is not None and place.parent:
+            names.append(place.name)
+            number = place.parent
+        if place is None or number != place.folder.number:
+            raise GoneError("the file was removed")
+        return "/".join(reversed(names))
+
+    @contextmanager
+    def directory(self, node: FolderNode, flags: int = os.O_PATH) -> Iterator[int]:
+        """A descriptor of a directory, without following any link; ``FileNotFoundError``."""
+        way = self.way(node.inode)
+        fd = os.open(node.folder.root, flags | _DIRECTORY)
+        try:
+            if way:
+                top, fd = fd, linux.open_beneath(fd, way, flags | _DIRECTORY)
+                os.close(top)
+            yield fd
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def held(self, node: FolderNode) -> Iterator[int]:
+        """A descriptor of a file or directory, which may be good for no more than its state."""
+        openings = self.openings.get(node.inode)
+        if openings:
+            yield openings[-1]
+            return
+        place = self._places.get(node.inode)
+        if place is None or not place.parent:
+            with self.directory(node) as fd:
+                yield fd
+            return
+        with self.directory(self.get(place.parent)) as above:
+            fd = os.open(place.name, _ENTRY, dir_fd=above)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    # names
+
+    def move(self, before: tuple[int, str], after: tuple[int, str]) -> None:
+        """What has one name gets another; what has that one, in exchange."""
+        moved, other = self._numbers.pop(before, None), self._numbers.pop(after, None)
+        for number, name in ((moved, after), (other, before)):
+            if number is not None:
+                self._places[number] = _Place(self._places[number].folder, *name)
+                self._numbers[name] = number
+                self.cache.forget_attributes(number)
+
+    def unname(self, before: tuple[int, str]) -> int | None:
+        """What has a name has none any more; its number, if the kernel knows it."""
+        number = self._numbers.pop(before, None)
+        if number is not None:
+            self._places[number] = _Place(self._places[number].folder, 0, "")
+        return number
+
+    # in the next daemon
+
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        """Where each number is; what is open its opener keeps."""
+        return {
+            "next": self._next,
+            "folders": [
+                {
+                    "row": folder.row.name,
+                    "key": folder.key,
+                    "number": folder.number,
+                    "entries": folder.entries,
+                    "bytes": folder.bytes,
+                    "numbers": list(folder.numbers),
+                    "parents": [self._places[number].parent for number in folder.numbers],
+                    "names": os.fsencode(
+                        "\0".join(self._places[number].name for number in folder.numbers)
+                    ),
+                }
+                for folder in self._folders.values()
+            ],
+        }
+
+    def restore(self, saved: dict[str, Any], rows: Mapping[str, FolderRow[Any]]) -> None:
+        """In a table that has no numbers yet."""
+        self._next = saved["next"]
+        for each in saved["folders"]:
+            folder = Folder(self._runtime, rows[each["row"]], each["key"], each["number"])
+            folder.entries, folder.bytes = each["entries"], each["bytes"]
+            names = os.fsdecode(each["names"]).split("\0")
+            for number, parent, name in zip(each["numbers"], each["parents"], names, strict=True):
+                self._add(number, _Place(folder, parent, name))
+
+    def reopened(
+        self, number: int, caller: Caller, saved: dict[str, Any], rows: Mapping[str, FolderRow[Any]]
+    ) -> OpenFile | None:
+        """What was open in the daemon before; None if its folder is gone."""
+        row, key = saved["folder"]
+        folder = self._folder(rows[row], key)
+        if folder.row.find(self._runtime, key) is None:
+            os.close(saved["fd"])
+            return None
+        return FolderNode(self, number, folder).opened_as(caller, saved["fd"], saved["flags"])
+
+
+class FolderNode(Node):
+    """A folder, or a file or directory in one."""
+
+    large = True
+
+    def __init__(
+        self,
+        table: Folders,
+        number: int,
+        folder: Folder[Any],
+        present: os.stat_result | None = None,
+    ) -> None:
+        self.table = table
+        self.inode = number
+        self.folder = folder
+        #: what it was when it was found: the kernel asks in the same request
+        self._present = present
+
+    @property
+    def path(self) -> str:
+        try:
+            way = self.table.way(self.inode)
+        except GoneError:
+            way = "a file without a name"
+        text = "/".join(filter(None, (self.folder.path, way)))
+        return text if len(text) <= _SHOWN else f"…{text[-_SHOWN:]}"
+
+    @property
+    def incarnation(self) -> Incarnation | None:
+        obj = self.folder.row.find(self.folder.runtime, self.folder.key)
+        return obj.incarnation if isinstance(obj, Agent) else None
+
+    def attributes(self) -> Attributes:
+        folder = self.folder
+        obj = folder.obj
+        uid, gid = folder.row.owner(folder.runtime, obj)
+        st, self._present = self._present, None
+        if st is None:
+            try:
+                with self.table.held(self) as fd:
+                    st = os.fstat(fd)
+            except FileNotFoundError:
+                if self.inode != folder.number:
+                    raise GoneError("the file is gone") from None
+                return Attributes(
+                    inode=self.inode,
+                    mode=stat.S_IFDIR | folder.row.mode,
+                    uid=uid,
+                    gid=gid,
+                    size=_EMPTY_SIZE,
+                    links=2,
+                    mtime=folder.row.created(obj),
+                )
+        mode = stat.S_IFMT(st.st_mode) | st.st_mode & _MODE
+        return Attributes(
+            inode=self.inode, mode=mode, uid=uid, gid=gid, size=st.st_size, links=st.st_nlink,
+            real=st,
+        )  # fmt: skip
+
+    def changed(self) -> None:
+        self.table.cache.forget_attributes(self.inode)
+
+    def lookup(self, call: Call, name: str) -> Node:
+        self.folder.may_read(call.caller)
+        with _naming(name), self.table.directory(self) as fd:
+            st = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        if not stat.S_ISREG(st.st_mode) and not stat.S_ISDIR(st.st_mode):
+            raise ForbiddenError(f"{quote(name)} is neither a file nor a directory")
+        return self.table.child(call.caller, self, name, st)
+
+    def list(self, call: Call) -> Iterator[str]:
+        self.folder.may_read(call.caller)
+        try:
+            with self.table.directory(self, os.O_RDONLY) as fd:
+                entries = os.scandir(fd)
+        except FileNotFoundError:
+            return  # nothing was made in it yet
+        with entries:
+            for entry in entries:
+                yield entry.name
+
+    # files
+
+    def open(self, call: Call, flags: int) -> OpenFile:
+        self.folder.may_read(call.caller)
+        if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
+            self.folder.may_write(call.caller)
+        return self._opened(call, flags)
+
+    def _opened(self, call: Call, flags: int) -> OpenRealFile:
+        access = os.O_RDWR if flags & os.O_TRUNC else flags & os.O_ACCMODE
+        with self.table.held(self) as fd:
+            if stat.S_ISDIR(os.fstat(fd).st_mode):
+                raise IsADirectoryNodeError(f"{self.path} is a directory")
+            opened = os.open(f"/proc/self/fd/{fd}", access | os.O_CLOEXEC)
+        return self.opened_as(call.caller, opened, flags)
+
+    def opened_as(self, caller: Caller, fd: int, flags: int) -> OpenRealFile:
+        return _OpenInFolder(self, caller, fd, append=bool(flags & os.O_APPEND))
+
+    def truncating(self, call: Call, size: int) -> Work[None]:
+        self.folder.may_write(call.caller)
+        return truncating_by_path(lambda: self._opened(call, os.O_WRONLY), size)
+
+    def set_attributes(self, call: Call, changes: NewAttributes) -> None:
+        self.folder.may_write(call.caller)
+        self.folder.ensure()
+        present = self.attributes()
+        if changes.uid not in (None, present.uid) or changes.gid not in (None, present.gid):
+            raise ForbiddenError(f"the owner of {self.path} cannot be changed")
+        with self.table.held(self) as fd:
+            path, st = f"/proc/self/fd/{fd}", os.fstat(fd)
+            if changes.mode is not None:
+                os.chmod(path, changes.mode & _MODE)
+            times = (changes.atime, st.st_atime_ns), (changes.mtime, st.st_mtime_ns)
+            if any(new is not None for new, _ in times):
+                atime, mtime = (now if new is None else new for new, now in times)
+                os.utime(path, ns=(atime, mtime))
+        self.changed()
+
+    # names
+
+    @contextmanager
+    def _changing(self, call: Call, name: str) -> Iterator[int]:
+        """A descriptor of this directory, in which a name changes."""
+        self.folder.may_write(call.caller)
+        self.folder.count()
+        with _naming(name), self.table.directory(self) as fd:
+            yield fd
+        self.changed()
+
+    @contextmanager
+    def _making(self, call: Call, name: str) -> Iterator[int]:
+        """The same, in which there is one more afterwards."""
+        self.folder.may_write(call.caller)
+        self.folder.check_room(call.caller)
+        self.folder.ensure()
+        with self._changing(call, name) as fd:
+            yield fd
+        self.folder.note(1, 0, ENTRY_SIZE)
+
+    def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, OpenFile]:
+        wanted = flags & os.O_ACCMODE | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with self._making(call, name) as fd:
+            made = os.open(name, wanted, 0o600, dir_fd=fd)
+            # the caller's umask has been applied already, the daemon's must not be
+            os.fchmod(made, mode & _MODE)
+        node = self.table.child(call.caller, self, name, os.fstat(made))
+        return node, node.opened_as(call.caller, made, flags)
+
+    def mkdir(self, call: Call, name: str, mode: int) -> Node:
+        with self._making(call, name) as fd:
+            os.mkdir(name, 0o700, dir_fd=fd)
+            os.chmod(name, mode & _MODE, dir_fd=fd)
+            st = os.stat(name, dir_fd=fd)
+        return self.table.child(call.caller, self, name, st)
+
+    def mknod(self, call: Call, name: str, mode: int) -> Node:
+        if not stat.S_ISREG(mode):
+            raise ForbiddenError("only files and directories can be created here")
+        node, opened = self.create(call, name, mode, os.O_WRONLY)
+        opened.release()
+        return node
+
+    def symlink(self, call: Call, name: str, target: str) -> Node:
+        raise ForbiddenError("only files and directories can be created here")
+
+    def link(self, call: Call, name: str, target: Node) -> Node:
+        raise ForbiddenError("only files and directories can be created here")
+
+    def unlink(self, call: Call, name: str) -> None:
+        with self._changing(call, name) as fd:
+            self._remove(os.unlink, fd, name)
+
+    def rmdir(self, call: Call, name: str) -> None:
+        with self._changing(call, name) as fd:
+            self._remove(os.rmdir, fd, name)
+
+    def _remove(self, remove: Callable[..., None], fd: int, name: str) -> None:
+        removed = os.open(name, _ENTRY, dir_fd=fd)
+        try:
+            remove(name, dir_fd=fd)
+        except OSError:
+            os.close(removed)
+            raise
+        self._lost(name, removed)
+
+    def _lost(self, name: str, removed: int) -> None:
+        """A name has gone, and a descriptor of what it was of is left, which is closed."""
+        number = self.table.unname((self.inode, name))
+        if number is not None:
+            self.table.cache.forget_attributes(number)
+        self.folder.note(-1, 0, -ENTRY_SIZE)
+        if number not in self.table.openings:
+            self._give_back(removed)
+        self.table.disks.close(removed)
+
+    def _give_back(self, fd: int) -> None:
+        """Nobody can read this file any more."""
+        st = os.fstat(fd)
+        if stat.S_ISREG(st.st_mode):
+            self.folder.note(0, -st.st_size, -st.st_blocks * 512)
+
+    def closed(self, fd: int) -> None:
+        """One of its descriptors."""
+        openings = self.table.openings[self.inode]
+        openings.remove(fd)
+        if not openings:
+            del self.table.openings[self.inode]
+            if self.is_counted and not os.fstat(fd).st_nlink:
+                self._give_back(fd)
+        self.table.disks.close(fd)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether its bytes are the folder's: they are not once it is another file."""
+        return self.table.knows(self.inode)
+
+    def rename(self, call: Call, name: str, target: Node, new_name: str, flags: int = 0) -> None:
+        if not isinstance(target, FolderNode):
+            self.folder.may_write(call.caller)
+            target.receive(call, self, name, new_name)
+            return
+        if target.folder is not self.folder:
+            raise CrossingError("a file cannot be renamed into another directory like it: copy it")
+        with self._changing(call, name) as fd, self.table.directory(target) as to:
+            if flags:
+                linux.rename(fd, name, to, new_name, flags)
+                replaced = None
+            else:
+                replaced = _replace(fd, name, to, new_name)
+        if replaced is not None:
+            target._lost(new_name, replaced)
+        self.table.move((self.inode, name), (target.inode, new_name))
+        target.changed()
+
+    def give(self, call: Call, name: str, path: Path) -> None:
+        """A file in it becomes one of the daemon's own, in place of what is there, and is not the
+        folder's any more."""
+        with self._changing(call, name) as fd:
+            st = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            if not stat.S_ISREG(st.st_mode):
+                raise ForbiddenError(f"only a file can be renamed over {path.name}")
+            to = os.open(path.parent, os.O_PATH | _DIRECTORY)
+            try:
+                replaced = _replace(fd, name, to, path.name)
+            finally:
+                os.close(to)
+        if replaced is not None:
+            self.table.disks.close(replaced)
+        self.folder.note(-1, -st.st_size, 0)
+        number = self.table.unname((self.inode, name))
+        if number is not None:
+            # the kernel takes the new name for this file's until it asks for its attributes
+            self.table.forget(number)
+            self.table.cache.forget_attributes(number)
+
+
+def _replace(fd: int, name: str, to: int, new_name: str) -> int | None:
+    """Renames. Of what was there by the new name, a descriptor is left."""
+    try:
+        replaced = os.open(new_name, _ENTRY, dir_fd=to)
+    except FileNotFoundError:
+        linux.rename(fd, name, to, new_name, 0)
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(replaced).st_mode) or not _exchange(fd, name, to, new_name):
+            linux.rename(fd, name, to, new_name, 0)
+    except OSError:
+        os.close(replaced)
+        raise
+    return replaced
+
+
+def _exchange(fd: int, name: str, to: int, new_name: str) -> bool:
+    """Has a file replace another by two steps; False if the filesystem cannot do the first one."""
+    try:
+        linux.rename(fd, name, to, new_name, linux.RENAME_EXCHANGE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    os.unlink(name, dir_fd=fd)
+    return True
+
+
+class _OpenInFolder(OpenRealFile):
+    """An open file of a folder."""
+
+    node: FolderNode
+
+    def __init__(self, node: FolderNode, caller: Caller, fd: int, *, append: bool) -> None:
+        folder = node.folder
+        super().__init__(
+            node,
+            caller,
+            fd,
+            limit=folder.runtime.config.document_max,
+            append=append,
+            share=folder.share,
+            may_read=lambda: folder.may_read(caller),
+            may_write=lambda: folder.may_write(caller),
+            changed=node.changed,
+        )
+        node.table.openings.setdefault(node.inode, []).append(fd)
+
+    def resizing(self, size: int) -> AbstractContextManager[None]:
+        return self.node.folder.resizing(self.fd, size) if self.node.is_counted else nullcontext()
+
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        folder = self.node.folder
+        return {**super().save(descriptors), "folder": (folder.row.name, folder.key)}
+
+    def _close(self) -> None:
+        self.node.closed(self.fd)
