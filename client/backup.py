@@ -29,12 +29,14 @@ FORMAT = 1
 MANIFEST = "ctxfs-backup.json"
 DATABASE = "ctxfs.db"
 #: below the state, what is not made anew
-TREES = ("agent", "home", "shared")
+TREES = ("agent", "home", "tree")
+#: the same of an archive that an older version made; the daemon moves what is there
+OLDER = (*TREES, "shared")
 #: what an empty state may have
 ALWAYS = ("lock", "reserve", "lost+found")
 RESTORING = "restoring"
 #: what users own themselves
-FILES = ("home/*/data", "home/*/agent/*/.home", "shared/*")
+FILES = ("tree/*/*",)
 #: all that tar knows of a file; numbers, because other machines have other users
 KEPT = ("--acls", "--xattrs", "--xattrs-include=user.*", "--numeric-owner")
 #: files change, and go, while they are read; sockets mean nothing in a copy
@@ -348,7 +350,7 @@ def do_restore(root: Root, args: Arguments) -> int:
         os.chmod(state, 0o700)  # before anybody finds something in it
         os.sync()
         # the database last: a state without it is empty
-        for name in (*TREES, DATABASE):
+        for name in (*OLDER, DATABASE):
             if os.path.exists(os.path.join(staged, name)):
                 os.rename(os.path.join(staged, name), os.path.join(state, name))
         os.sync()
@@ -367,7 +369,7 @@ def check_trees(staged: str) -> None:
     home = os.path.join(staged, "home")
     owners = os.listdir(home) if os.path.isdir(home) and not os.path.islink(home) else []
     below = (f"home/{owner}{part}" for owner in owners for part in ("", "/agent"))
-    for name in (*TREES, DATABASE, MANIFEST, *below):
+    for name in (*OLDER, DATABASE, MANIFEST, *below):
         if os.path.islink(os.path.join(staged, name)):
             raise Failure(f"this is no backup of ctxfs: {name} is a link; nothing was restored")
 
@@ -422,7 +424,7 @@ def session_directories(state: str) -> Iterator[tuple[tuple[str, str, str], str]
         agents = os.path.join(state, "home", owner, "agent")
         for agent in entries(agents):
             for name in entries(os.path.join(agents, agent)):
-                if name != ".home":
+                if name != ".home":  # of an older version, the durable homes
                     yield (owner, agent, name), os.path.join(agents, agent, name)
 
 

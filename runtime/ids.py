@@ -15,11 +15,14 @@ AgentIndex = NewType("AgentIndex", int)
 SessionIndex = NewType("SessionIndex", int)
 #: the row of a message, task, work item or wait
 ItemIndex = NewType("ItemIndex", int)
+#: the row of a space
+SpaceIndex = NewType("SpaceIndex", int)
 
 #: something that has no row yet
 NO_AGENT: Final = AgentIndex(0)
 NO_SESSION: Final = SessionIndex(0)
 NO_ITEM: Final = ItemIndex(0)
+NO_SPACE: Final = SpaceIndex(0)
 
 #: a random text, which no two incarnations share; it names the directory of their files
 Incarnation = NewType("Incarnation", str)

@@ -29,17 +29,19 @@ from runtime.kernel.privilege import Privilege
 from runtime.kernel.spawn import Spawner
 from runtime.kernel.waitfiles import WaitFiles
 from runtime.kernel.walker import Walker
+from runtime.life import trees
 from runtime.life.streams import Streams
 from runtime.life.supervisor import Supervisor
 from runtime.records.config import Config
 from runtime.records.lifecycle import Status
+from runtime.records.spaces import Spaces
 from runtime.records.store import Store
 
 log = logging.getLogger("ctxd.runtime")
 
 _PROGRAMS = (
     *("binder", "enter", "gather", "guard", "keeper"),
-    *("launcher", "lend", "look", "monitor", "relay", "stage", "view", "walk"),
+    *("launcher", "lend", "look", "monitor", "relay", "stage", "tree", "view", "walk"),
 )
 
 VERSION = "0.2.0"
@@ -293,11 +295,17 @@ async def open_runtime(
         # the records
         store = Store(places.state / "ctxfs.db")
         stack.callback(store.close)
-        for name in ("agent", "home", "shared", "trash"):
+        for name in ("agent", "home", "trash"):
             (places.state / name).mkdir(exist_ok=True, mode=0o700)
+        spaces = Spaces(store)
+        # what all agents of all users have written, whatever their policy, is root's to sort out
+        closed = [] if privilege.rootless else [config.agent_ids()[0]]
+        trees.adopt(places, spawner, spaces, closed)
+        trees.show(places, privilege)
         agents = open_agents(
             config=config,
             store=store,
+            spaces=spaces,
             hierarchy=hierarchy,
             wait_files=WaitFiles(places.waits),
             state=places.state,
@@ -347,6 +355,7 @@ def _remove_runtime(places: Places) -> None:
     """Takes the runtime directory's mount away, if no filesystem is left below it."""
     if linux.mount_at(places.fuse) is not None:
         return
+    trees.hide(places)
     if linux.mount_at(places.shared) is not None:
         linux.unmount(places.shared, linux.MNT_DETACH)
     places.lifeline.unlink(missing_ok=True)

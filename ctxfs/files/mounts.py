@@ -103,7 +103,7 @@ def _trees(base: Base, agent: Agent, table: Iterable[mounts.Mount]) -> dict[str,
         if source == mounts.HOME_TREE:
             spaces.DATA.root(runtime, agent.owner)  # made when somebody asks for it first
         found[source] = trees.look(
-            runtime.places.state, runtime.agents.sessions, agent, source
+            runtime.places.trees, runtime.agents.sessions, agent, source
         )
     return found
 

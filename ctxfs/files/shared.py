@@ -18,7 +18,7 @@ from runtime.texts.names import check_name, quote
 
 
 def _spaces(base: Base) -> list[str]:
-    return sorted(os.listdir(base.runtime.places.state / "shared"))
+    return [space.name for space in base.runtime.agents.spaces]
 
 
 def entries(base: Base, _: Base, call: Call) -> Iterator[str]:
@@ -33,8 +33,7 @@ def _check_spaces(base: Base, caller: Caller) -> None:
     limit = base.runtime.config.spaces
     if base.runtime.agents.identity.is_master(caller):
         return  # limits are against the others
-    owners = [spaces.shared_owner(base.runtime, name) for name in _spaces(base)]
-    if owners.count(caller.uid) >= limit:
+    if base.runtime.agents.spaces.of(caller.uid) >= limit:
         raise QuotaError(
             f"uid {caller.uid} has {limit} spaces, the configured maximum: remove one first (rmdir)"
         )
@@ -49,6 +48,7 @@ def _make_space(base: Base, _: Base, call: Call, name: str, mode: int) -> Node:
         raise TakenError(f"the space {quote(name)} already exists") from None
     os.chown(path, call.uid, call.gid)
     os.chmod(path, mode & 0o3777)
+    base.runtime.agents.spaces.add(name, call.uid)
     return base.root_of(spaces.SHARED, name)
 
 
@@ -70,6 +70,9 @@ def _why_full(facts: Facts, caller: Caller, path: Path) -> str:
 def _remove_space(base: Base, _: Base, caller: Caller, path: Path) -> None:
     node = base.root_of(spaces.SHARED, path.name)
     path.rmdir()
+    space = base.runtime.agents.spaces.named(path.name)
+    if space is not None:
+        base.runtime.agents.spaces.remove(space)
     base.durable.remove(node)
     base.durable.forget(node.inode, 0)
     base.spaces.remove(node.space)

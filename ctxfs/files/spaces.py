@@ -10,6 +10,7 @@ from ctxfs.tree.spaces import SpaceRow
 from runtime.authority.guard import Facts, Guard, Unless
 from runtime.caller import Caller, Role
 from runtime.errors import DeniedError, MissingError
+from runtime.records.spaces import tree_of_home, tree_of_space
 from runtime.runtime import Runtime
 from runtime.texts.names import quote
 
@@ -31,7 +32,7 @@ def _unless_allowed(perm: str) -> Unless[str]:
 
 def _data_root(runtime: Runtime, uid: int) -> Path:
     """Made when somebody looks at it first."""
-    path = runtime.places.state / "home" / str(uid) / "data"
+    path = runtime.places.trees / tree_of_home(uid)
     if not path.is_dir():
         path.mkdir(parents=True, mode=0o700)
         os.chown(path, uid, -1)
@@ -39,15 +40,15 @@ def _data_root(runtime: Runtime, uid: int) -> Path:
 
 
 def shared_root(runtime: Runtime, name: str) -> Path:
-    return runtime.places.state / "shared" / name
+    return runtime.places.trees / tree_of_space(name)
 
 
 def shared_owner(runtime: Runtime, name: str) -> int:
     """The uid of its maker; ``MissingError``."""
-    try:
-        return os.lstat(shared_root(runtime, name)).st_uid
-    except FileNotFoundError:
-        raise MissingError(f"there is no space {quote(name)}") from None
+    space = runtime.agents.spaces.named(name)
+    if space is None:
+        raise MissingError(f"there is no space {quote(name)}")
+    return space.owner
 
 
 DATA: Final[SpaceRow[int]] = SpaceRow(
@@ -67,7 +68,7 @@ DATA: Final[SpaceRow[int]] = SpaceRow(
 SHARED: Final[SpaceRow[str]] = SpaceRow(
     name="shared",
     key=str,
-    find=lambda runtime, name: name if shared_root(runtime, name).is_dir() else None,
+    find=lambda runtime, name: name if runtime.agents.spaces.named(name) is not None else None,
     path=lambda name: f"shared/{name}",
     root=shared_root,
     owner=lambda runtime, name: None,

@@ -36,6 +36,7 @@ from runtime.records.journal import Journal
 from runtime.records.registry import Registry
 from runtime.records.sessions import Sessions
 from runtime.records.settings import Settings
+from runtime.records.spaces import Spaces
 from runtime.records.store import Store
 
 
@@ -50,6 +51,7 @@ class Agents:
     registry: Registry
     items: Items
     sessions: Sessions
+    spaces: Spaces
     #: the one way in which any of that changes
     journal: Journal
     documents: Documents
@@ -85,6 +87,7 @@ def open_agents(
     *,
     config: Config,
     store: Store,
+    spaces: Spaces,
     hierarchy: Hierarchy,
     wait_files: WaitFiles,
     state: Path,
@@ -113,7 +116,7 @@ def open_agents(
     identity = Identity(
         registry=registry, authority=authority, hierarchy=hierarchy, privilege=privilege
     )
-    disk = Disk(accounts, state, store.holders, store.held_sizes, identity.payer)
+    disk = Disk(accounts, state, spaces, store.holders, store.held_sizes, identity.payer)
     documents.made = sessions.made = lambda owner: disk.note(owner, DIRECTORIES_SIZE)
     living = Living(
         registry=registry,
@@ -192,6 +195,7 @@ def open_agents(
         registry=registry,
         items=items,
         sessions=sessions,
+        spaces=spaces,
         journal=journal,
         documents=documents,
         wait_files=wait_files,

@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -24,7 +23,8 @@ from runtime.authority.accounts import Accounts, Charge, Payer, Reserve, Resourc
 from runtime.caller import Caller
 from runtime.errors import CtxError
 from runtime.kernel.walker import Walker
-from runtime.records.model import Agent, Session
+from runtime.records.model import Agent, Session, Space
+from runtime.records.spaces import tree_of_space
 
 log = logging.getLogger("ctxd.disk")
 
@@ -104,6 +104,7 @@ class Disk:
         self,
         accounts: Accounts,
         state: Path,
+        spaces: Iterable[Space],
         incarnations: Callable[[Collection[str]], dict[str, Holder]],
         stored: Callable[[], dict[Holder, tuple[int, int]]],
         payer: Callable[[Caller], Payer],
@@ -111,6 +112,7 @@ class Disk:
         self._accounts = accounts
         self._payer = payer
         self._state = state
+        self._spaces = spaces
         self._incarnations = incarnations
         self._stored = stored
         self._measures: dict[int, _Measure] = {}
@@ -258,15 +260,16 @@ class Disk:
         for home in _entries(self._state / "home"):
             if not home.isdigit():
                 continue
-            owner = int(home)
-            yield f"home/{home}/data", (owner, _HOME)
             for agent in _entries(self._state / "home" / home / "agent"):
-                yield f"home/{home}/agent/{agent}", (owner, agent)
-        for space in _entries(self._state / "shared"):
-            with contextlib.suppress(OSError):
-                st = os.lstat(self._state / "shared" / space)
-                if stat.S_ISDIR(st.st_mode):
-                    yield f"shared/{space}", (st.st_uid, f"shared/{space}")
+                yield f"home/{home}/agent/{agent}", (int(home), agent)
+        for home in _entries(self._state / "tree/home"):
+            yield f"tree/home/{home}", (int(home), _HOME)
+        for user in _entries(self._state / "tree/agent"):
+            for agent in _entries(self._state / "tree/agent" / user):
+                yield f"tree/agent/{user}/{agent}", (int(user), agent)
+        for space in self._spaces:
+            path = tree_of_space(space.name)
+            yield f"tree/{path}", (space.owner, path)
 
     def _note_measured(
         self, owner: int, written: int, stored: dict[str, tuple[int, int]]

@@ -73,6 +73,17 @@ class Places:
         return self.programs / name
 
     @cached_property
+    def trees(self) -> Path:
+        """The durable trees, as they lie in the state."""
+        return self.state / "tree"
+
+    @cached_property
+    def tree(self) -> Path:
+        """Where all find them. It is not below ``shared``: what is mounted there appears in
+        every cell that lives."""
+        return self.runtime / "tree"
+
+    @cached_property
     def own(self) -> tuple[Path, Path]:
         """The daemon's own directories, which no agent is given."""
         return self.state, self.runtime
@@ -305,7 +316,7 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
         fresh.append("/var/tmp")
     own = _own_mounts(agents, agent)
     lent = [mount for mount in own if mount.tree]
-    trees.check(places.state, agents.sessions, agent, lent)
+    trees.check(places.trees, agents.sessions, agent, lent)
     if agent.homedir == "durable":
         lent.insert(0, mounts.Mount(trees.HOMEDIR, HOME, "rw"))
     # what the parent had below the directories that are fresh for everyone, and what it has of
@@ -512,10 +523,10 @@ def _lend(agents: Agents, agent: Agent, places: Places, lent: list[mounts.Mount]
     for mount in lent:
         letters = "r" if mount.mode == "ro" else ""
         letters += "x" if "noexec" in mount.options else ""
-        path = trees.below_state(agents.sessions, agent, mount.source)
+        path = trees.below_trees(agents.sessions, agent, mount.source)
         identity = "*" if mount.identity == "-" else mount.identity
         wanted.append((letters or "-", identity, path, mount.source))
-    return orders.message(places.state, wanted)
+    return orders.message(places.trees, wanted)
 
 
 def sealed_file(name: str, data: bytes) -> int:

@@ -18,6 +18,7 @@ from runtime.errors import MissingError, StaleError
 from runtime.kernel import linux
 from runtime.records.model import Agent
 from runtime.records.sessions import Sessions
+from runtime.records.spaces import tree_of_home, tree_of_space
 from runtime.texts import mounts
 from runtime.texts.mounts import Mount, Source
 from runtime.texts.names import quote
@@ -26,21 +27,21 @@ from runtime.texts.names import quote
 HOMEDIR: Final = "homedir"
 
 
-def below_state(sessions: Sessions, agent: Agent, source: str) -> str:
-    """The path of a tree in the state's directory."""
+def below_trees(sessions: Sessions, agent: Agent, source: str) -> str:
+    """The path of a tree in the directory of all of them."""
     if source == HOMEDIR:
         return sessions.home(agent)
     space = mounts.space_of(source)
-    return f"shared/{space}" if space else f"home/{agent.owner}/data"
+    return tree_of_space(space) if space else tree_of_home(agent.owner)
 
 
-def look(state: Path, sessions: Sessions, agent: Agent, source: str) -> Source:
+def look(trees: Path, sessions: Sessions, agent: Agent, source: str) -> Source:
     """The tree as it is now; ``MissingError`` if there is none.
 
     Beside the device and inode that lend.c compares, it has the time at which it was made: a
     filesystem may give the inode of a removed space to the next one.
     """
-    path = state / below_state(sessions, agent, source)
+    path = trees / below_trees(sessions, agent, source)
     try:
         st = os.lstat(path)
         if not stat.S_ISDIR(st.st_mode):
@@ -55,11 +56,11 @@ def look(state: Path, sessions: Sessions, agent: Agent, source: str) -> Source:
     return Source(source, f"{st.st_dev}:{st.st_ino}:{made}")
 
 
-def check(state: Path, sessions: Sessions, agent: Agent, table: Iterable[Mount]) -> None:
+def check(trees: Path, sessions: Sessions, agent: Agent, table: Iterable[Mount]) -> None:
     """``MissingError`` or ``StaleError`` for a tree that is no longer what was named."""
     for mount in table:
         if mount.tree:
-            found = look(state, sessions, agent, mount.source).identity
+            found = look(trees, sessions, agent, mount.source).identity
             if mount.identity not in ("*", "-", found):
                 raise StaleError(
                     f"ESTALE: mount source {mount.source}: another directory is there than when "

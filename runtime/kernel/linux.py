@@ -19,6 +19,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
 MS_BIND: Final = 4096
+MS_PRIVATE: Final = 1 << 18
 MS_SHARED: Final = 1 << 20
 MNT_DETACH: Final = 2
 
@@ -73,6 +74,20 @@ def mount(source: str, target: Path, fstype: str, flags: int, data: str = "") ->
 def unmount(target: Path, flags: int = 0) -> None:
     """umount2(2)."""
     _check(_libc.umount2(os.fsencode(target), flags), target)
+
+
+class _MountAttributes(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "user_namespace")
+    )
+
+
+def narrow_mount(target: Path) -> None:
+    """A mount becomes private, nosuid and nodev, whatever else it is (mount_setattr(2))."""
+    wanted = _MountAttributes(set=MS_NOSUID | MS_NODEV, propagation=MS_PRIVATE)
+    size = ctypes.c_size_t(ctypes.sizeof(wanted))
+    path = os.fsencode(target)
+    _check(_libc.mount_setattr(_AT_FDCWD, path, 0, ctypes.byref(wanted), size), target)
 
 
 def rename(source: int, name: str, target: int, new_name: str, flags: int) -> None:

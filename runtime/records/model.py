@@ -1,6 +1,6 @@
-"""The records that the daemon keeps: agents and sessions.
+"""The records that the daemon keeps: agents, sessions and spaces.
 
-Both are written as JSON rows (``runtime.records.store``) and changed through
+The first two are written as JSON rows (``runtime.records.store``) and changed through
 ``runtime.agents.parts.Agents.update`` alone.
 """
 
@@ -21,6 +21,7 @@ from runtime.ids import (
     Incarnation,
     RunId,
     SessionIndex,
+    SpaceIndex,
     WaitFileName,
 )
 from runtime.records.lifecycle import LIVE, Status
@@ -317,6 +318,32 @@ class Session:
         return cls(index=index, **known_fields(cls, named))
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
+class Space:
+    """A durable tree that users and agents share, as what was last known of it."""
+
+    index: SpaceIndex
+    name: str
+    #: who made it, and on whose disk account it is: chown(2) of the tree does not change that
+    owner: int
+    made: float
+    #: on the disk, and how many names there are below the tree's root
+    bytes: int = 0
+    entries: int = 0
+    #: when that was; it is written with a change of the two
+    measured: float = 0.0
+
+    def record(self) -> dict[str, Any]:
+        """Of a row, beside the columns."""
+        return {name: getattr(self, name) for name in _SPACE_FIELDS}
+
+    @classmethod
+    def load(cls, index: SpaceIndex, name: str, values: dict[str, Any]) -> Self:
+        """Of what ``record`` gave."""
+        return cls(index=index, name=name, **known_fields(cls, values))
+
+
+_SPACE_FIELDS: Final = tuple(f.name for f in fields(Space) if f.name not in ("index", "name"))
 _AGENT_FIELDS: Final = tuple(f.name for f in fields(Agent) if f.name != "index")
 # each commit reads all of them
 _agent_values: Final = attrgetter(*_AGENT_FIELDS)

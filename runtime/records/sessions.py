@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
 from runtime.errors import NoSpaceError
 from runtime.ids import NO_SESSION, AgentIndex, SessionIndex
@@ -17,9 +17,6 @@ from runtime.records.model import Agent, Session
 from runtime.records.registry import Registry
 from runtime.records.store import Store
 from runtime.texts.names import free_number
-
-#: beside the sessions of a name; no session can be called so
-_HOMES: Final = ".home"
 
 
 class Sessions:
@@ -101,10 +98,10 @@ class Sessions:
 
     def homes(self, owner: int, agent: str) -> Path:
         """All durable homes that an owner's agents of one name have."""
-        return self._state / f"home/{owner}/agent/{agent}/{_HOMES}"
+        return self._state / f"tree/agent/{owner}/{agent}"
 
     def home(self, agent: Agent) -> str:
-        """The one of an agent, relative to the state directory.
+        """The one of an agent, relative to the directory of all durable trees.
 
         It is that of the name, the uid, and the family: an agent may make children of any name,
         and what it has one of them leave there must not wait for an operator's agent of that
@@ -117,11 +114,14 @@ class Sessions:
             index = above.parent
         digest = hashlib.sha256("/".join(family).encode()).hexdigest()[:32]
         name = f"{agent.uid}-{digest}" if family else str(agent.uid)
-        return f"home/{agent.owner}/agent/{agent.name}/{_HOMES}/{name}"
+        return f"agent/{agent.owner}/{agent.name}/{name}"
 
     def ensure_home(self, agent: Agent) -> None:
         """Makes it, for an agent that is about to start; ``NoSpaceError``."""
-        path = self._state / self.home(agent)
+        path = self._state / "tree" / self.home(agent)
+        for above in (path.parent.parent, path.parent):
+            if not above.is_dir():
+                above.mkdir(mode=0o711, parents=True)
         if ensure_directory(path, agent.created, mode=0o700):
             self.made(agent.owner)
         found = path.stat()

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from runtime.errors import NoSpaceError, StartupError
-from runtime.ids import AgentIndex, CallId, Incarnation, ItemIndex, SessionIndex
+from runtime.ids import AgentIndex, CallId, Incarnation, ItemIndex, SessionIndex, SpaceIndex
 from runtime.records.items import KINDS, LONG_ABOVE, Item, LongText
-from runtime.records.model import Agent, Session
+from runtime.records.model import Agent, Session, Space
 from runtime.texts.names import dump_json
 
 _RESERVE: Final = 512 << 10
@@ -86,6 +86,14 @@ CREATE TABLE answers (
     UNIQUE (caller, id)
 );
 CREATE INDEX answers_made ON answers (made);
+"""
+#: what of ``tree/shared`` is whose, and what it had when it was last measured
+_SPACES: Final = """
+CREATE TABLE spaces (
+    idx INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL UNIQUE,
+    data TEXT NOT NULL
+);
 """
 #: fields that have columns of their own, which are in indices: pages that a commit writes as well
 _AGENT_COLUMNS: Final = frozenset({"parent_session", "channel", "removed"})
@@ -165,6 +173,10 @@ class Store:
     def _add_answers(self) -> None:
         """Before, a call that was said again was made again."""
         self._create(_ANSWERS)
+
+    def _add_spaces(self) -> None:
+        """Before, a space was a directory and no more."""
+        self._create(_SPACES)
 
     def _create(self, statements: str) -> None:
         for statement in statements.split(";"):
@@ -523,6 +535,29 @@ class Store:
         rows = self._db.execute("SELECT DISTINCT owner FROM sessions ORDER BY owner")
         return [owner for (owner,) in rows]
 
+    # spaces
+
+    def insert_space(self, space: Space) -> SpaceIndex:
+        cursor = self._db.execute(
+            "INSERT INTO spaces (name, data) VALUES (?,?)", (space.name, dump_json(space.record()))
+        )
+        assert cursor.lastrowid is not None
+        return SpaceIndex(cursor.lastrowid)
+
+    def put_space(self, space: Space) -> None:
+        self._db.execute(
+            "UPDATE spaces SET data=? WHERE idx=?", (dump_json(space.record()), space.index)
+        )
+
+    def delete_space(self, index: SpaceIndex) -> None:
+        self._db.execute("DELETE FROM spaces WHERE idx=?", (index,))
+
+    def load_spaces(self) -> list[Space]:
+        rows = self._db.execute("SELECT idx, name, data FROM spaces ORDER BY idx")
+        return [
+            Space.load(SpaceIndex(index), name, json.loads(data)) for index, name, data in rows
+        ]
+
     # answers
 
     def put_answer(
@@ -652,6 +687,7 @@ _STEPS: Final[tuple[Callable[[Store], None], ...]] = (
     Store._take_texts_out,
     Store._add_held,
     Store._add_answers,
+    Store._add_spaces,
 )
 #: the number of the format of the database
 SCHEMA: Final = len(_STEPS)

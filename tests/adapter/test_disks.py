@@ -60,7 +60,6 @@ def _is_costly(fd: int) -> bool:
 
 @pytest.fixture
 def mounted(mounted: Mounted) -> Iterator[Mounted]:
-    (mounted.world.state / HOME).parent.mkdir()
     yield mounted
     close_all(mounted)
 
@@ -84,7 +83,7 @@ def real(mounted: Mounted) -> Path:
     inode = mounted.inode(HOME)
     info, _ = complete(mounted.ops.create, inode, b"file", 0o644, os.O_WRONLY, OWN_CONTEXT)
     complete(mounted.ops.release, info.fh)
-    path = mounted.world.state / HOME / "file"
+    path = mounted.world.state / "tree" / HOME.removesuffix("/data") / "file"
     fill(path)
     return path
 

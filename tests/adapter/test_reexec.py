@@ -284,7 +284,8 @@ def read_names(mounted: Mounted, fh: int, start: int = 0) -> list[bytes]:
 @pytest.fixture
 def large(mounted: Mounted) -> Path:
     """``shared/s``, with 5,000 files."""
-    space = mounted.world.state / "shared" / "s"
+    mounted.agents.spaces.add("s", 0)
+    space = mounted.world.state / "tree/shared/s"
     space.mkdir()
     for number in range(5000):
         (space / f"f{number}").touch()
@@ -305,7 +306,8 @@ def test_a_directory_is_listed_on(
     for _ in range(2):
         succeed(mounted)
     names = [os.fsdecode(name) for name in (*first.names, *read_names(mounted, fh, 5))]
-    found = os.listdir(mounted.world.state / path) if path == "shared/s" else mounted.list(path)
+    shared = path == "shared/s"
+    found = os.listdir(mounted.world.state / "tree" / path) if shared else mounted.list(path)
     assert len(first.names) == 5 and sorted(names) == sorted(found)
     assert read_names(mounted, fh) == [os.fsencode(name) for name in names]
     complete(mounted.ops.releasedir, fh)
@@ -340,7 +342,8 @@ def test_of_a_large_directory_no_more_names_pass_than_were_read(
 
 @pytest.fixture
 def space(mounted: Mounted) -> str:
-    (mounted.world.state / "shared" / "s").mkdir()
+    (mounted.world.state / "tree/shared/s").mkdir()
+    mounted.agents.spaces.add("s", 0)
     return "shared/s"
 
 
@@ -391,7 +394,7 @@ def test_a_file_without_a_name_is_read_on(mounted: Mounted, space: str) -> None:
 def test_what_the_kernel_knows_is_forgotten_as_often_as_it_was_told(
     mounted: Mounted, space: str
 ) -> None:
-    (mounted.world.state / space / "f").touch()
+    (mounted.world.state / "tree" / space / "f").touch()
     for _ in range(3):
         inode = mounted.inode(f"{space}/f")
     succeed(mounted)
@@ -404,7 +407,7 @@ def test_what_the_kernel_knows_is_forgotten_as_often_as_it_was_told(
 
 def test_another_file_of_the_same_inode_number_is_another(mounted: Mounted, space: str) -> None:
     """The backing is replaced while nobody has it open, by a line of a mount table."""
-    path = mounted.world.state / space / "f"
+    path = mounted.world.state / "tree" / space / "f"
     path.touch()
     inode = mounted.inode(f"{space}/f")
     succeed(mounted)

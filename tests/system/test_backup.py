@@ -200,7 +200,7 @@ def test_files_of_users_keep_what_they_are(daemon: Daemon, other: Daemon) -> Non
     assert os.readlink(again / "link") == "/etc/passwd"
     assert (again / "fifo").lstat().st_mode == (space / "fifo").lstat().st_mode
     assert (again / "holes").stat().st_size == 1 << 30
-    assert (other.state / "shared" / "space" / "holes").stat().st_blocks < 1 << 10
+    assert (other.state / "tree/shared" / "space" / "holes").stat().st_blocks < 1 << 10
     with open(again / "holes", "rb") as holes:
         holes.seek(1 << 29)
         assert holes.read(7) == b"middle\0"
@@ -286,7 +286,7 @@ def test_no_tree_is_too_deep_for_the_others(daemon: Daemon, other: Daemon) -> No
     space = daemon.root / "shared" / "space"
     space.mkdir()
     (space / "file").write_text("kept")
-    deep = os.open(daemon.state / "shared" / "space", os.O_RDONLY)
+    deep = os.open(daemon.state / "tree/shared" / "space", os.O_RDONLY)
     for _ in range(8000):
         os.mkdir("d", dir_fd=deep)
         deeper = os.open("d", os.O_RDONLY, dir_fd=deep)
@@ -300,12 +300,14 @@ def test_no_tree_is_too_deep_for_the_others(daemon: Daemon, other: Daemon) -> No
         resource.setrlimit(resource.RLIMIT_STACK, (4 << 20, 4 << 20))
 
     done = daemon.ctx("backup", "--state", str(daemon.state), str(file), preexec_fn=small_stack)
-    assert done.stderr.startswith("left out: files whose paths are too long, such as ./shared/spa")
+    assert done.stderr.startswith(
+        "left out: files whose paths are too long, such as ./tree/shared/space/d"
+    )
     assert done.returncode == 1
     restored = ctx("restore", "--state", str(other.state), str(file))
     assert (restored.returncode, restored.stderr) == (0, "")
-    assert (other.state / "shared" / "space" / "file").read_text() == "kept"
-    assert (other.state / "shared" / "space" / "/".join("d" * 1000)).is_dir()
+    assert (other.state / "tree/shared" / "space" / "file").read_text() == "kept"
+    assert (other.state / "tree/shared" / "space" / "/".join("d" * 1000)).is_dir()
 
 
 def test_who_owns_the_directory_of_a_backup_leads_it_nowhere(daemon: Daemon) -> None:

@@ -96,7 +96,7 @@ def test_whatever_is_done_to_it_the_next_life_has_it_and_it_can_be_removed(daemo
     for session in os.listdir(history):
         (history / session).rmdir()
     wait_until(lambda: not discarded(daemon.state), "what was removed is gone")
-    assert not list((daemon.state / "home").glob("*/agent/x/.home"))
+    assert not list((daemon.state / "tree/agent").glob("*/x"))
 
 
 def test_it_goes_with_the_last_of_the_history(daemon: Daemon) -> None:
@@ -108,7 +108,7 @@ def test_it_goes_with_the_last_of_the_history(daemon: Daemon) -> None:
     for session in os.listdir(history):
         (history / session).rmdir()
     wait_until(lambda: not discarded(daemon.state), "what was removed is gone")
-    assert not list((daemon.state / "home").glob("*/agent/x/.home"))
+    assert not list((daemon.state / "tree/agent").glob("*/x"))
     assert once(daemon, "x")[0] == "nothing"
 
 
@@ -156,7 +156,7 @@ def test_a_child_has_one_of_its_own_and_gets_no_other_by_its_name(daemon: Daemon
     assert boss("boss") == ["r2", "/tmp/home"]
     assert boss("other") == ["nothing", "/tmp/home"], "nor of another parent's child"
     assert once(daemon, "kid") == ["r1", "/tmp/home"], "nor do they come by that"
-    [home] = (daemon.state / "home" / "0" / "agent" / "boss" / ".home").iterdir()
+    [home] = (daemon.state / "tree/agent/0/boss").iterdir()
     assert os.listdir(home) == ["mine"], "a child has not its parent's"
 
 

@@ -97,7 +97,7 @@ def test_a_task(ctx: Ctx, daemon: Daemon, project: Path, name: str) -> None:
         f"{name}: {ARGUMENTS[name][0]}", "key k-123", str(project), "may write", "say hello",
     ]  # fmt: skip
     assert not daemon.agent_dir(f"{name}-1").exists()
-    homes = daemon.state / "home" / "0" / "agent" / f"{name}-1" / ".home"
+    homes = daemon.state / "tree/agent/0" / f"{name}-1"
     assert not homes.exists(), "nobody named it, so nothing of it stays"
 
 

@@ -38,7 +38,7 @@ def space(daemon: Daemon, name: str, owner: int = AGENT_UID) -> Path:
     path = daemon.path("shared", name)
     path.mkdir()
     os.chown(path, owner, owner)
-    return daemon.state / "shared" / name
+    return daemon.state / "tree/shared" / name
 
 
 def make(
@@ -157,7 +157,7 @@ def test_a_space_that_is_another_by_then_is_not_used(daemon: Daemon) -> None:
 
 def test_the_owners_own_files(daemon: Daemon) -> None:
     agent = make(daemon, "x", "sh -c 'echo kept > /h/file'", mount="home: /h rw")
-    data = daemon.state / "home" / read(agent, "owner").strip() / "data"
+    data = daemon.state / "tree/home" / read(agent, "owner").strip()
     os.chown(data, AGENT_UID, AGENT_UID)
     finish(agent)
     assert read(data, "file") == "kept\n", read(agent, "log")
@@ -477,5 +477,5 @@ def test_an_ordinary_users_daemon_hands_them_in_too(user: OrdinaryDaemon) -> Non
         return read(agent, "reason") + read(agent, "log") + read(kid, "reason") + read(kid, "log")
 
     said = user.do(life)
-    assert sorted(os.listdir(user.state / "shared" / "data")) == ["boss", "kid"], said
+    assert sorted(os.listdir(user.state / "tree/shared/data")) == ["boss", "kid"], said
     assert "Read-only file system" in said

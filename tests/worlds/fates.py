@@ -126,7 +126,10 @@ def lose_machine(daemon: Daemon) -> None:
     daemon.cgroup.kill()
     wait_until(lambda: not daemon.cgroup.populated(), "the cgroups are empty")
     daemon.cgroup.remove()
-    for path in (daemon.root, daemon.runtime / "root" / "ctx", daemon.runtime / "root"):
+    for path in (
+        *(daemon.root, daemon.runtime / "root" / "ctx", daemon.runtime / "root"),
+        daemon.runtime / "tree",
+    ):
         while linux.mount_at(path) is not None:
             linux.unmount(path, linux.MNT_DETACH)
     shutil.rmtree(daemon.runtime)

@@ -19,6 +19,7 @@ from runtime.records.change import Change, Subscriber
 from runtime.records.config import Config
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
+from runtime.records.spaces import Spaces
 from runtime.records.store import Store
 
 ROOT = Caller(0, 0, 0)
@@ -87,7 +88,10 @@ class World:
         self.path = path
         self.privilege = privilege
         self.state = path / "state"
-        for directory in (self.state / "home", self.state / "trash", path / "wait"):
+        for directory in (
+            *(self.state / name for name in ("home", "trash", "tree/home", "tree/shared")),
+            path / "wait",
+        ):
             directory.mkdir(parents=True, exist_ok=True)
         self.config = Config(**settings)
         self.hierarchy = FakeHierarchy()
@@ -99,6 +103,7 @@ class World:
 
     def _load(self) -> Agents:
         return open_agents(
+            spaces=Spaces(self.store),
             config=self.config,
             store=self.store,
             hierarchy=cast(Hierarchy, self.hierarchy),

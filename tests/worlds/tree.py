@@ -156,7 +156,6 @@ class Mounted:
         self.supervisor = FakeSupervisor()
         self.supervisor.world = world
         places = places_in(world)
-        (world.state / "shared").mkdir()
         runtime = SimpleNamespace(
             agents=world.agents,
             config=world.config,

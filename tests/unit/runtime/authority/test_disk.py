@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from runtime.authority.disk import INCARNATION_SIZE, Disk, Share
 from runtime.authority.limits import log_room
 from runtime.caller import Caller
 from runtime.errors import QuotaError
+from runtime.ids import NO_SPACE
+from runtime.records.model import Space
 from tests.worlds.natives import walker_of
 from tests.worlds.records import World, inside, operator, world_in
 
@@ -30,10 +33,13 @@ def _payer(caller: Caller) -> Payer:
     return Payer(caller.uid)
 
 
-def disk_in(path: Path, limit: int = 100 * SIZE, *, stored: bool = False) -> Disk:
+def disk_in(
+    path: Path, limit: int = 100 * SIZE, *, stored: bool = False,
+    spaces: Iterable[Space] = (),
+) -> Disk:
     accounts = Accounts(dict.fromkeys(Resource, limit))
     return Disk(
-        accounts, path, lambda names: {"abc": (OWNER, "coder")} if "abc" in names else {},
+        accounts, path, spaces, lambda names: {"abc": (OWNER, "coder")} if "abc" in names else {},
         lambda: {(OWNER, "newer"): (3, 100)} if stored else {}, _payer,
     )
 
@@ -66,16 +72,16 @@ def test_what_is_open_without_a_name_counts_until_it_is_closed(tmp_path: Path) -
 
 def test_what_is_below_the_state_is_its_owners(tmp_path: Path) -> None:
     write(tmp_path / "agent/abc/out/1")
-    write(tmp_path / f"home/{OWNER}/data/file")
+    write(tmp_path / f"tree/home/{OWNER}/file")
     write(tmp_path / f"home/{OWNER}/agent/coder/default/events.jsonl")
-    write(tmp_path / "home/1001/data/file")
-    write(tmp_path / "shared/space/file")
-    os.chown(tmp_path / "shared/space", os.getuid(), -1)
-    disk = disk_in(tmp_path)
+    write(tmp_path / "tree/home/1001/file")
+    write(tmp_path / "tree/shared/space/file")
+    space = Space(index=NO_SPACE, name="space", owner=1002, made=0.0)
+    disk = disk_in(tmp_path, spaces=[space])
     measure(disk, tmp_path)
     assert 3 * SIZE <= use(disk) < 4 * SIZE
     assert SIZE <= use(disk, 1001) < 2 * SIZE
-    assert SIZE <= use(disk, os.getuid()) < 2 * SIZE
+    assert SIZE <= use(disk, 1002) < 2 * SIZE
     with pytest.raises(QuotaError, match='"coder" holds most'):
         disk.check(OWNER, 100 * SIZE)
 
@@ -88,10 +94,10 @@ def test_what_was_written_counts_until_it_is_measured(tmp_path: Path) -> None:
     disk.check(OWNER, 41 * SIZE, reserve=Reserve.OWNER)
     disk.note(OWNER, -10 * SIZE)
     disk.check(OWNER, 41 * SIZE)
-    write(tmp_path / f"home/{OWNER}/data/file")
+    write(tmp_path / f"tree/home/{OWNER}/file")
     measure(disk, tmp_path)
     assert SIZE <= use(disk) < 2 * SIZE
-    (tmp_path / f"home/{OWNER}/data/file").unlink()
+    (tmp_path / f"tree/home/{OWNER}/file").unlink()
     measure(disk, tmp_path)
     assert use(disk) < SIZE
 
@@ -101,7 +107,7 @@ def test_what_counted_goes_on_to_count_while_the_store_cannot_be_read(
     tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = disk_in(tmp_path, stored=True)
-    write(tmp_path / f"home/{OWNER}/data/file")
+    write(tmp_path / f"tree/home/{OWNER}/file")
     measure(disk, tmp_path)
     measured = use(disk)
     disk.note(OWNER, 5 * SIZE)

@@ -356,6 +356,7 @@ def test_a_database_of_version_2_is_taken_over(tmp_path: Path) -> None:
         db.execute("DROP TABLE texts")
         db.execute("DROP TABLE held")
         db.execute("DROP TABLE answers")
+        db.execute("DROP TABLE spaces")
         db.execute("PRAGMA user_version=2")
         db.commit()
     with closing(Store(tmp_path / "db")) as store:

@@ -1,0 +1,253 @@
+/*
+ * tree: makes and takes away durable trees, and finds those of an older state.
+ *
+ *     tree DIRECTORY make PATH UID GID MODE LOST
+ *     tree DIRECTORY have PATH UID GID
+ *     tree DIRECTORY remove PATH LOST
+ *     tree STATE adopt CLOSED
+ *
+ * Agents can open the root of a tree, and hold its lock in the kernel for as long as they
+ * like. So none of this is done by the daemon itself. The directories above a tree are the
+ * daemon's, all below DIRECTORY; nobody can put a link or another tree there.
+ *
+ * make    makes the tree PATH; one that is there, which the daemon does not know, goes
+ * have    makes the tree PATH unless it is there, and opens it to its owner
+ * remove  removes the tree PATH if it is empty, else keeps it as LOST, and writes "lost"
+ * adopt   moves homes of an older version to their places below "tree", those of the uids
+ *         in the list CLOSED for root alone, and writes "UID NAME" of each space, a line
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <sys/stat.h>
+
+#include "common.h"
+#include "orders.h"
+
+/* of directories above trees: who knows a name may go on to what its modes permit */
+#define ABOVE_MODE 0711
+#define CLOSED_MODE 0700
+
+static int open_directory(int at, const char *path)
+{
+	return openat(at, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
+static int make_above(int at, const char *name)
+{
+	if (mkdirat(at, name, ABOVE_MODE) < 0 && errno != EEXIST)
+		die("%s: %m", name);
+	return open_directory(at, name);
+}
+
+/* Opens the directory that a tree is in, and makes it if need be; NAME returns the last part. */
+static int open_above(int directory, char *path, char **name)
+{
+	char *slash;
+	int at = dup(directory);
+
+	while (at >= 0 && (slash = strchr(path, '/'))) {
+		int below;
+
+		*slash = 0;
+		below = make_above(at, path);
+		close_quietly(at);
+		at = below;
+		path = slash + 1;
+	}
+	if (at < 0)
+		die("%s: %m", path);
+	*name = path;
+	return at;
+}
+
+/* Whoever has a tree open keeps it, by whatever name. */
+static void take_away(int directory, int at, const char *name, char *lost)
+{
+	char *last;
+	int to;
+
+	if (unlinkat(at, name, AT_REMOVEDIR) == 0 || errno == ENOENT)
+		return;
+	if (errno != ENOTEMPTY && errno != EEXIST && errno != EBUSY)
+		die("%s: %m", name);
+	to = open_above(directory, lost, &last);
+	if (renameat(at, name, to, last) < 0)
+		die("%s: cannot be kept as %s: %m", name, last);
+	close(to);
+	puts("lost");
+}
+
+static void own(int at, const char *name, unsigned uid, unsigned gid, mode_t mode)
+{
+	struct stat st;
+
+	if (fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+		die("%s: %m", name);
+	if ((st.st_uid != uid || st.st_gid != gid) &&
+	    fchownat(at, name, uid, gid, AT_SYMLINK_NOFOLLOW) < 0)
+		die("%s: %m", name);
+	/* after chown(2), which takes set-group-ID away */
+	if ((st.st_mode & 07777) != mode && fchmodat(at, name, mode, 0) < 0)
+		die("%s: %m", name);
+}
+
+static void make(int directory, struct orders *orders)
+{
+	char *path = take_word(orders), *name, *lost;
+	unsigned uid = take_id(orders), gid = take_id(orders);
+	mode_t mode = (mode_t)take_number(orders, 07777);
+	int at;
+
+	lost = take_word(orders);
+	if (!all_taken(orders))
+		die("the daemon's orders are damaged");
+	at = open_above(directory, path, &name);
+	take_away(directory, at, name, lost);
+	if (mkdirat(at, name, CLOSED_MODE) < 0)
+		die("%s: %m", name);
+	own(at, name, uid, gid, mode);
+}
+
+static void have(int directory, struct orders *orders)
+{
+	char *path = take_word(orders), *name;
+	unsigned uid = take_id(orders), gid = take_id(orders);
+	struct stat st;
+	int at;
+
+	if (!all_taken(orders))
+		die("the daemon's orders are damaged");
+	at = open_above(directory, path, &name);
+	if (mkdirat(at, name, CLOSED_MODE) < 0 && errno != EEXIST)
+		die("%s: %m", name);
+	if (fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+		die("%s: %m", name);
+	/* its group is its owner's to choose */
+	own(at, name, uid, st.st_uid == uid ? st.st_gid : gid, (st.st_mode & 07777) | CLOSED_MODE);
+}
+
+static void take_one_away(int directory, struct orders *orders)
+{
+	char *path = take_word(orders), *lost = take_word(orders), *name = path;
+	int at;
+
+	if (!all_taken(orders))
+		die("the daemon's orders are damaged");
+	at = open_above(directory, path, &name);
+	take_away(directory, at, name, lost);
+}
+
+/* Calls ACT for each name in a directory of the daemon's own; one that is not there has none. */
+static void for_each(int at, const char *path, void (*act)(int, const char *, void *), void *data)
+{
+	int fd = open_directory(at, path);
+	DIR *listed = fd < 0 ? NULL : fdopendir(fd);
+	struct dirent *entry;
+
+	if (!listed && errno == ENOENT)
+		return;
+	if (!listed)
+		die("%s: %m", path);
+	while ((entry = readdir(listed)))
+		if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
+			act(dirfd(listed), entry->d_name, data);
+	closedir(listed);
+}
+
+struct adoption {
+	int homes, agents;	/* where trees go */
+	int to;			/* those of the agents of one user */
+	const unsigned *closed;
+	size_t count;
+};
+
+static void move(int at, const char *path, int to, const char *name)
+{
+	if (renameat(at, path, to, name) < 0 && errno != ENOENT)
+		die("%s: cannot be moved: %m", path);
+}
+
+static void adopt_agent(int at, const char *name, void *data)
+{
+	struct adoption *adoption = data;
+	char path[PATH_MAX];
+
+	snprintf(path, sizeof path, "%s/.home", name);
+	if (faccessat(at, path, F_OK, AT_SYMLINK_NOFOLLOW) < 0)
+		return;
+	move(at, path, adoption->to, name);
+	if (fchmodat(adoption->to, name, ABOVE_MODE, 0) < 0)
+		die("%s: %m", name);
+}
+
+static void adopt_user(int at, const char *name, void *data)
+{
+	struct adoption *adoption = data;
+	unsigned long long uid;
+	char path[PATH_MAX];
+
+	if (!parse_number(name, ID_MAX, &uid))
+		return;
+	snprintf(path, sizeof path, "%s/data", name);
+	move(at, path, adoption->homes, name);
+	for (size_t i = 0; i < adoption->count; i++)
+		if (adoption->closed[i] == uid &&
+		    faccessat(adoption->homes, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+			own(adoption->homes, name, 0, 0, CLOSED_MODE);
+	adoption->to = make_above(adoption->agents, name);
+	if (adoption->to < 0)
+		die("%s: %m", name);
+	snprintf(path, sizeof path, "%s/agent", name);
+	for_each(at, path, adopt_agent, adoption);
+	close(adoption->to);
+}
+
+static void tell_space(int at, const char *name, void *data)
+{
+	struct stat st;
+
+	(void)data;
+	if (fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+		die("%s: %m", name);
+	if (S_ISDIR(st.st_mode))
+		printf("%u %s\n", st.st_uid, name);
+}
+
+static void adopt(int state, struct orders *orders)
+{
+	struct adoption adoption = {0};
+	int trees;
+
+	adoption.closed = take_numbers(orders, ID_MAX, &adoption.count);
+	if (!all_taken(orders))
+		die("the daemon's orders are damaged");
+	trees = make_above(state, "tree");
+	adoption.homes = make_above(trees, "home");
+	adoption.agents = make_above(trees, "agent");
+	if (trees < 0 || adoption.homes < 0 || adoption.agents < 0)
+		die("tree: %m");
+	for_each(state, "home", adopt_user, &adoption);
+	for_each(state, "shared", tell_space, NULL);
+}
+
+int main(int argc, char **argv)
+{
+	struct orders orders = orders_of_arguments(argc, argv);
+	const char *path = take_word(&orders);
+	int directory = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	if (directory < 0)
+		die("%s: %m", path);
+	umask(0);
+	if (take_if(&orders, "make"))
+		make(directory, &orders);
+	else if (take_if(&orders, "have"))
+		have(directory, &orders);
+	else if (take_if(&orders, "remove"))
+		take_one_away(directory, &orders);
+	else if (take_if(&orders, "adopt"))
+		adopt(directory, &orders);
+	else
+		die("usage: tree DIRECTORY make|have|remove|adopt ...");
+	return fflush(stdout) ? EXIT_FAILED : 0;
+}

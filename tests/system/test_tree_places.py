@@ -1,0 +1,118 @@
+"""Where durable trees are seen on the host, and how those of an older version get there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.kernel import linux
+from tests.worlds.daemon import AGENT_UID, Daemon
+from tests.worlds.ordinary import OrdinaryDaemon, ordinary_daemon
+
+MOVED = "the durable trees of an older ctxd are now in"
+
+
+def mounts(daemon: Daemon) -> list[linux.MountEntry]:
+    return [each for each in linux.read_mounts() if each.point == str(daemon.runtime / "tree")]
+
+
+def test_one_mount_shows_all_and_is_known_again(daemon: Daemon) -> None:
+    tree = daemon.runtime / "tree"
+    (shown,) = mounts(daemon)
+    assert {"rw", "nosuid", "nodev"} <= set(shown.options.split(",")) and not shown.shared
+    assert tree.samefile(daemon.state / "tree")
+    assert [tree.joinpath(name).stat().st_mode & 0o777 for name in (".", "home", "shared")] == (
+        [0o711] * 3
+    )
+    file = os.open(tree / "lost", os.O_RDONLY)
+    daemon.restart()
+    assert len(mounts(daemon)) == 1
+    assert os.path.samestat(os.fstat(file), os.stat(tree / "lost"))
+    os.close(file)
+    daemon.stop()
+    assert not mounts(daemon) and not tree.exists()
+    daemon.start()
+
+
+def test_a_mount_of_something_else_is_replaced(daemon: Daemon, tmp_path: Path) -> None:
+    daemon.kill()
+    linux.mount(str(tmp_path), daemon.runtime / "tree", "none", linux.MS_BIND)
+    daemon.start()
+    (shown,) = mounts(daemon)
+    assert (daemon.runtime / "tree").samefile(daemon.state / "tree")
+    assert {"nosuid", "nodev"} <= set(shown.options.split(","))
+
+
+@pytest.fixture
+def ordinary() -> Iterator[OrdinaryDaemon]:
+    with ordinary_daemon() as daemon:
+        yield daemon
+
+
+def test_without_root_it_is_a_link(ordinary: OrdinaryDaemon) -> None:
+    tree = ordinary.runtime / "tree"
+    assert os.readlink(tree) == str(ordinary.state / "tree")
+    ordinary.restart()
+    assert os.readlink(tree) == str(ordinary.state / "tree")
+    ordinary.stop()
+    assert not tree.is_symlink()
+    ordinary.start()
+
+
+# of an older version
+
+#: what it left below its state: whose, with which mode
+OLDER = {
+    "shared/team": (1000, 0o2770),
+    "shared/free": (0, 0o1777),
+    "home/1000/data": (1000, 0o700),
+    f"home/{AGENT_UID}/data": (AGENT_UID, 0o700),
+    "home/1000/agent/coder/.home/61000": (AGENT_UID, 0o700),
+}
+NEWER = {
+    "tree/shared/team": (1000, 0o2770),
+    "tree/shared/free": (0, 0o1777),
+    "tree/home/1000": (1000, 0o700),
+    # all agents of all users have written there: it is for root to look through
+    f"tree/home/{AGENT_UID}": (0, 0o700),
+    "tree/agent/1000/coder/61000": (AGENT_UID, 0o700),
+}
+
+
+def tell(state: Path, paths: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    found = {path: (state / path).stat() for path in paths if (state / path / "file").is_file()}
+    return {path: (st.st_uid, st.st_mode & 0o7777) for path, st in found.items()}
+
+
+def leave(state: Path, paths: dict[str, tuple[int, int]]) -> None:
+    for path, (uid, mode) in paths.items():
+        (state / path).mkdir(parents=True)
+        (state / path).parent.chmod(0o711)
+        (state / path / "file").write_text(path)
+        os.chown(state / path, uid, uid)
+        (state / path).chmod(mode)
+
+
+#: how far an earlier start had come, which died then
+DONE = [(), ("tree/home/1000",), tuple(path for path in NEWER if "shared" not in path)]
+
+
+@pytest.mark.parametrize("done", DONE, ids=["nothing", "a home", "all homes"])
+def test_trees_of_an_older_version_get_their_places_once(
+    daemon: Daemon, done: tuple[str, ...]
+) -> None:
+    daemon.stop()
+    (daemon.state / "tree/shared").rmdir()
+    gone = {older for older, newer in zip(OLDER, NEWER, strict=True) if newer in done}
+    leave(daemon.state, {path: OLDER[path] for path in OLDER if path not in gone})
+    leave(daemon.state, {path: NEWER[path] for path in done})
+    (daemon.state / "tree/shared").mkdir(exist_ok=True)
+    daemon.start()
+    assert tell(daemon.state, NEWER) == NEWER
+    assert not tell(daemon.state, OLDER) and not (daemon.state / "shared").exists()
+    assert (daemon.state / "tree/agent/1000/coder").stat().st_mode & 0o777 == 0o711
+    daemon.restart()
+    assert daemon.log.read_text().count(MOVED) == 1
