@@ -44,6 +44,8 @@ class Forgetting(Subscriber):
         self._kept_lines = base.kept_lines
         root = root_files.LAYOUT
         self._list = root.inode(0, root.number_of(agents_file.ROW.name))
+        #: the files that other agents may write by policy
+        self._told = [agent_files.LAYOUT.number_of(name) for name in ("ctl", "inbox")]
         #: those of records below every agent, by the kind of record
         self._of_items = {
             layout.cls.kind: layout for layout in layouts if isinstance(layout, ItemLayout)
@@ -63,6 +65,14 @@ class Forgetting(Subscriber):
             handle = self._runtime.agents.items.named(agent.parent, Task, agent.name)
             if handle is not None and handle.child == index:
                 self._rows_changed(task_files.LAYOUT, handle.index, frozenset(("status", "title")))
+        if wanted & {"policy_of_root", "gid"}:
+            # whom it may tell what to do (``Reach``)
+            others = (each for each in self._runtime.agents.registry if each.gid != agent.gid)
+            self._cache.forget_attributes_of(
+                agent_files.LAYOUT.inode(other.index, number)
+                for other in others
+                for number in self._told
+            )
         if wanted & {"uid", "gid", "owner"}:
             self._cache.forget_pages(agent_files.LAYOUT.inodes(index))
             self._folders.changed_owner(ARTIFACT, ARTIFACT.key(agent))

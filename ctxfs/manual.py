@@ -26,7 +26,7 @@ from ctxfs.tools.registry import TOOLS
 from ctxfs.tools.tool import Concerns, Schema
 from ctxfs.tree import inodes
 from ctxfs.tree.layouts import Layout
-from ctxfs.tree.rows import Directory, Document, File, Kind, Row, Staged
+from ctxfs.tree.rows import Directory, Document, File, Inlet, Kind, Row, Staged
 from runtime.authority.guard import WITHIN_FAMILY, AnyGuard, said, times
 from runtime.caller import INSIDERS
 from runtime.sockets.operations import (
@@ -107,6 +107,8 @@ def _facts(row: Row[Any]) -> Iterator[str]:
         yield "Default: empty."
     if not row.public and row.read != INSIDERS:
         yield f"Read by {said(row.read)}."
+        if isinstance(row, Inlet) and row.read:
+            yield "Empty to them and to who may write it."
     if row.public:
         yield "Public."
     yield from _guards(row)

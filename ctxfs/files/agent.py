@@ -82,7 +82,8 @@ def _session_target(base: Base, agent: Agent) -> str:
 
 
 _INBOX: Final[Row[Agent]] = Inlet(
-    name="inbox", guard=SENDING, send=_send, doc="one message per flush; not in mode once"
+    name="inbox", read=Role.ROOT, guard=SENDING, send=_send,
+    doc="one message per flush; not in mode once",
 )
 
 ROWS: Final[tuple[Row[Agent], ...]] = (

@@ -18,6 +18,7 @@ from ctxfs.tree.queued import Queued
 from ctxfs.tree.spaces import SpaceRow, Spaces
 from runtime.authority.identity import Identity
 from runtime.authority.loop import AtHand
+from runtime.authority.reach import Reach
 from runtime.caller import INSIDERS, PARTIES, Caller, Role
 from runtime.cell.cell import working_directory, workspace
 from runtime.errors import CtxError
@@ -75,6 +76,8 @@ class Base:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.reasons = Reasons(runtime.agents)
+        self.reach = Reach(runtime.agents.registry, runtime.agents.authority)
+        runtime.agents.journal.subscribe(self.reach)
         self.cache = Cache()
         self.kept_lines = KeptLines()
         self.queued = Queued(runtime.agents.items, runtime.agents.journal)

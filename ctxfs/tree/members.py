@@ -14,7 +14,7 @@ from ctxfs.tree.base import Base
 from ctxfs.tree.inodes import ShownOwner
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Attributes, Node
-from ctxfs.tree.rows import Control, Kind, PathControl, Rendered
+from ctxfs.tree.rows import Control, Inlet, Kind, PathControl, Rendered
 from runtime.authority.guard import Act
 from runtime.caller import NOBODY, Caller, Role
 from runtime.errors import DeniedError, MissingError
@@ -119,7 +119,8 @@ class Member(Node, Generic[_O]):
         needed = mode & 0o600
         if agent.uid not in own or agent.owner not in own:
             mode |= needed >> 3
-        if agent.owner not in own and group_of(agent.owner) != agent.gid:
+        other = agent.owner not in own and group_of(agent.owner) != agent.gid
+        if other or self.base.reach.opens(agent, row.guard.who):
             mode |= needed >> 6
         return privilege.uid, agent.gid, mode
 
@@ -158,6 +159,8 @@ class Member(Node, Generic[_O]):
         roles = self.roles(caller)
         if self.row.public and (agent is None or not agent.private):
             return bool(roles)
+        if isinstance(self.row, Inlet) and self.row.read and roles & self.writing_roles:
+            return True
         return bool(roles & self.row.read)
 
     def check_alive(self, caller: Caller) -> None:

@@ -664,13 +664,24 @@ class OpenOutput(OpenRow[_O]):
             self._content = self._row.content(self._base, self.node.obj)
 
 
-class OpenFeed(OpenRow[_O]):
+class _OpenEmpty(OpenRow[_O]):
+    """What is written there is not to be read."""
+
+    def __init__(self, node: Member[_O], caller: Caller) -> None:
+        super().__init__(node, caller, writing=True)
+
+    def read(self, offset: int, size: int) -> bytes:
+        self._check_reader()
+        return b""
+
+
+class OpenFeed(_OpenEmpty[_O]):
     """An inlet for bytes: a write takes as many as there is room for."""
 
     def __init__(
         self, node: Member[_O], caller: Caller, feed: Callable[[bytes], int]
     ) -> None:
-        super().__init__(node, caller, writing=True)
+        super().__init__(node, caller)
         self._feed = feed
 
     def write(self, offset: int, data: bytes) -> int:
@@ -679,11 +690,11 @@ class OpenFeed(OpenRow[_O]):
         return self._feed(data)
 
 
-class OpenInlet(OpenRow[_O]):
+class OpenInlet(_OpenEmpty[_O]):
     """An inlet for messages: each flush with new data sends one."""
 
     def __init__(self, node: Member[_O], row: Inlet[_O], caller: Caller) -> None:
-        super().__init__(node, caller, writing=True)
+        super().__init__(node, caller)
         self._row = row
         self._text = bytearray()
         self._refused = False

@@ -440,7 +440,7 @@ class Lines(Staged[_O]):
 class Verbs(Rendered[_O]):
     """A ``ctl``: each complete line that is written acts at once, by ``act``."""
 
-    mode: int = 0o666
+    mode: int = 0o660
     guard: Guard[_O]
     act: Check[_O]
 
@@ -504,14 +504,15 @@ class Output(Opened[_O]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inlet(Opened[_O]):
-    """A file that is only written: messages, or the input of a program.
+    """A file that is only written: messages, or the input of a program. One with readers is empty
+    to them, and to who may write it.
 
     ``send`` gets the text of each flush, of at most ``most`` bytes if that is less than a
     message may have. If ``feed`` makes something of the object, that takes
     bytes instead, as they come, and tells how many it took.
     """
 
-    mode: int = 0o222
+    mode: int = 0o660
     read: Role = Role.NONE
     guard: Guard[_O]
     send: Callable[[Base, _O, Caller, str], None]

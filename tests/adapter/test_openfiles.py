@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -1057,3 +1058,24 @@ def test_what_was_removed_takes_no_verbs_through_a_file_that_is_open(
     complete(mounted.ops.release, fh)
     assert mounted.supervisor.said == []
     assert mounted.agents.registry.named("x") is None
+
+
+def test_a_ctl_is_open_to_others_only_where_a_line_of_root_lets_them_write(
+    mounted: Mounted,
+) -> None:
+    x = the_agent(mounted)
+    y = mounted.make("y")
+    files = (f"{D}/ctl", f"{D}/inbox")
+
+    def modes() -> list[int]:
+        return [stat.S_IMODE(mounted.stat(file).st_mode) for file in files]
+
+    assert modes() == [0o660, 0o660]
+    mounted.put("agent/y.d/policy", "allow y_t agent:x stop\nallow y_t agent:none write\n")
+    assert modes() == [0o660, 0o660], "of the same group"
+    mounted.agents.journal.update(y, gid=x.gid + 1)
+    assert modes() == [0o666, 0o660]
+    mounted.put("agent/y.d/policy", "allow y_t agent:x write\n")
+    assert modes() == [0o660, 0o666]
+    mounted.agents.journal.update(y, policy_of_root=())
+    assert modes() == [0o660, 0o660], "it is not root's any more"

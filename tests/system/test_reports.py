@@ -94,10 +94,10 @@ def test_a_hidden_parent_hears_too(daemon: Daemon) -> None:
         "test -e $file && echo $file seen; done; ls middle.d && echo opened; "
         "echo one > $CTX_SELF/report; "
         'ctx tool SendMessage "{\\"agent_id\\":\\"middle\\",\\"text\\":\\"two\\"}"; '
-        "echo three > middle.d/inbox; cat middle.d/inbox || echo unread; rmdir middle.d || echo no",
+        "echo three > middle.d/inbox; cat middle.d/inbox && echo empty; rmdir middle.d || echo no",
     )
     wait_dead(low)
-    assert read(low, "out").splitlines()[1:] == ["unread", "no"], "the first line is the tool's"
+    assert read(low, "out").splitlines()[1:] == ["empty", "no"], "the first line is the tool's"
     wait_until(lambda: len(said(middle)) == 4, "all is heard")
     assert said(middle)[:3] == [f"child agent:low {text}" for text in ("one", "two", "three")]
     assert (daemon.root / "agent/middle.d/status").exists(), "others still see what they saw"
