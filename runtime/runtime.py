@@ -41,7 +41,7 @@ log = logging.getLogger("ctxd.runtime")
 
 _PROGRAMS = (
     *("binder", "enter", "gather", "guard", "keeper"),
-    *("launcher", "lend", "look", "monitor", "relay", "stage", "tree", "view", "walk"),
+    *("launcher", "lend", "look", "monitor", "relay", "stage", "sweep", "tree", "view", "walk"),
 )
 
 VERSION = "0.2.0"
@@ -273,8 +273,6 @@ async def open_runtime(
         stack.callback(os.close, held["lock"])
         try:
             hierarchy.prepare(privilege)
-            if privilege.rootless:
-                hierarchy.bound(privilege.uid, depth=config.depth, agents=config.agents)
         except OSError as error:
             raise StartupError(
                 f"{hierarchy.root.path}: cannot create cgroups there ({error.strerror})"
@@ -334,6 +332,7 @@ async def open_runtime(
                     streams=streams,
                     places=places,
                     spawner=spawner,
+                    helpers=helpers,
                     nursery=nursery,
                 ),
                 streams=streams,

@@ -34,6 +34,8 @@ class Execution:
         self.monitor_gone = False
         #: known to have begun or failed; before that SIGTERM cannot reach the program
         self.settled = False
+        #: nothing is left of a program whose cell goes on
+        self.emptied = False
         self._spared: set[int] | None = None
         self._complained = False
         #: the record as it was when its file had this inode and this size
@@ -162,8 +164,7 @@ class LiveCell(Execution):
             raise ProcessLookupError
         fd = os.pidfd_open(keeper)
         # a pid may have been given to another process since
-        path = cgroups.path_of(keeper)
-        if not path or not str(self.leaf.path).endswith(path):
+        if not self.leaf.holds(cgroups.path_of(keeper) or ""):
             os.close(fd)
             raise ProcessLookupError
         return fd

@@ -22,6 +22,7 @@ from runtime.kernel import orders
 from runtime.kernel.cgroups import Hierarchy
 from runtime.kernel.inotify import Watcher
 from runtime.kernel.spawn import Spawner
+from runtime.kernel.sweeper import Sweeper
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.texts.names import quote
@@ -48,6 +49,7 @@ class Starter:
         spawner: Spawner,
         live_cells: LiveCells,
         looker: Looker,
+        sweeper: Sweeper,
     ) -> None:
         self._agents = agents
         self._hierarchy = hierarchy
@@ -56,6 +58,7 @@ class Starter:
         self._spawner = spawner
         self._live_cells = live_cells
         self._looker = looker
+        self._sweeper = sweeper
 
     async def launch(self, agent: Agent, live_cell: LiveCell) -> None:
         """Starts an agent's cell, in mode ``once`` with its program.
@@ -73,7 +76,8 @@ class Starter:
         await self._looker.complete(agent)
         self._agents.authority.check_own_mounts(agent)
         plan = cell.plan(self._agents, agent, places)
-        live_cell.leaf.create(self._hierarchy.controllers)
+        await self._sweeper.removed(agent.owner, live_cell.node)
+        live_cell.leaf.make_own(self._hierarchy.controllers)
         apply_limits(self._hierarchy, live_cell.node, agent.limits)
         log.debug("%s %s: %s", agent.name, agent.cell, plan.describe())
         networks.prepare(self._agents, agent, places.networks, plan.networks)
@@ -119,10 +123,10 @@ class Starter:
         if not live_cell.goes_on(agent):
             raise WrongStateError(f"{quote(agent.name)} is {agent.status}")
         plan = cell.plan_inside(self._agents, agent, self._places, command)
-        # a crash may have left the leaf of an earlier run; Linux 6.x kills what is born, by
-        # clone3(2) from another cgroup, into one that was ever killed
-        execution.leaf.remove()
-        execution.leaf.create(self._hierarchy.controllers)
+        # there may be the leaf of an earlier run; Linux 6.x kills what is born, by clone3(2)
+        # from another cgroup, into one that was ever killed
+        await self._sweeper.removed(agent.owner, execution.leaf)
+        execution.leaf.make_own(self._hierarchy.controllers)
         log.debug("%s %s: %s", agent.name, execution.record_path.name, plan.describe())
         with contextlib.ExitStack() as stack:
             keeper = self._open_keeper(agent)
@@ -177,7 +181,7 @@ class Starter:
                     reply or "-",
                     log_room(self._agents.settings, self._agents.disk, agent),
                     places.lifeline,
-                    execution.leaf.path,
+                    execution.leaf.own().path,
                     agent.uid,
                     lead if isinstance(lead, str) else numbers[lead],
                     list(numbers.values()),

@@ -1,8 +1,9 @@
 """The daemon's part of the cgroup v2 hierarchy: one safe file API (cgroups(7)).
 
-Processes live in leaves only. Agents' processes are below ``user-UID/agent-NAME``, the
-monitors of an owner's agents in ``user-UID/monitor``, what helps the daemon in
-``helper``, and the daemon with its binder and guard in its own cgroup, alone.
+Processes live in leaves only. Agents' processes are below ``user-UID/agent-NAME``, each program
+in a cgroup ``own`` (``Cgroup.make_own``), the monitors of an owner's agents in
+``user-UID/monitor``, what helps the daemon in ``helper``, and the daemon with its binder and
+guard in its own cgroup, alone.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ import os
 import select
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from runtime.errors import StartupError
@@ -35,8 +35,9 @@ _MONITOR_SECONDS: Final = 1.0
 _CGROUP_MAX: Final = 65536
 #: threads whose files are kept open
 _ASKERS_MAX: Final = 16
-#: cgroups that agents may make of their own
-_SPARE: Final = 1000
+#: where a program is born, and how many cgroups, how deep, there may be below the one above it
+_OWN: Final = "own"
+_OWN_MOST: Final = 13
 #: how an ordinary user comes by a cgroup
 DELEGATE: Final = "systemd-run --user --scope -p Delegate=yes ctxd (see ROOTLESS in ctxd(8))"
 
@@ -128,6 +129,28 @@ class Cgroup:
             with suppress(FileExistsError):
                 os.mkdir(path)
 
+    def holds(self, path: str) -> bool:
+        """Whether a process's cgroup path is this one, or one below."""
+        above = [path, *(str(each) for each in PurePosixPath(path).parents)]
+        # an agent is never directly below the root
+        return any(each.count("/") > 1 and self._text.endswith(each) for each in above)
+
+    def own(self) -> Cgroup:
+        """Where in this cgroup a program of an agent is."""
+        return self.child(_OWN)
+
+    def make_own(self, controllers: tuple[str, ...]) -> None:
+        """Makes this cgroup for a program of an agent, and one below it, in which it is born.
+
+        That one is the root of the program's cgroup namespace. The program can hold its lock,
+        and if it belongs to the program's uid, make others there and change its limits. This one
+        it cannot reach: here what it makes is bounded, and the daemon looks, freezes and kills.
+        """
+        self.create(controllers)
+        for file in ("cgroup.max.descendants", "cgroup.max.depth"):
+            self.write(file, str(_OWN_MOST))
+        os.mkdir(str(self.own()))
+
     def enable(self, controller: str) -> None:
         enabled = (self.read("cgroup.subtree_control") or "").split()
         if controller not in enabled:
@@ -153,31 +176,6 @@ class Cgroup:
         for below in self.children():
             found += below.processes()
         return found
-
-    @contextmanager
-    def looking(self) -> Iterator[Callable[[], list[int]]]:
-        """What tells ``processes``, for several looks in a row; ``FileNotFoundError``."""
-        fd = os.open(f"{self._text}/cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
-
-        def look() -> list[int]:
-            try:
-                data = part = os.pread(fd, 65536, 0)  # from the beginning: anew
-                while len(part) >= 4096:
-                    part = os.pread(fd, 65536, len(data))
-                    data += part
-            except OSError as error:
-                if error.errno == errno.ENODEV:
-                    return []
-                raise
-            found = _pids(data)
-            for below in self.children():
-                found += below.processes()
-            return found
-
-        try:
-            yield look
-        finally:
-            os.close(fd)
 
     def children(self) -> list[Cgroup]:
         """The cgroups directly below; none if it is gone."""
@@ -413,6 +411,9 @@ class Hierarchy:
             self.daemon.path.mkdir(exist_ok=True)
             self.daemon.write("cgroup.procs", "0")
         self.helpers.create(self.controllers)
+        for user in self.root.path.glob("user-*"):
+            for file in ("cgroup.max.descendants", "cgroup.max.depth"):
+                Cgroup(user).write(file, "max")  # version 0.2 had bounds for all there
 
     def monitors(self, uid: int, most: int) -> Cgroup:
         """Where the monitors of one owner's agents are, ``most`` at once: not with an agent,
@@ -441,14 +442,6 @@ class Hierarchy:
         if self.agent_path(path) is not None:
             return True
         return f"{self._mount_text}{path.rstrip('/')}" == str(self.daemon)
-
-    def bound(self, uid: int, *, depth: int, agents: int) -> None:
-        """Limits what agents make below the leaves that they live in, where those belong
-        to the agents' own uid; ``depth`` generations and ``agents`` must be possible."""
-        user = self.root.child(f"user-{uid}")
-        user.create(self.controllers)
-        user.write("cgroup.max.depth", str(2 * depth))
-        user.write("cgroup.max.descendants", str(3 * agents + _SPARE))
 
     def _check_contained(self, here: set[int]) -> None:
         """``StartupError`` unless an ordinary user can make cgroups here and start

@@ -15,12 +15,13 @@ import trio
 from runtime import crashpoints
 from runtime.agents.parts import Agents
 from runtime.cell.execution import Execution, LiveCell, LiveCells
-from runtime.errors import KernelError
+from runtime.errors import CtxError, KernelError
 from runtime.ids import AgentIndex
 from runtime.kernel import cgroups, output
 from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.daemonlog import because_of
 from runtime.kernel.inotify import Wakeup, Watcher
+from runtime.kernel.sweeper import Sweeper
 from runtime.records.change import Change
 from runtime.records.items import Message
 from runtime.records.lifecycle import Cue, Status
@@ -33,16 +34,15 @@ _REPEAT_SECONDS: Final = 0.5
 #: SIGKILL is given this long before an agent is recorded as unkillable
 _KILL_SECONDS: Final = 10.0
 #: agents of a tree that are told to end in one step
-_AT_ONCE: Final = 16
+_AT_ONCE: Final = 256
 #: what is told to end, and does so at once, has ended after this time
 _AT_ONCE_SECONDS: Final = 0.1
 #: agents that are marked as ending in one step
 _MARKED_AT_ONCE: Final = 64
 _SETTLE_SECONDS: Final = 10.0
-#: what waited for a program reports its end at once, if it is not frozen
-_REPORT_SECONDS: Final = 1.0
-#: what forks faster than so many looks at its processes meets ``cgroup.kill``
-_LOOKS: Final = 6
+#: between two looks whether anything is left of a run whose cell goes on, from and to
+_FIRST_LOOK: Final = 0.01
+_LAST_LOOK: Final = 0.5
 
 
 class Ender:
@@ -55,12 +55,14 @@ class Ender:
         hierarchy: Hierarchy,
         watcher: Watcher,
         live_cells: LiveCells,
+        sweeper: Sweeper,
         nursery: trio.Nursery,
     ) -> None:
         self._agents = agents
         self._hierarchy = hierarchy
         self._watcher = watcher
         self._live_cells = live_cells
+        self._sweeper = sweeper
         self._nursery = nursery
         #: of large trees that are being marked: set when all that lives in them is
         self._marking: dict[AgentIndex, trio.Event] = {}
@@ -211,25 +213,29 @@ class Ender:
         held = contextlib.ExitStack()
         if signalled:
             _hold(members, held)
-            self._signal(members[:_AT_ONCE])
         self._nursery.start_soon(self._terminate, top, members, signalled, held)
 
-    @staticmethod
-    def _signal(members: list[LiveCell]) -> None:
-        """Step 4. A frozen process gets the signal when it is thawed.
+    async def _signal(self, top: Agent, members: list[LiveCell]) -> None:
+        """Step 4, to the programs of several agents and to nothing that surrounds them. A frozen
+        process gets the signal when it is thawed.
 
-        If the kernel refuses either, the end goes on: SIGKILL follows after the grace.
+        If that fails, the end goes on: SIGKILL follows after the grace.
         """
+        # a later life may have the path of one that is over
+        members = [each for each in members if not each.over.is_set()]
+        leaves = [leaf for each in members for leaf in each.leaves()]
+        spared = [pid for each in members for ex in _all_of(each) for pid in ex.spared()]
         try:
-            leaves = _signal_all(members)
-        except OSError as error:
-            log.error("%s: cannot signal it: %s", members[0].node.path, error.strerror)
-            leaves = [leaf for each in members for leaf in each.leaves()]
+            await self._sweeper.signal(top.owner, signal.SIGTERM, leaves, spared)
+        except (CtxError, OSError) as error:
+            why = because_of(top.owner, agents=[top.name])
+            log.error("%s: cannot signal it: %s", top.name, error, extra=why)
+        for each in members:
+            if each.record().held:
+                each.release()
         crashpoints.reach("cancel.signalled")
         for each in members:
             thaw(each.node)
-        for leaf in leaves:
-            thaw(leaf)
         crashpoints.reach("cancel.thawed")
 
     def kill(self, agent: Agent) -> None:
@@ -241,10 +247,11 @@ class Ender:
         if live_cell is None:
             return
         live_cell.given_up = True
-        if live_cell.settled and not self._markings(agent):
-            self._kill_now(agent, live_cell)
-        else:
+        marked = not self._markings(agent)
+        if not (live_cell.settled and marked):
             self._nursery.start_soon(self._kill, agent, live_cell)
+        if marked:
+            self._kill_now(agent, live_cell)
 
     def _markings(self, agent: Agent) -> list[trio.Event]:
         """The trees around an agent that are still being marked: an agent that is killed before it
@@ -254,16 +261,20 @@ class Ender:
 
     async def _kill(self, agent: Agent, live_cell: LiveCell) -> None:
         with guarded(agent):
-            # A process that is just being started would escape the kill.
             with trio.move_on_after(_SETTLE_SECONDS):
                 for marking in self._markings(agent):
                     await marking.wait()
+                self._try_to_kill(agent, live_cell)
+                # a process that is just being started would escape the kill
                 await live_cell.wait_settled(self._watcher)
-            try:
-                self._kill_now(agent, live_cell)
-            except KernelError as error:
-                why = because_of(agent.owner, agents=[agent.name])
-                log.error("%s: %s", agent.name, error.sentence, extra=why)
+            self._try_to_kill(agent, live_cell)
+
+    def _try_to_kill(self, agent: Agent, live_cell: LiveCell) -> None:
+        try:
+            self._kill_now(agent, live_cell)
+        except KernelError as error:
+            why = because_of(agent.owner, agents=[agent.name])
+            log.error("%s: %s", agent.name, error.sentence, extra=why)
 
     @staticmethod
     def _kill_now(agent: Agent, live_cell: LiveCell) -> None:
@@ -294,8 +305,9 @@ class Ender:
                     for execution in _all_of(each):
                         await execution.wait_settled(self._watcher)
             _hold(members, held)
-        await self._signal_rest(members[_AT_ONCE:] if signalled else members)
         over = trio.current_time() + self._agents.settings.grace(top)
+        for begin in range(0, len(members), _AT_ONCE):
+            await self._signal(top, members[begin : begin + _AT_ONCE])
         with trio.move_on_at(min(over, trio.current_time() + _AT_ONCE_SECONDS)):
             await self.wait_empty(node)
         held.close()
@@ -327,13 +339,6 @@ class Ender:
         crashpoints.reach("cancel.killed")
         await self.wait_empty(node)
 
-    async def _signal_rest(self, members: list[LiveCell]) -> None:
-        """Step 4 for many: others are served in between."""
-        for begin in range(0, len(members), _AT_ONCE):
-            # a later life may have the path of one that is over
-            self._signal([m for m in members[begin : begin + _AT_ONCE] if not m.over.is_set()])
-            await trio.lowlevel.checkpoint()
-
     async def _tell_end(self, live_cell: LiveCell, execution: Execution) -> None:
         """Nobody leads what entered a cell that ends; the agent waits for its last output."""
         await execution.launched.wait()
@@ -350,25 +355,6 @@ class Ender:
             for each in reversed(held):
                 each.release()
 
-    def clear(self, ended: LiveCell) -> None:
-        """Empties and removes the cgroup of a dead agent: a helper that looks at paths in its view,
-        or runs git there, may have come late."""
-        self._nursery.start_soon(self._clear, ended)
-
-    async def _clear(self, ended: LiveCell) -> None:
-        node = ended.node
-        while not self._is_next(ended) and not node.remove():
-            node.kill()
-            with trio.move_on_after(_KILL_SECONDS) as scope:
-                await self.wait_empty(node)
-            if scope.cancelled_caught:
-                log.warning("%s is not empty: %s", node.path, node.processes())
-
-    def _is_next(self, ended: LiveCell) -> bool:
-        """Whether another life has the same cgroup by now."""
-        path = str(ended.node)
-        return any(f is not ended and str(f.node) == path for f in self._live_cells.values())
-
     async def wait_empty(self, node: Cgroup) -> None:
         """Until no process is left in a cgroup, or it is gone."""
         wakeup = Wakeup()
@@ -378,6 +364,61 @@ class Ender:
                     await wakeup.wait_changed()
         except FileNotFoundError:
             return
+
+    async def terminate(
+        self, agent: Agent, execution: Execution, grace: float, impatient: trio.Event
+    ) -> None:
+        """Ends what is left of one program, while its cell goes on: SIGTERM, after ``grace``
+        seconds, or once ``impatient``, SIGKILL. Returns when it is gone, or cannot be killed."""
+        if grace and not impatient.is_set():
+            with trio.move_on_after(grace) as scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_cancel_when, impatient, scope)
+                    await self._look(agent, execution, signal.SIGTERM)
+                    await self._wait_gone(agent, execution)
+                    nursery.cancel_scope.cancel()
+        with trio.move_on_after(_KILL_SECONDS):
+            if isinstance(execution, LiveCell):
+                await self._kill_around(agent, execution)
+            else:
+                await self._kill_all(execution.leaf)
+        if isinstance(execution, LiveCell) and not execution.emptied:
+            execution.leaf.kill()  # the cell with it: it is the agent's end
+
+    async def _look(self, agent: Agent, execution: Execution, number: int) -> int | None:
+        """Signals what is left of a program; how many processes that is, None if nobody knows."""
+        spared = execution.spared()
+        try:
+            return await self._sweeper.signal(agent.owner, number, [execution.leaf], spared)
+        except (CtxError, OSError) as error:
+            why = because_of(agent.owner, agents=[agent.name])
+            log.error("%s: cannot signal its program: %s", agent.name, error, extra=why)
+            return None
+
+    async def _wait_gone(self, agent: Agent, execution: Execution) -> None:
+        if not isinstance(execution, LiveCell):
+            await self.wait_empty(execution.leaf)
+            return
+        await self._repeat(agent, execution, 0)
+
+    async def _kill_around(self, agent: Agent, execution: LiveCell) -> None:
+        """SIGKILL to the processes of the first run, but not to PID 1 of its cell."""
+        # frozen processes do not fork, so a few rounds find them all; without the freezer more do
+        with contextlib.suppress(OSError):
+            execution.leaf.freeze(True)
+        try:
+            await self._repeat(agent, execution, signal.SIGKILL)
+        finally:
+            thaw(execution.leaf)
+        crashpoints.reach("abort.killed")
+
+    async def _repeat(self, agent: Agent, execution: Execution, number: int) -> None:
+        """Signals it until nothing is left: no event tells, for its cell's PID 1 is there, too."""
+        pause = _FIRST_LOOK
+        while await self._look(agent, execution, number) != 0:
+            await trio.sleep(pause)
+            pause = min(2 * pause, _LAST_LOOK)
+        execution.emptied = True
 
 
 def _hold(members: Iterable[LiveCell], held: contextlib.ExitStack) -> None:
@@ -396,63 +437,6 @@ def _all_of(live_cell: LiveCell) -> list[Execution]:
 def _has_left(live_cell: LiveCell) -> bool:
     """Whether nothing of it is on its way into its cgroup any more."""
     return live_cell.record().over and not any(live_cell.entered())
-
-
-def _signal_all(members: Iterable[LiveCell]) -> list[Cgroup]:
-    """SIGTERM to the programs of several agents, and to nothing that surrounds them; returns the
-    cgroups that they are in."""
-    found: list[Cgroup] = []
-    for each in members:
-        spared = set(each.spared())
-        for execution in each.entered():
-            spared |= execution.spared()
-        left = each.node.below()
-        for leaf in each.leaves():
-            if left and signal_leaf(leaf, spared):
-                found.append(leaf)
-                left -= 1  # most agents have one: the others need not be looked for
-        if each.record().held:
-            each.release()
-    return found
-
-
-def signal_leaf(leaf: Cgroup, spared: set[int]) -> bool:
-    """SIGTERM, and SIGCONT so that a stopped process sees it; False if there is no such leaf.
-
-    Not to ``spared``, the cells' own PID 1 and the steps that led there: those end
-    with their cell. A pid may be another process's by the time it is used; the
-    process that a pidfd holds is the right one if its pid is still in
-    the cgroup after it was opened. So each cgroup is looked at twice, and again
-    while new processes turn up.
-    """
-    held: dict[int, int] = {}
-    done = set(spared)
-    try:
-        with leaf.looking() as look:
-            for _ in range(_LOOKS):
-                if not _signal_some(look(), held, done):
-                    break
-    except FileNotFoundError:
-        return False
-    finally:
-        for fd in held.values():
-            os.close(fd)
-    return True
-
-
-async def terminate(execution: Execution, grace: float, impatient: trio.Event) -> None:
-    """Ends what is left of one program, while its cell goes on: SIGTERM, after ``grace``
-    seconds, or once ``impatient``, SIGKILL. Returns when it is gone, or cannot be killed."""
-    if grace and not impatient.is_set():
-        signal_leaf(execution.leaf, execution.spared())
-        thaw(execution.leaf)
-        with trio.move_on_after(grace) as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_cancel_when, impatient, scope)
-                await _wait_gone(execution)
-                nursery.cancel_scope.cancel()
-    with trio.move_on_after(_KILL_SECONDS):
-        await _kill_rest(execution)
 
 
 async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
@@ -477,82 +461,6 @@ async def watch_monitor(hierarchy: Hierarchy, execution: Execution) -> None:
             os.waitpid(monitor, os.WNOHANG)  # ours to reap, unless adopted
     execution.monitor_gone = True
     execution.wakeup.notify()
-
-
-def left_of(execution: Execution) -> list[int]:
-    """Pids of a program and of what it left, but for what surrounds it."""
-    spared = execution.spared()
-    return [pid for pid in execution.leaf.processes() if pid not in spared]
-
-
-async def _wait_gone(execution: Execution) -> None:
-    while left := left_of(execution):
-        await _wait_exit(left[0])
-
-
-async def _wait_exit(pid: int) -> None:
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        await trio.lowlevel.wait_readable(fd)
-    finally:
-        os.close(fd)
-
-
-async def _kill_rest(execution: Execution) -> None:
-    """SIGKILL to all processes but the spared ones, which may be PID 1 of a cell that goes on.
-
-    What led a program that entered the cell is given time to say how that ended.
-    """
-    # frozen processes do not fork, so a few rounds find them all; without the freezer more do
-    with contextlib.suppress(OSError):
-        execution.leaf.freeze(True)
-    try:
-        while left := left_of(execution):
-            for pid in left:
-                with contextlib.suppress(OSError):
-                    fd = os.pidfd_open(pid)
-                    try:
-                        if pid in execution.leaf.processes():
-                            signal.pidfd_send_signal(fd, signal.SIGKILL)
-                    finally:
-                        os.close(fd)
-            crashpoints.reach("abort.killed")
-            for pid in left:
-                await _wait_exit(pid)
-    finally:
-        thaw(execution.leaf)
-    if isinstance(execution, LiveCell):
-        return
-    if not execution.leaf.is_held():
-        with trio.move_on_after(_REPORT_SECONDS):
-            for pid in execution.leaf.processes():
-                await _wait_exit(pid)
-    execution.leaf.kill()
-
-
-def _signal_some(pids: Iterable[int], held: dict[int, int], done: set[int]) -> bool:
-    """Signals the processes that were seen before and holds new ones; False if there are neither.
-
-    A signalled process may have forked just before: its children are looked at again.
-    """
-    found = False
-    for pid in pids:
-        if pid in done:
-            continue
-        if pid in held:
-            done.add(pid)
-            found = True
-            for number in (signal.SIGTERM, signal.SIGCONT):
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(held[pid], number)
-            continue
-        with contextlib.suppress(OSError):
-            held[pid] = os.pidfd_open(pid)
-            found = True
-    return found
 
 
 def thaw(node: Cgroup) -> None:

@@ -17,14 +17,13 @@ from runtime.cell.execution import Execution, LiveCell, LiveCells
 from runtime.cell.record import RunRecord
 from runtime.errors import UnsupportedError, WrongStateError
 from runtime.kernel.output import Segments
-from runtime.life.ending import Ender
+from runtime.kernel.sweeper import Sweeper
 from runtime.life.leading import EnteringLead, Leader
 from runtime.records.model import Agent
 from runtime.texts.names import quote
 
 #: an agent's view may hold up a command; it is not waited for longer
 _SECONDS: Final = 60.0
-_KILL_SECONDS: Final = 1.0
 _OUTPUT_MAX: Final = 256 << 10
 
 
@@ -36,25 +35,23 @@ class Inside:
         *,
         agents: Agents,
         places: Places,
-        ender: Ender,
+        sweeper: Sweeper,
         leader: Leader,
         live_cells: LiveCells,
     ) -> None:
         self._agents = agents
         self._places = places
-        self._ender = ender
+        self._sweeper = sweeper
         self._leader = leader
         self._live_cells = live_cells
         self._numbers = itertools.count(1)
 
-    async def end_left(self, live_cell: LiveCell) -> None:
+    def end_left(self, agent: Agent, live_cell: LiveCell) -> None:
         """Of an earlier daemon, which alone knew what for: it is done again, or not at all."""
         for leaf in live_cell.node.child("task").children():
             if leaf.path.name.startswith("."):
                 leaf.kill()
-                with trio.move_on_after(_KILL_SECONDS):
-                    await self._ender.wait_empty(leaf)
-                leaf.remove()
+                self._sweeper.remove(agent.owner, leaf)
 
     async def run(
         self, agent: Agent, words: list[str], cwd: str, env: dict[str, str]
@@ -95,7 +92,7 @@ class Inside:
             execution.launched.set()
             execution.leaf.kill()
             live_cell.tasks.pop(name, None)
-            self._leader.clear(execution)
+            self._leader.clear(agent, execution)
             shutil.rmtree(directory, ignore_errors=True)
 
 

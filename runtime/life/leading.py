@@ -23,6 +23,7 @@ from runtime.cell.starting import Starter
 from runtime.errors import CtxError
 from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.inotify import Wakeup, Watcher
+from runtime.kernel.sweeper import Sweeper
 from runtime.life.ending import watch_monitor
 from runtime.records.model import Agent
 from runtime.texts.names import escape
@@ -38,12 +39,19 @@ class Leader:
     """What it takes to lead a program."""
 
     def __init__(
-        self, *, hierarchy: Hierarchy, watcher: Watcher, places: Places, starter: Starter
+        self,
+        *,
+        hierarchy: Hierarchy,
+        watcher: Watcher,
+        places: Places,
+        starter: Starter,
+        sweeper: Sweeper,
     ) -> None:
         self._hierarchy = hierarchy
         self._watcher = watcher
         self._places = places
         self._starter = starter
+        self._sweeper = sweeper
 
     async def enter(
         self, agent: Agent, live_cell: LiveCell, execution: Execution, command: Command
@@ -62,10 +70,10 @@ class Leader:
     async def watch_monitor(self, execution: Execution) -> None:
         await watch_monitor(self._hierarchy, execution)
 
-    def clear(self, execution: Execution) -> None:
+    def clear(self, agent: Agent, execution: Execution) -> None:
         """What a program that is over leaves goes: its cgroup, its record, its input."""
         execution.over.set()
-        execution.leaf.remove()
+        self._sweeper.remove(agent.owner, execution.leaf)
         execution.record_path.unlink(missing_ok=True)
         cell.remove_input(self._places, execution.record_path)
 

@@ -23,6 +23,7 @@ from runtime.cell.record import RunRecord
 from runtime.kernel import output
 from runtime.kernel.cgroups import Hierarchy
 from runtime.kernel.daemonlog import because_of
+from runtime.kernel.sweeper import Sweeper
 from runtime.life.conclusions import (
     add_delegation,
     add_result,
@@ -31,7 +32,6 @@ from runtime.life.conclusions import (
     message_status,
     reply_of_run,
 )
-from runtime.life.ending import Ender
 from runtime.life.metering import Meter
 from runtime.life.residents import Listener
 from runtime.life.streams import Streams
@@ -62,11 +62,11 @@ class Recorder:
         streams: Streams,
         places: Places,
         live_cells: LiveCells,
-        ender: Ender,
+        sweeper: Sweeper,
     ) -> None:
         self._agents = agents
         self._meter = meter
-        self._ender = ender
+        self._sweeper = sweeper
         self._hierarchy = hierarchy
         self._streams = streams
         self._places = places
@@ -211,13 +211,12 @@ class Recorder:
         """What an end that is recorded leaves goes: its cgroup, and its record."""
         live_cell = self._live_cells[agent.index]
         crashpoints.reach("finish.recorded")
-        live_cell.leaf.remove()
         for execution in live_cell.entered():
             execution.record_path.unlink(missing_ok=True)
             cell.remove_input(self._places, execution.record_path)
             execution.over.set()
-        if not live_cell.unkillable and not live_cell.node.remove():
-            self._ender.clear(live_cell)
+        if not live_cell.unkillable:
+            self._sweeper.remove(agent.owner, live_cell.node)
         networks.remove(self._places.networks, agent, live_cell.record_path.name)
         crashpoints.reach("finish.removed")
         live_cell.record_path.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from runtime.cell import networks
 from runtime.cell.cell import Places
 from runtime.cell.execution import LiveCell, LiveCells
 from runtime.kernel.cgroups import Cgroup, Hierarchy
+from runtime.kernel.sweeper import Sweeper
 from runtime.life.conclusions import end_message
 from runtime.life.ending import Ender, thaw
 from runtime.life.inside import Inside
@@ -40,6 +41,7 @@ class Recovery:
         places: Places,
         live_cells: LiveCells,
         ender: Ender,
+        sweeper: Sweeper,
         inside: Inside,
         worktrees: Worktrees,
         boot: str,
@@ -52,6 +54,7 @@ class Recovery:
         self._places = places
         self._live_cells = live_cells
         self._ender = ender
+        self._sweeper = sweeper
         self._inside = inside
         self._worktrees = worktrees
         self._boot = boot
@@ -87,8 +90,8 @@ class Recovery:
         for agent in sorted(lost, key=self._agents.registry.depth, reverse=True):
             record_lost(self._agents, agent, Cue.REBOOTED, "reboot")
             crashpoints.reach("adopt.lost")
-        for _, live_cell in adopted:
-            await self._inside.end_left(live_cell)
+        for agent, live_cell in adopted:
+            self._inside.end_left(agent, live_cell)
         gone = []
         for agent, live_cell in adopted:
             if agent.status is not Status.STOPPING:
@@ -125,7 +128,8 @@ class Recovery:
         for live_cell in self._live_cells.values():
             records |= {each.record_path for each in live_cell.entered()}
         for user in self._hierarchy.root.path.glob("user-*"):
-            self._remove_stray_nodes(Cgroup(user), user.name, living)
+            owner = int(user.name.removeprefix("user-"))
+            self._remove_stray_nodes(owner, Cgroup(user), user.name, living)
         for path in self._places.records.iterdir():
             if path not in records:
                 path.unlink(missing_ok=True)
@@ -138,16 +142,18 @@ class Recovery:
             if path.name.removesuffix("~") not in names:
                 path.unlink(missing_ok=True)
 
-    def _remove_stray_nodes(self, base: Cgroup, path: str, living: set[str]) -> None:
+    def _remove_stray_nodes(
+        self, owner: int, base: Cgroup, path: str, living: set[str]
+    ) -> None:
         for node in base.children():
             if node.path.name == "monitor":
                 continue
             below = f"{path}/{node.path.name}"
             if below in living:
-                self._remove_stray_nodes(node.child("child"), f"{below}/child", living)
+                self._remove_stray_nodes(owner, node.child("child"), f"{below}/child", living)
             else:
                 node.kill()
-                node.remove()
+                self._sweeper.remove(owner, node)
 
 
 def record_lost(agents: Agents, agent: Agent, cue: Cue, reason: str) -> None:

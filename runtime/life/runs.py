@@ -34,7 +34,7 @@ from runtime.life.conclusions import (
     message_status,
     reply_of_run,
 )
-from runtime.life.ending import Ender, guarded, left_of, terminate
+from runtime.life.ending import Ender, guarded
 from runtime.life.leading import EnteringLead, Leader
 from runtime.life.residents import Resident, give_up
 from runtime.life.streams import Streams
@@ -218,7 +218,7 @@ class Runs:
         live_cell.hear_rest = None
         if execution is not live_cell:  # with which the agent would be over
             live_cell.run = None
-            self._leader.clear(execution)
+            self._leader.clear(agent, execution)
         run = record_run(execution)
         why = because_of(agent.owner, agents=[agent.name], run=run, reason=reason)
         log.info("%s: %s: %s (%s)", agent.name, run, outcome, reason, extra=why)
@@ -373,7 +373,7 @@ class _LedRun(EnteringLead):
         if not self.has_ended(record) and not self._execution.settled:
             return False
         if self._execution is self._live_cell:
-            return not left_of(self._live_cell)
+            return self._live_cell.emptied
         return super().is_gone(record)
 
     async def terminate(self) -> None:
@@ -386,7 +386,7 @@ class _LedRun(EnteringLead):
                     execution.record_path.chmod(0o400)  # its monitor is not to end the cell
             elif not agent.frozen:
                 await _hold(self._watcher, live_cell)
-            await terminate(execution, grace, live_cell.impatient)
+            await self._ender.terminate(agent, execution, grace, live_cell.impatient)
         live_cell.wake.notify()
 
     def deadline(self) -> float:

@@ -33,8 +33,10 @@ from runtime.ids import AgentIndex, ItemIndex, RunId
 from runtime.kernel import linux
 from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.daemonlog import because_of
+from runtime.kernel.helpers import Helpers
 from runtime.kernel.inotify import Watcher
 from runtime.kernel.spawn import Spawner
+from runtime.kernel.sweeper import Sweeper
 from runtime.life.beginning import Beginner
 from runtime.life.cells import LedCell
 from runtime.life.ending import Ender, guarded
@@ -59,6 +61,8 @@ log = logging.getLogger("ctxd.supervisor")
 
 _SHUTDOWN_SECONDS: Final = 30.0
 _RETRY_SECONDS: Final = 1.0
+#: that the last cgroups have to be removed
+_DRAIN_SECONDS: Final = 5.0
 _LED_TASKS: Final = frozenset(
     {TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.CANCELLING}
 )
@@ -78,6 +82,7 @@ class Supervisor(Subscriber):
         streams: Streams,
         places: Places,
         spawner: Spawner,
+        helpers: Helpers,
         nursery: trio.Nursery,
     ) -> None:
         self._agents = agents
@@ -88,6 +93,7 @@ class Supervisor(Subscriber):
         self._places = places
         self._nursery = nursery
         self._live_cells = live_cells = LiveCells()
+        self._sweeper = sweeper = Sweeper(places.program("sweep"), helpers, nursery)
         self._looker = Looker(
             agents=agents,
             hierarchy=hierarchy,
@@ -105,16 +111,22 @@ class Supervisor(Subscriber):
             spawner=spawner,
             live_cells=live_cells,
             looker=self._looker,
+            sweeper=sweeper,
         )
         self._ender = Ender(
             agents=agents,
             hierarchy=hierarchy,
             watcher=watcher,
             live_cells=live_cells,
+            sweeper=sweeper,
             nursery=nursery,
         )
         self._leader = leader = Leader(
-            hierarchy=hierarchy, watcher=watcher, places=places, starter=self._starter
+            hierarchy=hierarchy,
+            watcher=watcher,
+            places=places,
+            starter=self._starter,
+            sweeper=sweeper,
         )
         self._runs = Runs(
             agents=agents,
@@ -125,12 +137,14 @@ class Supervisor(Subscriber):
             leader=leader,
             streams=streams,
         )
-        self._task_runs = TaskRuns(agents=agents, places=places, leader=leader)
+        self._task_runs = TaskRuns(
+            agents=agents, places=places, ender=self._ender, leader=leader
+        )
         self._led_tasks: set[ItemIndex] = set()
         self._inside = Inside(
             agents=agents,
             places=places,
-            ender=self._ender,
+            sweeper=sweeper,
             leader=leader,
             live_cells=live_cells,
         )
@@ -163,7 +177,7 @@ class Supervisor(Subscriber):
             streams=streams,
             places=places,
             live_cells=live_cells,
-            ender=self._ender,
+            sweeper=sweeper,
         )
         nursery.start_soon(self._recorder.run)
         nursery.start_soon(self.meter.run)
@@ -348,6 +362,8 @@ class Supervisor(Subscriber):
             while self._live_cells:
                 await next(iter(self._live_cells.values())).over.wait()
                 await trio.lowlevel.checkpoint()
+        with trio.move_on_after(_DRAIN_SECONDS):
+            await self._sweeper.drained()
         if bound.cancelled_caught:
             for node in self._hierarchy.root.path.glob("user-*/agent-*"):
                 Cgroup(node).kill()
@@ -368,6 +384,7 @@ class Supervisor(Subscriber):
             places=self._places,
             live_cells=self._live_cells,
             ender=self._ender,
+            sweeper=self._sweeper,
             inside=self._inside,
             worktrees=self._worktrees,
             boot=self._boot,

@@ -19,7 +19,7 @@ from runtime.errors import WrongStateError
 from runtime.kernel import output
 from runtime.kernel.daemonlog import because_of
 from runtime.life.conclusions import LOST, is_lost
-from runtime.life.ending import guarded, terminate
+from runtime.life.ending import Ender, guarded
 from runtime.life.leading import EnteringLead, Leader
 from runtime.records.change import RUNTIME, Change
 from runtime.records.items import Task, TaskCue, TaskStatus
@@ -42,8 +42,11 @@ def execution_of(places: Places, agent: Agent, live_cell: LiveCell, task: Task) 
 class TaskRuns:
     """Starts commands, leads them, and records their ends."""
 
-    def __init__(self, *, agents: Agents, places: Places, leader: Leader) -> None:
+    def __init__(
+        self, *, agents: Agents, places: Places, ender: Ender, leader: Leader
+    ) -> None:
         self._agents = agents
+        self._ender = ender
         self._places = places
         self._leader = leader
 
@@ -58,6 +61,7 @@ class TaskRuns:
                 execution,
                 agents=self._agents,
                 places=self._places,
+                ender=self._ender,
                 task=task,
             )
             await led.lead()
@@ -87,7 +91,7 @@ class TaskRuns:
         self._agents.journal.note(change)
         crashpoints.reach("task.recorded")
         live_cell.tasks.pop(task.name, None)
-        self._leader.clear(execution)
+        self._leader.clear(agent, execution)
         why = because_of(agent.owner, agents=[agent.name], reason=exit_text)
         log.info("%s: task %s: %s %s", agent.name, task.name, task.status, exit_text, extra=why)
 
@@ -128,11 +132,13 @@ class _LedTask(EnteringLead):
         *,
         agents: Agents,
         places: Places,
+        ender: Ender,
         task: Task,
     ) -> None:
         super().__init__(leader, agent, live_cell, execution, execution.wakeup)
         self._agents = agents
         self._places = places
+        self._ender = ender
         self._task = task
         #: set when it is not to have the rest of its grace
         self._impatient = trio.Event()
@@ -177,7 +183,7 @@ class _LedTask(EnteringLead):
     async def terminate(self) -> None:
         agent = self._agent
         grace = 0.0 if agent.frozen else self._agents.settings.grace(agent)
-        await terminate(self._execution, grace, self._impatient)
+        await self._ender.terminate(agent, self._execution, grace, self._impatient)
 
 
 def _why(agent: Agent, task: Task, cue: TaskCue, failure: str) -> str:

@@ -686,6 +686,7 @@ async def measure_fans(scene: Scene, meter: LoopMeter) -> dict[str, float]:
             hierarchy=cast(Any, None),
             watcher=cast(Any, None),
             live_cells=LiveCells(),
+            sweeper=cast(Any, None),
             nursery=nursery,
         )
         await call("end", ender.end, x, Outcome.CANCELLED, "operator_stop")

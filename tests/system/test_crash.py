@@ -149,7 +149,8 @@ def test_a_crash_in_the_middle_of_a_verb_leaves_no_contradiction(
         assert alive(int(read(agent, "pid")))
         write(agent / "ctl", "kill")
     wait_dead(agent)
-    assert not daemon.cgroup.child("user-0", "agent-coder").exists()
+    coder = daemon.cgroup.child("user-0", "agent-coder")
+    wait_until(lambda: not coder.exists(), "its cgroup is removed")
     if verb != "start":
         assert read(agent, "outcome") == "cancelled\n"
     agent.rmdir()

@@ -83,7 +83,7 @@ def check_ended(agents: list[Path], nodes: list[Cgroup], outcome: str, reason: s
         assert read(agent, "outcome") == "cancelled\n"
         assert read(agent, "reason") == "parent_dead\n"
         assert read(agent / "session", "state") == "cancelled\n"
-    assert not any(each.exists() for each in nodes)
+    wait_until(lambda: not any(each.exists() for each in nodes), "their cgroups are removed")
     for above, agent in zip(agents, below, strict=False):
         name, owner = agent.name.removesuffix(".d"), above.name.removesuffix(".d")
         assert read(above / "session" / "context" / "child" / name, "status") == "cancelled\n"
@@ -179,7 +179,8 @@ def test_a_parent_that_cannot_start_has_no_children_to_end(daemon: Daemon) -> No
     agent = daemon.run("boss", "true", cwd="/none/such")
     wait_dead(agent)
     assert read(agent, "reason").startswith("start_failed: ")
-    assert not daemon.cgroup.child("user-0", "agent-boss").exists()
+    node = daemon.cgroup.child("user-0", "agent-boss")
+    wait_until(lambda: not node.exists(), "its cgroup is removed")
     kid = daemon.make("kid")
     assert refusal(kid / "parent", "agent:boss") == "EBUSY"
 
@@ -310,7 +311,8 @@ def test_a_parent_is_stopped_and_removed_while_children_start(daemon: Daemon) ->
         thread.join()
     assert len(refused) == 20
     assert os.listdir(daemon.root / "agent") == []
-    assert not daemon.cgroup.child("user-0", "agent-boss").exists()
+    node = daemon.cgroup.child("user-0", "agent-boss")
+    wait_until(lambda: not node.exists(), "its cgroup is removed")
 
 
 def test_a_hundred_at_once(daemon: Daemon) -> None:

@@ -135,7 +135,7 @@ def test_stopping_a_parent_stops_its_children_within_one_grace(daemon: Daemon) -
     write(agent / "ctl", "stop")
     wait_dead(agent)
     assert read(kid, "reason") == "parent_dead\n"
-    assert not node.exists()
+    wait_until(lambda: not node.exists(), "its cgroup is removed")
 
 
 def test_the_creator_commands_its_child_and_strangers_do_not(daemon: Daemon) -> None:

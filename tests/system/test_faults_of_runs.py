@@ -458,7 +458,8 @@ def test_what_is_started_while_its_agent_ends_does_not_outlive_it() -> None:
                 stages.task(scene, "one", f"t{title}", SLEEP)
             scene.operator.verb("one", "stop")
             wait_dead(agent, 5)
-            assert not scene.daemon.cgroup.child("user-0", "agent-one").exists()
+            node = scene.daemon.cgroup.child("user-0", "agent-one")
+            wait_until(lambda c=node: not c.exists(), "it is removed")  # type: ignore[misc]
             scene.operator.remove("one")
         finish(scene)
 

@@ -209,7 +209,7 @@ def test_floods_end_at_limits_and_with_their_agents() -> None:
             wait_dead(agent)
             assert read(agent, "reason") == "operator_stop\n"
         assert time.monotonic() - begun < 10
-        assert not any(cgroup.exists() for cgroup in nodes)
+        wait_until(lambda: not any(cgroup.exists() for cgroup in nodes), "they are removed")
         assert daemon.kept("out") < 2 << 20, "what was printed is limited too"
         assert read(bystander, "status") == "busy\n"
 

@@ -391,8 +391,8 @@ def test_the_task_cannot_be_changed_through_standard_input(shared_user: Ordinary
 def test_cgroups_of_an_agents_own_are_bounded_and_end_with_it(shared_user: OrdinaryDaemon) -> None:
     """Its leaf belongs to its uid, and a cgroup namespace lets it mount that."""
     script = "mount -t cgroup2 none /tmp && cd /tmp && while mkdir $0; do cd $0; done; " \
-             "mkdir /tmp/s && echo $$ > /tmp/s/cgroup.procs && echo 1 > /tmp/s/cgroup.freeze; " \
-             "sleep 1000"
+             "cd .. && rmdir $0; mkdir /tmp/s && echo $$ > /tmp/s/cgroup.procs && " \
+             "echo 1 > /tmp/s/cgroup.freeze; sleep 1000"
     name = "d" * 250
 
     def life() -> str:
@@ -401,15 +401,15 @@ def test_cgroups_of_an_agents_own_are_bounded_and_end_with_it(shared_user: Ordin
             limits="grace=200ms",
         )
         leaf = shared_user.cgroup.child(f"user-{UID}", "agent-digger", "run")
-        own = leaf.child("s")
+        own = leaf.own().child("s")
         wait_until(lambda: own.keys("cgroup.events").get("frozen"), "it has frozen itself")
         depth = sum(1 for _ in os.walk(leaf.path)) - 1
         write(agent / "ctl", "stop")
         wait_dead(agent)
-        assert not leaf.exists()
+        wait_until(lambda: not leaf.exists(), "its cgroup is removed")
         return f"{depth} {read(agent, 'outcome')}"
 
-    assert shared_user.do(life) == "15 cancelled\n"
+    assert shared_user.do(life) == "13 cancelled\n"
 
 
 # mounts of an operator

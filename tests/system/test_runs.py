@@ -394,7 +394,7 @@ def test_cgroups_nest_and_processes_are_in_leaves(daemon: Daemon) -> None:
     write(agent / "ctl", "kill")
     wait_dead(agent)
     assert read(child, "status") == "dead\n"
-    assert not node.exists()
+    wait_until(lambda: not node.exists(), "its cgroup is removed")
 
 
 def test_output_of_a_hundred_at_once(daemon: Daemon) -> None:

@@ -51,25 +51,6 @@ def test_an_empty_or_missing_cgroup_is_not_waited_for(leaf: Cgroup) -> None:
     assert leaf.remove_when_empty(0)
 
 
-def test_each_look_finds_the_processes_of_that_moment_also_below(leaf: Cgroup) -> None:
-    with leaf.looking() as look:
-        assert look() == []
-        with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as one:
-            leaf.write("cgroup.procs", str(one.pid))
-            assert look() == [one.pid] == leaf.processes()
-            own = leaf.child("own")
-            own.path.mkdir()
-            assert leaf.below() == 1
-            own.write("cgroup.procs", str(one.pid))
-            assert look() == [one.pid] == leaf.processes()
-        assert own.remove_when_empty(10)
-        assert look() == []
-    assert leaf.remove_when_empty(10)
-    assert leaf.below() == 0
-    with pytest.raises(FileNotFoundError), leaf.looking():
-        pass
-
-
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 

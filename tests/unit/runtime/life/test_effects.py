@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 import pytest
 import trio
+import trio.testing
 
 from runtime.authority.loop import Gentle
 from runtime.cell.cell import Places
@@ -46,6 +47,13 @@ FAILURES: Final[dict[str, tuple[Callable[[Path], None], int]]] = {
 }
 
 
+class _NoHelpers:
+    """None can be started."""
+
+    async def ask(self, *_: object, **__: object) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
 class Scene:
     """A supervisor of one busy agent, whose cgroup is a directory of plain files."""
 
@@ -60,6 +68,7 @@ class Scene:
             streams=Streams(Gentle(world.agents.accounts.time)),
             places=Places(mount=Path("/ctx"), state=world.state, runtime=world.path / "run"),
             spawner=cast(Any, None),
+            helpers=cast(Any, _NoHelpers()),
             nursery=nursery,
         )
         self.agent = self.live("x")
@@ -235,6 +244,7 @@ def test_a_pause_whose_owner_ends_in_the_same_change_is_an_end(world: World) -> 
             change.move(scene.agent, Cue.ENDING)
             change.set(scene.agent, cause=("cancelled", "parent_dead"))
         assert scene.agent.status is Status.STOPPING
+        await trio.testing.wait_all_tasks_blocked()
         assert scene.file("cgroup.freeze").read_text() == "0"
 
     in_scene(world, act)
@@ -267,12 +277,11 @@ def test_an_end_goes_on_though_nothing_can_be_thawed_or_signalled(
         kill = scene.file("cgroup.kill")
         for name in ("cgroup.freeze", "cgroup.kill"):
             _have_no_room(scene.file(name))
-        leaf = scene.path(scene.agent) / "run"
-        leaf.mkdir()
-        (leaf / "cgroup.procs").mkdir()  # which cannot be read
         scene.file("cgroup.events").write_text("populated 1\n")
         refusal = trio.Event()
-        monkeypatch.setattr(ending.log, "error", lambda text, *_: "kill" in text and refusal.set())
+        monkeypatch.setattr(
+            ending.log, "error", lambda text, *_, **__: "kill it" in text and refusal.set()
+        )
         scene.supervisor.stop(scene.agent, "operator_stop", kill=False)
         await refusal.wait()
         kill.unlink()

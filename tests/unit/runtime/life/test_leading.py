@@ -30,7 +30,7 @@ class Led(Lead):
         self.execution = Execution(Cgroup(path / "leaf"), path / "record")
         leader = Leader(
             hierarchy=cast(Any, None), watcher=watcher, places=cast(Any, None),
-            starter=cast(Any, None),
+            starter=cast(Any, None), sweeper=cast(Any, None),
         )  # fmt: skip
         agent = Agent(
             index=AgentIndex(1), incarnation=Incarnation("i"), name="x", owner=1, uid=1, gid=1
