@@ -219,6 +219,7 @@ def _prepare_shared(places: Places, privilege: Privilege) -> None:
     _private_directory(places.records, 0o700)
     _private_directory(places.inputs, 0o700)
     _private_directory(places.networks, 0o700)
+    _private_directory(places.rooms, 0o700)
     for name in _PROGRAMS:
         _install(cell.native(name), places.program(name))
 
@@ -307,6 +308,7 @@ async def open_runtime(
             hierarchy=hierarchy,
             wait_files=WaitFiles(places.waits),
             state=places.state,
+            rooms=places.rooms,
             mount=places.mount,
             fuse=places.fuse,
             privilege=privilege,
@@ -359,7 +361,8 @@ def _remove_runtime(places: Places) -> None:
         linux.unmount(places.shared, linux.MNT_DETACH)
     places.lifeline.unlink(missing_ok=True)
     for directory in (
-        *(places.programs, places.records, places.inputs, places.networks, places.waits),
+        *(places.programs, places.records, places.inputs, places.networks, places.rooms),
+        places.waits,
     ):
         shutil.rmtree(directory, ignore_errors=True)
     for path in (places.fuse, places.shared, places.stage, places.runtime):

@@ -25,6 +25,7 @@ from runtime.authority.identity import Identity
 from runtime.authority.living import Living
 from runtime.kernel.cgroups import Hierarchy
 from runtime.kernel.privilege import ROOT, Privilege
+from runtime.kernel.rooms import Rooms
 from runtime.kernel.trash import Trash
 from runtime.kernel.waitfiles import WaitFiles
 from runtime.kernel.walker import Walker
@@ -91,12 +92,13 @@ def open_agents(
     hierarchy: Hierarchy,
     wait_files: WaitFiles,
     state: Path,
+    rooms: Path,
     mount: Path,
     fuse: Path | None = None,
     privilege: Privilege = ROOT,
 ) -> Agents:
-    """Whatever the store has; ``state`` is the state directory, ``mount`` where programs see
-    the filesystem, ``fuse`` where it really is, if elsewhere."""
+    """Whatever the store has; ``state`` is the state directory, ``rooms`` that of ``Rooms``,
+    ``mount`` where programs see the filesystem, ``fuse`` where it really is, if elsewhere."""
     settings, accounts = Settings(config), accounts_of(config)
     trash = Trash(state / "trash")
     registry, items = Registry(store), Items()
@@ -116,7 +118,9 @@ def open_agents(
     identity = Identity(
         registry=registry, authority=authority, hierarchy=hierarchy, privilege=privilege
     )
-    disk = Disk(accounts, state, spaces, store.holders, store.held_sizes, identity.payer)
+    disk = Disk(
+        accounts, state, Rooms(rooms), spaces, store.holders, store.held_sizes, identity.payer
+    )
     documents.made = sessions.made = lambda owner: disk.note(owner, DIRECTORIES_SIZE)
     living = Living(
         registry=registry,

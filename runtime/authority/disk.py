@@ -22,6 +22,7 @@ import trio
 from runtime.authority.accounts import Accounts, Charge, Payer, Reserve, Resource
 from runtime.caller import Caller
 from runtime.errors import CtxError
+from runtime.kernel.rooms import Rooms
 from runtime.kernel.walker import Walker
 from runtime.records.model import Agent, Session, Space
 from runtime.records.spaces import tree_of_space
@@ -104,6 +105,7 @@ class Disk:
         self,
         accounts: Accounts,
         state: Path,
+        rooms: Rooms,
         spaces: Iterable[Space],
         incarnations: Callable[[Collection[str]], dict[str, Holder]],
         stored: Callable[[], dict[Holder, tuple[int, int]]],
@@ -112,6 +114,9 @@ class Disk:
         self._accounts = accounts
         self._payer = payer
         self._state = state
+        self._rooms = rooms
+        #: what monitors have kept as far as it was noted, by owner; not before it is measured
+        self._kept: dict[int, int] = {}
         self._spaces = spaces
         self._incarnations = incarnations
         self._stored = stored
@@ -153,6 +158,19 @@ class Disk:
         """Bytes that agents of an owner may still write."""
         return self._accounts.room(owner, Resource.DISK)
 
+    def output(self, owner: int) -> Path:
+        """The file that tells monitors how much they may keep."""
+        if self._rooms.make(owner):
+            self._kept[owner] = 0
+            self._share_room(owner)
+        return self._rooms.path(owner)
+
+    def _share_room(self, owner: int) -> None:
+        kept = self._rooms.kept(owner)
+        self.note(owner, kept - self._kept[owner])
+        self._kept[owner] = kept
+        self._rooms.limit(owner, kept + self.room(owner))
+
     def look(self, owner: int) -> None:
         """Something changed that has to be measured soon."""
         self._measures.setdefault(owner, _Measure()).wanted = True
@@ -165,6 +183,8 @@ class Disk:
             while True:
                 begun = time.monotonic()
                 await self._note_room()
+                for owner in self._kept:
+                    self._share_room(owner)
                 if self._is_anybody_due(begun):
                     await self._survey(walker, nursery)
                 took = time.monotonic() - begun
@@ -289,6 +309,8 @@ class Disk:
             if charge.amount:
                 known.charges[who] = charge
         # what was written meanwhile may have been seen or not: it counts until next time
+        if self._rooms.path(owner).exists():
+            self._kept.setdefault(owner, self._rooms.kept(owner))
         if written:
             noted = self._written[owner]
             noted.set(noted.amount - written)

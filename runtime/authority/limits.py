@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from runtime.authority.disk import Disk
 from runtime.errors import UnsupportedError
 from runtime.kernel.cgroups import Cgroup, Hierarchy
-from runtime.records.model import Agent
-from runtime.records.settings import Settings
 from runtime.texts.limits import network_of
 
 _CPU_PERIOD: Final = 100_000
-#: what a program may always print, in bytes
-_LOG_MIN: Final = 64 << 10
 
 
 def check_limits(hierarchy: Hierarchy, limits: dict[str, str]) -> None:
@@ -52,8 +47,3 @@ def spent(node: Cgroup, *, counted: bool = True) -> dict[str, int]:
 def _cpu_max(value: str) -> str:
     """``cpu.max`` as cgroups take it: a quota and a period in microseconds."""
     return value if " " in value else f"{value} {_CPU_PERIOD}"
-
-
-def log_room(settings: Settings, disk: Disk, agent: Agent) -> int:
-    """``log_max``, or what there is left of the owner's disk account; in bytes."""
-    return min(settings.log_max(agent), max(_LOG_MIN, disk.room(agent.owner)))

@@ -109,6 +109,11 @@ class Places:
         return self.runtime / "net"
 
     @cached_property
+    def rooms(self) -> Path:
+        """What is shared with monitors (``runtime.kernel.rooms``)."""
+        return self.runtime / "room"
+
+    @cached_property
     def lifeline(self) -> Path:
         return self.runtime / "lifeline"
 

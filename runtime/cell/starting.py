@@ -12,7 +12,7 @@ import trio
 
 from runtime import crashpoints
 from runtime.agents.parts import Agents
-from runtime.authority.limits import apply_limits, log_room
+from runtime.authority.limits import apply_limits
 from runtime.cell import cell, networks
 from runtime.cell.cell import Command, Places
 from runtime.cell.execution import Execution, LiveCell, LiveCells
@@ -179,7 +179,8 @@ class Starter:
                     out,
                     log_directory or "-",
                     reply or "-",
-                    log_room(self._agents.settings, self._agents.disk, agent),
+                    self._agents.settings.log_max(agent),
+                    self._agents.disk.output(agent.owner),
                     places.lifeline,
                     execution.leaf.own().path,
                     agent.uid,

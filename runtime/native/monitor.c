@@ -1,7 +1,7 @@
 /*
  * monitor: follows one run of an agent, from outside the agent's cgroup.
  *
- *     monitor RECORD OUT LOG REPLY LOG_MAX LIFELINE LEAF UID LEAD FDS STEP
+ *     monitor RECORD OUT LOG REPLY LOG_MAX ROOM LIFELINE LEAF UID LEAD FDS STEP
  *
  * LEAF is the directory of the cgroup in which the program is born (CLONE_INTO_CGROUP of
  * clone3(2)): moving a process there would wait for an RCU grace period, ten milliseconds
@@ -22,6 +22,8 @@
  * another directory: it receives the lines of the output that begin with {.
  * Output is kept in segments, named by the offset of their first byte. When a segment
  * holds LOG_MAX / 2 bytes, the monitor begins the next and removes all but the last two.
+ * ROOM is a file, or "-": all monitors of an owner share what it says that they may keep
+ * (room.h). What is over is dropped, and a line says so, as on a full disk.
  * Lines in LOG that begin with "ctxfs:" come from the runtime: from this program, the
  * steps into the cell, and the daemon. If a line of the program begins so, the monitor
  * inserts a blank before the colon, however the program splits its writes.
@@ -53,6 +55,7 @@
 
 #include "common.h"
 #include "orders.h"
+#include "room.h"
 
 /* Increase it when the meaning of a line changes; runtime/cell/record.py lists the versions
  * that it can read. New kinds of lines do not need it: readers skip unknown lines. */
@@ -76,6 +79,7 @@
 #define GATHER_MS 3
 
 static int record_fd = -1;
+static struct room *room;
 
 /* Lines that are not written yet, and when they will be. */
 static struct {
@@ -139,6 +143,7 @@ struct stream {
 	unsigned long long segment;
 	unsigned long long lost;
 	bool guarded;		/* the data that follow are not the runtime's */
+	bool told;		/* they tell what was lost, for which there is always room */
 	int matched;		/* bytes of OURS at the beginning of the line; or MATCHED_NOT */
 	unsigned long long left;	/* its end after this program's last write */
 };
@@ -246,10 +251,13 @@ static bool open_stream(struct stream *s)
 static void next_segment(struct stream *s)
 {
 	char name[32];
+	struct stat st;
 
 	if (s->previous != s->start) {
 		segment_name(name, sizeof name, s->previous);
-		unlinkat(s->directory, name, 0);
+		if (fstatat(s->directory, name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+		    unlinkat(s->directory, name, 0) == 0)
+			give_room(room, (unsigned long long)st.st_size);
 	}
 	close(s->file);
 	s->previous = s->start;
@@ -285,11 +293,14 @@ static void append_locked(struct stream *s, const char *data, size_t length)
 		/* again only if the daemon has just filled the new segment */
 		if (s->size < s->segment && s->segment - s->size < part)
 			part = s->segment - s->size;
-		n = write(s->file, data, part);
+		part = take_room(room, part, s->told);
+		n = part ? write(s->file, data, part) : 0;
+		if (n < (ssize_t)part)
+			give_room(room, part - (n > 0 ? (size_t)n : 0));
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n <= 0) {
-			/* A full disk must not stop the agent, and must be reported. */
+			/* That must not stop the agent, and must be reported. */
 			s->lost += length;
 			return;
 		}
@@ -349,25 +360,34 @@ static void append(struct stream *s, const char *data, size_t length)
 	flock(s->directory, LOCK_UN);
 }
 
+static void tell_lost(struct stream *s)
+{
+	char note[128];
+	int size = snprintf(note, sizeof note,
+			    "\nctxfs: %llu bytes of output lost, the disk or its owner's account of "
+			    "it was full\n", s->lost);
+	unsigned long long lost = s->lost;
+	bool guarded = s->guarded;
+
+	if (!lost)
+		return;
+	s->lost = 0;
+	s->guarded = false;
+	s->told = true;
+	append(s, note, size);
+	s->told = false;
+	s->guarded = guarded;
+	s->matched = 0;
+	if (s->lost)
+		s->lost = lost;
+}
+
 static void keep(struct stream *s, const char *data, size_t length)
 {
 	if (!length)
 		return;
-	if (s->lost) {
-		char note[96];
-		int size = snprintf(note, sizeof note,
-				    "\nctxfs: %llu bytes of output lost, the disk was full\n", s->lost);
-		unsigned long long lost = s->lost;
-		bool guarded = s->guarded;
-
-		s->lost = 0;
-		s->guarded = false;
-		append(s, note, size);
-		s->guarded = guarded;
-		s->matched = 0;
-		if (s->lost)
-			s->lost = lost;
-	}
+	if (has_room(room))
+		tell_lost(s);
 	append(s, data, length);
 }
 
@@ -475,15 +495,18 @@ static void drain_rest(struct source *from)
 	size_t moved = 0, n;
 	int waiting = 0;
 
-	if (from->pipe < 0 || ioctl(from->pipe, FIONREAD, &waiting) < 0)
-		return;
-	while (moved < (unsigned)waiting && (n = drain(from)))
-		moved += n;
+	if (from->pipe >= 0 && ioctl(from->pipe, FIONREAD, &waiting) == 0)
+		while (moved < (unsigned)waiting && (n = drain(from)))
+			moved += n;
+	if (from->lines)
+		tell_lost(from->lines);
+	if (from->replies)
+		tell_lost(from->replies);
 }
 
 /* The monitor's orders. */
 struct order {
-	const char *record, *out, *log, *reply, *lifeline, *leaf;
+	const char *record, *out, *log, *reply, *room, *lifeline, *leaf;
 	long long log_max;
 	uid_t uid;
 	int lead;
@@ -499,6 +522,7 @@ static bool read_order(struct orders *orders, struct order *order)
 	order->log = take_word(orders);
 	order->reply = take_word(orders);
 	order->log_max = (long long)take_number(orders, LLONG_MAX);
+	order->room = take_word(orders);
 	order->lifeline = take_word(orders);
 	order->leaf = take_word(orders);
 	order->uid = take_id(orders);
@@ -628,8 +652,8 @@ int main(int argc, char **argv)
 	pid_t chain;
 
 	if (!read_order(&orders, &order)) {
-		dprintf(2, "usage: monitor RECORD OUT LOG REPLY LOG_MAX LIFELINE LEAF UID LEAD FDS "
-			   "STEP\n");
+		dprintf(2, "usage: monitor RECORD OUT LOG REPLY LOG_MAX ROOM LIFELINE LEAF UID LEAD "
+			   "FDS STEP\n");
 		return 2;
 	}
 	record_fd = open(order.record, O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -647,6 +671,7 @@ int main(int argc, char **argv)
 	shared = !strcmp(order.log, "-");
 	replies = strcmp(order.reply, "-") != 0;
 	lifeline = open(order.lifeline, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	room = open_room(order.room);
 	begin_stream(&out, order.out, order.log_max);
 	if (!shared)
 		begin_stream(&log, order.log, order.log_max);

@@ -91,6 +91,7 @@ class World:
         for directory in (
             *(self.state / name for name in ("home", "trash", "tree/home", "tree/shared")),
             path / "wait",
+            path / "room",
         ):
             directory.mkdir(parents=True, exist_ok=True)
         self.config = Config(**settings)
@@ -109,6 +110,7 @@ class World:
             hierarchy=cast(Hierarchy, self.hierarchy),
             wait_files=self.wait_files,
             state=self.state,
+            rooms=self.path / "room",
             mount=Path("/ctx"),
             privilege=self.privilege,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,10 +13,10 @@ import trio
 
 from runtime.authority.accounts import Accounts, Payer, Reserve, Resource
 from runtime.authority.disk import INCARNATION_SIZE, Disk, Share
-from runtime.authority.limits import log_room
 from runtime.caller import Caller
 from runtime.errors import QuotaError
 from runtime.ids import NO_SPACE
+from runtime.kernel.rooms import Rooms
 from runtime.records.model import Space
 from tests.worlds.natives import walker_of
 from tests.worlds.records import World, inside, operator, world_in
@@ -39,7 +40,8 @@ def disk_in(
 ) -> Disk:
     accounts = Accounts(dict.fromkeys(Resource, limit))
     return Disk(
-        accounts, path, spaces, lambda names: {"abc": (OWNER, "coder")} if "abc" in names else {},
+        accounts, path, Rooms(path), spaces,
+        lambda names: {"abc": (OWNER, "coder")} if "abc" in names else {},
         lambda: {(OWNER, "newer"): (3, 100)} if stored else {}, _payer,
     )
 
@@ -159,14 +161,46 @@ def test_over_the_account_nothing_begins_and_everything_ends(tmp_path: Path) -> 
         agents.births.create(operator(1001), "d")
 
 
-def test_little_room_makes_logs_short(tmp_path: Path) -> None:
-    with world_in(tmp_path) as world:
-        agent = world.agents.births.create(operator(OWNER), "a")
-        assert log_room(
-            world.agents.settings, world.agents.disk, agent
-        ) == world.agents.settings.log_max(agent)
-        over(world)
-        assert log_room(world.agents.settings, world.agents.disk, agent) == 64 << 10
+def counted(rooms: Path) -> tuple[int, int]:
+    """(what monitors have kept, what that may become)."""
+    _, kept, most = struct.unpack("=Qqq", (rooms / str(OWNER)).read_bytes())
+    return kept, most
+
+
+def keep(rooms: Path, size: int) -> None:
+    """As a monitor does."""
+    kept, most = counted(rooms)
+    (rooms / str(OWNER)).write_bytes(struct.pack("=Qqq", 1, kept + size, most))
+
+
+def test_monitors_share_the_room_of_their_owner(tmp_path: Path) -> None:
+    disk = disk_in(tmp_path)
+    disk.note(OWNER, 40 * SIZE)
+    disk.output(OWNER)
+    assert counted(tmp_path) == (0, 50 * SIZE)
+    keep(tmp_path, 20 * SIZE)
+    disk.output(OWNER)
+    assert counted(tmp_path) == (20 * SIZE, 50 * SIZE), "another one has no more"
+    disk._share_room(OWNER)
+    assert use(disk) == 60 * SIZE, "and it counts"
+    disk.note(OWNER, -30 * SIZE)
+    disk._share_room(OWNER)
+    assert counted(tmp_path) == (20 * SIZE, 80 * SIZE)
+
+
+def test_a_daemon_gives_no_room_before_it_has_measured(tmp_path: Path) -> None:
+    first = disk_in(tmp_path)
+    first.output(OWNER)
+    keep(tmp_path, 70 * SIZE)
+    next_one = disk_in(tmp_path)
+    next_one.output(OWNER)
+    assert counted(tmp_path) == (70 * SIZE, 90 * SIZE)
+    write(tmp_path / f"tree/home/{OWNER}/file", 30 * SIZE)
+    measure(next_one, tmp_path)
+    next_one._share_room(OWNER)
+    kept, most = counted(tmp_path)
+    assert kept == 70 * SIZE
+    assert most - kept <= 60 * SIZE
 
 
 def test_a_tenth_of_what_the_filesystem_has_left_is_roots(tmp_path: Path) -> None:

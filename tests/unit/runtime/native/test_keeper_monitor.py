@@ -11,6 +11,7 @@ import resource
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -118,6 +119,7 @@ class Run:
         leaf: Path | None = None,
         log: str = "",
         reply: str = "-",
+        room: Path | str = "-",
         lead: str = "cell",
         cell: int | None = None,
     ) -> int:
@@ -141,7 +143,7 @@ class Run:
                 orders.words(
                     *(native("monitor"), self.record_path),
                     *(self.directory / "out", log or self.directory / "log", reply, log_max),
-                    *(self.lifeline, leaf or self.leaf.path, os.getuid()),
+                    *(room, self.lifeline, leaf or self.leaf.path, os.getuid()),
                     *(lead, fds, steps or [*BWRAP, *view, "--", *keeper]),
                 ),
                 {},
@@ -528,6 +530,49 @@ def test_what_fits_is_kept_in_one_segment(run: Run) -> None:
     run.wait_end()
     assert os.listdir(run.directory / "out") == [f"{0:020d}"]
     assert len(run.output()) == 4000
+
+
+def write_room(path: Path, most: int, *, version: int = 1) -> None:
+    path.write_bytes(struct.pack("=Qqq", version, 0, most))
+
+
+def kept(path: Path) -> int:
+    return int(struct.unpack("=Qqq", path.read_bytes())[1])
+
+
+def test_what_is_over_the_owners_room_is_dropped_and_told(tmp_path: Path, run: Run) -> None:
+    room = tmp_path / "room"
+    write_room(room, 100_000)
+    run.start(script="head -c 300000 /dev/zero; echo no >&2", room=room)
+    run.wait_end()
+    said = run.output()
+    assert said.startswith(bytes(100_000)), "all that fits is kept"
+    lost = b"\nctxfs: 200000 bytes of output lost, the disk or its owner's account of it was full\n"
+    assert said[100_000:] == lost
+    assert b"ctxfs: 3 bytes of output lost" in run.output("log"), "both streams share it"
+    assert kept(room) == len(said) + len(run.output("log"))
+
+
+def test_removed_segments_make_room(tmp_path: Path, run: Run) -> None:
+    """A program that says much, of which little is kept, does not use its owner's room up."""
+    room = tmp_path / "room"
+    write_room(room, 200_000)
+    run.start(script="yes | head -c 1048576", log_max=65536, room=room)
+    run.wait_end()
+    output = Segments(run.directory / "out")
+    assert output.end == 1048576
+    assert kept(room) == sum(segment.size for segment in output.segments)
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_without_room_that_it_knows_a_monitor_keeps_all(
+    tmp_path: Path, run: Run, made: bool
+) -> None:
+    if made:
+        write_room(tmp_path / "room", 10, version=2)
+    run.start(script="head -c 1000 /dev/zero", room=tmp_path / "room")
+    run.wait_end()
+    assert len(run.output()) == 1000
 
 
 def test_what_says_nothing_makes_no_directories(run: Run) -> None:
