@@ -311,6 +311,7 @@ async def open_runtime(
             rooms=places.rooms,
             mount=places.mount,
             fuse=places.fuse,
+            tree=places.tree,
             privilege=privilege,
         )
         watcher = Watcher()

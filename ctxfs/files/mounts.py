@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
-from ctxfs.files import fields, spaces
+from ctxfs.files import fields
 from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import PathControl, Row, Shown, one_line
@@ -48,10 +48,11 @@ def _look_at(base: Base, caller: Caller, paths: list[str]) -> list[str]:
 
 def _check_source(base: Base, source: str) -> None:
     """Refuses a path that is forbidden to all by its name; others are looked at."""
-    places = base.runtime.places
+    places, trees = base.runtime.places, base.runtime.agents.authority.places
+    source = trees.plain(source)
     forbidden = ("/proc", str(base.runtime.hierarchy.mount), str(places.state), str(places.runtime))
     for path in forbidden:
-        if source == path or source.startswith(path + "/"):
+        if (source == path or source.startswith(path + "/")) and not trees.tree(source):
             raise ExceedingError(
                 f"{quote(source)}: procfs, cgroupfs and the daemon's own directories "
                 "cannot be given to an agent"
@@ -96,16 +97,10 @@ def _sources(table: Iterable[mounts.Mount]) -> list[str]:
     return [mount.source for mount in table if mount.mode != "hide"]
 
 
-def _trees(base: Base, agent: Agent, table: Iterable[mounts.Mount]) -> dict[str, Source]:
+def _trees(base: Base, table: Iterable[mounts.Mount]) -> dict[str, Source]:
     """The durable trees of a table, as they are now; ``MissingError``."""
-    runtime, found = base.runtime, {}
-    for source in {mount.source for mount in table if mount.tree}:
-        if source == mounts.HOME_TREE:
-            spaces.DATA.root(runtime, agent.owner)  # made when somebody asks for it first
-        found[source] = trees.look(
-            runtime.places.trees, runtime.agents.sessions, agent, source
-        )
-    return found
+    sources = {mount.source for mount in table if mount.tree}
+    return {source: trees.look(base.runtime.agents.spaces, source) for source in sources}
 
 
 def _mount_lines(text: str) -> list[mounts.Mount]:
@@ -122,7 +117,7 @@ def _check_mounts(
     base: Base, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
 ) -> None:
     table = _mount_lines(text)
-    found = {**found, **_trees(base, agent, table)}
+    found = {**found, **_trees(base, table)}
     _check_table(base, agent, caller, table, mounts.Sources(boot_id(), found))
 
 
@@ -144,7 +139,7 @@ def _set_mount(
 ) -> None:
     mounts.check_count(text.removesuffix("\n").count("\n") + bool(text))
     table = mounts.parse(text)
-    found = {**found, **_trees(base, agent, table)}
+    found = {**found, **_trees(base, table)}
     sources = _found_sources(agent, caller, "mount", _sources(table), found)
     known = mounts.Sources.load(sources.get("mount"))
     limit = {**found, **known.found}
@@ -218,8 +213,11 @@ def _path_row(
         base: Base, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
     ) -> None:
         value = str(parse(base, agent, caller, one_line(text)))
-        for path in _named(value) if expands else ():
-            _check_expansion(base, caller, value, path, found)
+        for path in _named(value):
+            if expands:
+                _check_expansion(base, caller, value, path, found)
+            if path in found:
+                base.runtime.agents.authority.path_mode(agent, found[path].path)
 
     def commit_found(
         base: Base, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]

@@ -39,6 +39,7 @@ from runtime.records.sessions import Sessions
 from runtime.records.settings import Settings
 from runtime.records.spaces import Spaces
 from runtime.records.store import Store
+from runtime.texts.mounts import TreePlaces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +96,12 @@ def open_agents(
     rooms: Path,
     mount: Path,
     fuse: Path | None = None,
+    tree: Path = Path("/run/ctxfs/tree"),
     privilege: Privilege = ROOT,
 ) -> Agents:
     """Whatever the store has; ``state`` is the state directory, ``rooms`` that of ``Rooms``,
-    ``mount`` where programs see the filesystem, ``fuse`` where it really is, if elsewhere."""
+    ``mount`` where programs see the filesystem, ``fuse`` where it really is, if elsewhere,
+    ``tree`` where views have durable trees."""
     settings, accounts = Settings(config), accounts_of(config)
     trash = Trash(state / "trash")
     registry, items = Registry(store), Items()
@@ -114,7 +117,8 @@ def open_agents(
         state=state,
     )
     documents = Documents(journal=journal, trash=trash, state=state)
-    authority = Authority(registry, settings, tuple({str(mount), str(fuse or mount)}))
+    places = TreePlaces(str(tree), tuple({str(mount), str(fuse or mount)}))
+    authority = Authority(registry, settings, spaces, places)
     identity = Identity(
         registry=registry, authority=authority, hierarchy=hierarchy, privilege=privilege
     )

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from runtime.errors import DeniedError, ExceedingError, QuotaError, WrongStateError
-from runtime.ids import AgentIndex, Incarnation
+from runtime.ids import AgentIndex
 from runtime.kernel import linux
-from runtime.records.model import Agent
+from runtime.records.model import Agent, Space
 from runtime.records.registry import Registry
 from runtime.records.settings import Settings
 from runtime.texts import mounts, policy
@@ -26,11 +26,6 @@ from runtime.texts.policy import Rule, Rules
 _KEPT_MAX: Final = 1 << 18
 #: what an entry without a rule counts as
 _ENTRY: Final = 16
-
-
-#: spaces that are mounted, each with a permission that this needs
-_Spaces = frozenset[tuple[str, str]]
-_NO_SPACES: Final[_Spaces] = frozenset()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,17 +56,20 @@ class Authority:
     """
 
     def __init__(
-        self, registry: Registry, settings: Settings, roots: tuple[str, ...] = ("/ctx",)
+        self,
+        registry: Registry,
+        settings: Settings,
+        spaces: Iterable[Space],
+        places: mounts.TreePlaces,
     ) -> None:
-        """``roots`` are the paths at which views have the filesystem."""
         self._registry = registry
-        self._roots = roots
         self._settings = settings
+        self._spaces = spaces
+        #: where views have durable trees
+        self.places = places
         self._boot = linux.boot_id()
         self._known: OrderedDict[int, _Known] = OrderedDict()
         self._weight = 0
-        #: of agents that were live when somebody asked
-        self._spaces: dict[AgentIndex, tuple[Incarnation, _Spaces]] = {}
 
     # what was computed
 
@@ -101,7 +99,6 @@ class Authority:
 
     def forget(self, agent: Agent) -> None:
         """It was removed."""
-        self._spaces.pop(agent.index, None)
         known = self._known.pop(agent.index, None)
         if known is not None:
             self._weight -= known.weight
@@ -185,9 +182,8 @@ class Authority:
         if not lost:
             return
         then = {agent.index: policy.effective(rules, self.bound(agent))}
-        for member, spaces in self._holding(agent, lost, self._spaces_above(agent)):
-            held = [("network", "default", "connect"), *(("shared", *each) for each in spaces)]
-            for cls, name, perm in held if member.live else ():
+        for member in self._reached(agent, lost):
+            for cls, name, perm in self._held(member) if member.live else ():
                 # whoever is further down loses nothing that this agent may still hand on
                 if member is not agent and rules.joined(cls, perm).covers(name):
                     continue
@@ -211,44 +207,32 @@ class Authority:
             found = then[agent.index] = policy.effective(self.own_policy(agent), above)
         return found
 
-    def _holding(
-        self, agent: Agent, perms: Collection[tuple[str, str]], spaces: _Spaces
-    ) -> Iterator[tuple[Agent, _Spaces]]:
-        """The agents that one of these permissions may reach, this one and all below, with the
-        spaces that are mounted there; ``spaces`` are those of its parent. If an agent neither
-        has a permission nor passes it on, no agent below it has it."""
+    def _reached(
+        self, agent: Agent, perms: Collection[tuple[str, str]]
+    ) -> Iterator[Agent]:
+        """The agents that one of these permissions may reach, this one and all below. If an agent
+        neither has a permission nor passes it on, no agent below it has it."""
         own = self.own_policy(agent)
         if not any(own.joined(cls, perm).all for cls, perm in perms):
             return
-        spaces = spaces | self._own_spaces(agent)
-        yield agent, spaces
+        yield agent
         for child in self._registry.children(agent):
             if child.owned:
-                yield from self._holding(child, perms, spaces)
+                yield from self._reached(child, perms)
 
-    def _own_spaces(self, agent: Agent) -> _Spaces:
-        """What its lines of spaces need of its policy. A table changes only while its agent is
-        new: so what a live agent's says is kept."""
-        incarnation, found = self._spaces.get(agent.index, (None, _NO_SPACES))
-        if incarnation != agent.incarnation:
-            lines = [mount for mount in mounts.parse(agent.mount) if mount.tree]
-            if agent.bound_mount is not None:
-                lines += [mount for mount in mounts.parse(agent.bound_mount) if mount.tree]
-            found = frozenset(
-                (space, perm)
-                for mount in lines
-                if (space := mounts.space_of(mount.source))
-                for perm in _TREE_PERMS[mount.mode]
-            )
-            if agent.live:
-                self._spaces[agent.index] = agent.incarnation, found
-        return found
-
-    def _spaces_above(self, agent: Agent) -> _Spaces:
-        if agent.bound_mount is not None:
-            return _NO_SPACES
-        above = (self._own_spaces(each) for each in self._registry.ancestors(agent))
-        return _NO_SPACES.union(*above)
+    def _held(self, agent: Agent) -> Iterator[tuple[str, str, str]]:
+        """What no check can take from it while it runs: class, name and permission."""
+        yield "network", "default", "connect"
+        held = dict(agent.trees)
+        if agent.mount or agent.parent is not None:
+            for mount in self.effective_mounts(agent):
+                if mount.mode != "hide" and mount.of:
+                    held[mount.of] = mounts.most((mount.mode, held.get(mount.of, "hide")))
+        for source, mode in held.items():
+            space = mounts.space_of(source)
+            if space:
+                read = mode == "ro" and self.allows(agent, "shared", space, "read")
+                yield "shared", space, "read" if read else "write"
 
     def _bound_name(self, agent: Agent) -> str:
         parent = self._registry.parent_of(agent)
@@ -264,40 +248,36 @@ class Authority:
 
     def effective_mounts(self, agent: Agent) -> tuple[mounts.Mount, ...]:
         """The mounts in force: the parent's, then its own with what those leave of them."""
+        above = mounts.Index(now for _, now in self.inherited_mounts(agent))
         own = self.own_mounts(agent)
-        inherited = tuple(now for _, now in self.inherited_mounts(agent))
-        return mounts.effective(inherited, own, lambda source: self._shown(agent, source))
+        return (*above.table, *(self._within(agent, line, above) for line in own))
+
+    def _within(self, agent: Agent, line: mounts.Mount, above: mounts.Index) -> mounts.Mount:
+        tree = self.places.named(line, agent.owner)
+        return mounts.within(line, above.covering(line.source), tree)
 
     def inherited_mounts(self, agent: Agent) -> list[tuple[mounts.Mount, mounts.Mount]]:
         """The lines of its parent, as that has them and as far as the agent's policy lets it."""
-        parent = self._registry.parent_of(agent)
+        return [(mount, self._by_policy(agent, mount)) for mount in self._above(agent)]
+
+    def _above(self, agent: Agent) -> Iterable[mounts.Mount]:
         if agent.bound_mount is not None:
-            above: Iterable[mounts.Mount] = mounts.parse(agent.bound_mount)
-        else:
-            above = () if parent is None else self.effective_mounts(parent)
-        return [(mount, self._by_policy(agent, mount)) for mount in above]
+            return self.places.annotated(mounts.parse_bound(agent.bound_mount), agent.owner)
+        parent = self._registry.parent_of(agent)
+        return () if parent is None else self.effective_mounts(parent)
 
     def _by_policy(self, agent: Agent, mount: mounts.Mount) -> mounts.Mount:
         """A parent's line of a durable tree, as far as this agent's policy lets it."""
-        space = mounts.space_of(mount.source) if mount.tree else ""
-        if not space:
+        space = mounts.space_of(mount.of)
+        if not space or mount.mode == "hide":
             return mount
-        if not self.allows(agent, "shared", space, "read"):
-            return replace(mount, mode="hide")
-        if mount.mode == "rw" and not self.allows(agent, "shared", space, "write"):
-            return replace(mount, mode="ro")
-        return mount
+        mode = mounts.least((mount.mode, self.space_mode(agent, space)))
+        return mount if mode == mount.mode else replace(mount, mode=mode)
 
     def narrowed_mounts(self, agent: Agent) -> tuple[mounts.Mount, ...]:
         """Its own lines as they are in force."""
         own = len(self.own_mounts(agent))
         return self.effective_mounts(agent)[-own:] if own else ()
-
-    def _shown(self, agent: Agent, source: str) -> list[str]:
-        """Where views have a durable tree as part of the filesystem."""
-        space = mounts.space_of(source)
-        below = f"shared/{space}" if space else f"home/{agent.owner}/data"
-        return [f"{root}/{below}" for root in self._roots]
 
     def own_mounts(self, agent: Agent) -> tuple[mounts.Mount, ...]:
         """Its own table, with sources as they were found when they were written."""
@@ -307,22 +287,30 @@ class Authority:
     def check_own_mounts(self, agent: Agent) -> None:
         """The same for what was written: the parent may have less now."""
         self.check_mounts(agent, self.own_mounts(agent))
+        for name in ("root", "workspace"):
+            for path in mounts.Sources.load(agent.sources.get(name)).paths():
+                self.path_mode(agent, path)
 
     def check_mounts(self, agent: Agent, table: Collection[mounts.Mount]) -> None:
-        """``ExceedingError`` if a line gives more than the parent has; ``QuotaError`` if there
-        are too many with the parent's."""
-        self._check_trees(agent, [mount for mount in table if mount.tree])
+        """``ExceedingError`` if a line gives more than the parent has, ``DeniedError`` if it gives
+        more of a durable tree than the policy; ``QuotaError`` if there are too many lines."""
+        if sum(mount.tree for mount in table) > mounts.TREES_MAX:
+            raise QuotaError(
+                f"a mount table has at most {mounts.TREES_MAX} lines of shared: and home:; "
+                f"this would make {sum(mount.tree for mount in table)}"
+            )
         parent = self._registry.parent_of(agent)
-        if parent is None:
-            return
-        above = mounts.Index(self.effective_mounts(parent))
-        mounts.check_count(len(table), len(above.table))
-        bare = parent.root or parent.iso == "shared"
+        above = mounts.Index(() if parent is None else self.effective_mounts(parent))
+        if parent is not None:
+            mounts.check_count(len(table), len(above.table))
+        bare = parent is None or parent.root or parent.iso == "shared"
         base = () if bare else self._settings.config.base_view
         for mount in table:
+            self._check_tree(agent, mount, above)
+            if parent is None:
+                continue
             if mount.tree:
-                shown = self._shown(agent, mount.source)
-                why = mounts.TreeBound(above, mount.source, shown).excess(mount)
+                why = self._excess_of_tree(agent, mount, above)
             else:
                 why = mounts.excess(mount, above, base)
             if why:
@@ -331,22 +319,91 @@ class Authority:
                     f"{self._bound_name(agent)}: {why}"
                 )
 
-    def _check_trees(self, agent: Agent, table: Collection[mounts.Mount]) -> None:
-        """``DeniedError`` if its policy lacks a durable tree: the daemon hands that in, so what
-        its parent can reach is no bound."""
-        if len(table) > mounts.TREES_MAX:
-            raise QuotaError(
-                f"a mount table has at most {mounts.TREES_MAX} lines of shared: and home:; "
-                f"this would make {len(table)}"
+    # durable trees
+
+    def trees(self, agent: Agent) -> tuple[dict[str, str], list[str]]:
+        """The durable trees that a cell made now has at their own places, with their modes, and
+        the spaces that are too many: of those that the policy names first, then by name."""
+        index = mounts.Index(self.effective_mounts(agent))
+        lines = (line.mode for line in self.own_mounts(agent) if line.source == mounts.HOME_TREE)
+        wanted = {f"{mounts.HOME_TREE}{agent.owner}": mounts.most(lines)}
+        rules = self.effective_policy(agent)
+        perms = [rules.objects("allow", "shared", perm) for perm in policy.PERMS["shared"]]
+        named = frozenset().union(*(objects.names for objects in perms))
+        spaces = self._spaces if any(objects.all for objects in perms) else ()
+        for _, name in sorted((space.name not in named, space.name) for space in spaces):
+            wanted[f"{mounts.SHARED_TREE}{name}"] = self.space_mode(agent, name)
+        found = {
+            tree: mode
+            for tree, wants in wanted.items()
+            if wants != "hide"
+            and (mode := mounts.least((wants, self.places.left(index, tree)))) != "hide"
+        }
+        too_many = [tree for tree in found if mounts.space_of(tree)][mounts.SPACES_MAX :]
+        for tree in too_many:
+            del found[tree]
+        return found, [mounts.space_of(tree) for tree in too_many]
+
+    def space_mode(self, agent: Agent, space: str) -> str:
+        """What an agent may have of a space: who may write it where it is mounted can read it."""
+        if self.allows(agent, "shared", space, "write"):
+            return "rw"
+        return "ro" if self.allows(agent, "shared", space, "read") else "hide"
+
+    def path_mode(self, agent: Agent, path: str) -> str:
+        """How an agent may have a path of its creator's view: ``rw``, or ``ro`` of a durable tree
+        that it may read. ``DeniedError``."""
+        above = mounts.Index(self._above(agent))
+        line = self._within(agent, mounts.Mount(path, path, "ro"), above)
+        self._check_tree(agent, line, above)
+        space = mounts.space_of(line.of)
+        if space:
+            return self.space_mode(agent, space)
+        if line.of and not any(each.source == mounts.HOME_TREE for each in self.own_mounts(agent)):
+            raise DeniedError(
+                f"{quote(path)}: home: is not in the mount table of {quote(agent.name)}: write "
+                "that line first"
             )
-        for mount in table:
-            space = mounts.space_of(mount.source)
-            for perm in _TREE_PERMS[mount.mode] if space else ():
-                if not self.allows(agent, "shared", space, perm):
-                    raise DeniedError(
-                        f"{mount.source} {mount.mode}: shared:{space} {perm} is not in the "
-                        f"effective policy of {quote(agent.name)}: write its policy first"
-                    )
+        return "rw"
+
+    def _check_tree(self, agent: Agent, mount: mounts.Mount, above: mounts.Index) -> None:
+        """``DeniedError`` if the policy lacks what a line shows of a space: the parent, who may
+        have it, is no bound. ``ExceedingError`` for the tree of another user."""
+        tree = self._within(agent, mount, above).of
+        space = mounts.space_of(tree)
+        mode = self.space_mode(agent, space) if space else "rw"
+        if mounts.least((mode, mount.mode)) != mount.mode:
+            perm = "read" if mount.mode == "ro" else "write"
+            raise DeniedError(
+                f"{mount.source} {mount.mode}: shared:{space} {perm} is not in the "
+                f"effective policy of {quote(agent.name)}: write its policy first"
+            )
+        if tree and not space and tree != f"{mounts.HOME_TREE}{agent.owner}":
+            raise ExceedingError(
+                f"{quote(mount.source)}: the files of another user cannot be given to an agent of "
+                f"uid {agent.owner}"
+            )
+
+    def _excess_of_tree(self, agent: Agent, mount: mounts.Mount, above: mounts.Index) -> str:
+        """What a child's line of a tree wants more than its parent has; empty if nothing. The tree
+        is handed in, not taken out of the parent's view: what that keeps from the parent is
+        compared here."""
+        tree = self.places.named(mount, agent.owner)
+        mode = self.places.left(above, tree)
+        if not mounts.space_of(tree):
+            has = (line.mode for line in above.table if line.of == tree)
+            mode = mounts.least((mode, mounts.most(has)))
+        if mode == "hide":
+            return "it is hidden there"
+        if mode == "ro" and mount.mode == "rw":
+            return "it is read-only there"
+        for name in self.places.names(tree):
+            for less in ("hide", "ro") if mount.mode == "rw" else ("hide",):
+                found = above.below(name, less)
+                if found:
+                    said = "hidden" if less == "hide" else "read-only"
+                    return f"{quote(found)} in it is {said} there: mount a path of that view"
+        return ""
 
     def check_start(self, agent: Agent) -> None:
         """What was written is checked again: the parent may have less now."""
@@ -394,5 +451,3 @@ class Authority:
 
 #: what is not taken from an agent that runs: class and permission
 _HELD: Final = (("network", "connect"), ("shared", "read"), ("shared", "write"))
-#: what a durable tree needs, by the mode of its line; who may write it there can read it
-_TREE_PERMS: Final = {"ro": ("read",), "rw": ("read", "write")}

@@ -84,6 +84,11 @@ class Places:
         return self.runtime / "tree"
 
     @cached_property
+    def real_tree(self) -> Path:
+        """The same without a link, which is there without root."""
+        return self.tree.resolve()
+
+    @cached_property
     def own(self) -> tuple[Path, Path]:
         """The daemon's own directories, which no agent is given."""
         return self.state, self.runtime
@@ -232,8 +237,10 @@ def bind(source: str, target: str, options: str = "", identity: str = "-") -> tu
     return ("bind", options or "-", identity, source, target)
 
 
-def _base_view(agents: Agents, agent: Agent, places: Places) -> Iterator[tuple[str, ...]]:
-    """Operations for a root agent's base view, as configured."""
+def _base_view(
+    agents: Agents, agent: Agent, places: Places, mode: str
+) -> Iterator[tuple[str, ...]]:
+    """Operations for a root agent's base view, as configured, or of its ``root`` in a mode."""
     source = str(places.stage / "0") if agent.root else "/"  # staged first: _own_mounts
     if agent.iso == "shared":
         # with the mount of the filesystem, which may be another one later
@@ -242,7 +249,7 @@ def _base_view(agents: Agents, agent: Agent, places: Places) -> Iterator[tuple[s
         yield from (("tmpfs", "0755", str(path)) for path in places.own)
         return
     if agent.root:
-        yield bind(source, "/")
+        yield bind(source, "/", "r" if mode == "ro" else "")
         return
     for entry in agents.settings.config.base_view:
         try:
@@ -269,31 +276,76 @@ def has_own_root(agents: Agents, agent: Agent) -> bool:
 def _own_mounts(agents: Agents, agent: Agent) -> list[mounts.Mount]:
     """What the agent's own fields bind, in order: root, workspace, table."""
     table = agents.authority.narrowed_mounts(agent)
-    return [*_root_mount(agent), *_workspace_mounts(agent), *table]
+    return [*_root_mount(agents, agent), *_workspace_mounts(agents, agent, agent), *table]
 
 
-def _root_mount(agent: Agent) -> list[mounts.Mount]:
+def _root_mount(agents: Agents, agent: Agent) -> list[mounts.Mount]:
     """Its ``root``, as it was when it was written."""
-    if not agent.root:
-        return []
-    sources = mounts.Sources.load(agent.sources.get("root"))
-    return [sources.resolve(mounts.Mount(agent.root, "/", "rw"), linux.boot_id())]
+    return [_found(agents, agent, "root", agent.root, "/")] if agent.root else []
 
 
-def _workspace_mounts(agent: Agent) -> list[mounts.Mount]:
-    """What its own workspace binds; nothing if that is inherited.
+def _found(agents: Agents, agent: Agent, name: str, path: str, target: str) -> mounts.Mount:
+    """The path that a file names, as it was when it was written."""
+    sources = mounts.Sources.load(agent.sources.get(name))
+    mode = agents.authority.path_mode(agent, sources.path(path))
+    return sources.resolve(mounts.Mount(path, target, mode), linux.boot_id())
 
-    ``WrongStateError`` if its worktree has not been made.
+
+def _workspace_mounts(agents: Agents, owner: Agent, agent: Agent) -> list[mounts.Mount]:
+    """What the workspace of one binds that an agent has it from, who may be the same; nothing if
+    that is inherited.
+
+    Of what lies at the own place of a durable tree, an agent has what the tree gives it, and the
+    worktree. ``WrongStateError`` if its worktree has not been made.
     """
-    if agent.workspace == "worktree":
-        if agent.worktree is None:
-            raise WrongStateError(f"the worktree of {quote(agent.name)} does not exist yet")
-        return binds(Worktree.load(agent.worktree))
-    if agent.workspace.startswith(mounts.EXPLICIT_ROOT):
-        path = agent.workspace.removeprefix(mounts.EXPLICIT_ROOT)
-        sources = mounts.Sources.load(agent.sources.get("workspace"))
-        return [sources.resolve(mounts.Mount(path, path, "rw"), linux.boot_id())]
+    places = agents.authority.places
+    if owner.workspace == "worktree":
+        if owner.worktree is None:
+            raise WrongStateError(f"the worktree of {quote(owner.name)} does not exist yet")
+        found = binds(Worktree.load(owner.worktree))
+        return [mount for mount in found if not _pins_tree(places, agent, mount)]
+    if owner.workspace.startswith(mounts.EXPLICIT_ROOT):
+        path = owner.workspace.removeprefix(mounts.EXPLICIT_ROOT)
+        mount = _found(agents, owner, "workspace", path, path)
+        return [] if places.tree(mount.source) else [mount]
     return []
+
+
+def _pins_tree(places: mounts.TreePlaces, agent: Agent, mount: mounts.Mount) -> bool:
+    """Whether a mount that only keeps a directory from being renamed (``workspace.binds``) would
+    give more of a durable tree than the agent has."""
+    if mount.source != mount.target or mount.mode != "rw":
+        return False
+    tree = places.tree(mount.target)
+    if not tree:
+        return _inside(places.directory, [mount.target]) or _inside(
+            mount.target, [places.directory]
+        )
+    return mount.target == places.place(tree) or agent.trees.get(tree) != "rw"
+
+
+def _carried(agents: Agents, agent: Agent, mount: mounts.Mount) -> Iterator[mounts.Mount]:
+    """What comes along with a directory of the parent's view, and is less for this agent: durable
+    trees."""
+    if mount.mode == "hide" or mount.tree or agent.parent is None:
+        return
+    target = mount.target.rstrip("/")
+    table = agents.authority.inherited_mounts(agent)
+    above = mounts.Index(had for had, _ in table)
+    for had, now in table:
+        below = _below(had.target, mount.source)
+        if below and now.mode != had.mode and above.covering(had.target) is had:
+            yield mounts.Mount(had.target, target + below, now.mode, now.options)
+    trees = agents.authority.places.directory
+    below = _below(trees, mount.source)
+    if below and target + below != trees:
+        yield mounts.Mount("-", target + below, "hide")
+
+
+def _below(path: str, directory: str) -> str:
+    """The rest of a path that is in a directory; empty if it is not, or is the directory."""
+    directory = directory.rstrip("/")
+    return path.removeprefix(directory) if path.startswith(directory + "/") else ""
 
 
 def _inside(path: str, directories: Iterable[str]) -> bool:
@@ -311,25 +363,59 @@ def _network(agents: Agents, agent: Agent) -> str:
     return "host" if network_allowed(agents, agent) else "cell"
 
 
+@dataclass(frozen=True, slots=True)
+class _Lent:
+    """A durable tree that lend.c hands in: its path below the directory of all trees, and how
+    reasons call it."""
+
+    path: str
+    target: str
+    name: str
+    mode: str = "rw"
+    options: tuple[str, ...] = ()
+
+    def order(self) -> tuple[str, str, str]:
+        letters = ("r" if self.mode == "ro" else "") + ("x" if "noexec" in self.options else "")
+        return letters or "-", self.path, self.name
+
+
 def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     """The steps into the agent's cell; ``CtxError`` if it cannot have one as it is."""
     parent = agents.registry.parent_of(agent)
     nested = parent is not None and agent.owned
-    fresh = ["/tmp"]
+    trees_at = agents.authority.places
+    #: what no view has from its parent's
+    fresh = ["/tmp", trees_at.directory]
     own_root = parent is not None and has_own_root(agents, agent)
     if own_root:
         fresh.append("/var/tmp")
-    own = _own_mounts(agents, agent)
-    lent = [mount for mount in own if mount.tree]
-    trees.check(places.trees, agents.sessions, agent, lent)
-    if agent.homedir == "durable":
-        lent.insert(0, mounts.Mount(trees.HOMEDIR, HOME, "rw"))
-    # what the parent had below the directories that are fresh for everyone, and what it has of
-    # durable trees that the agent's own policy gives less of
+    whole = mounts.Mount("/", "/", "rw")
+    fields = _own_mounts(agents, agent)
+    trees.check(agents.spaces, [mount for mount in fields if mount.tree])
+    # what the parent had below the directories that are fresh for everyone, and what comes along
+    # with the rest of its view, or with a part of that
     kept = list(_kept_mounts(agents, agent, fresh))
+    if not agent.root:
+        kept += _carried(agents, agent, whole)
+    carried = {mount: list(_carried(agents, agent, mount)) for mount in fields}
+    own = [each for mount in fields for each in (mount, *carried[mount])]
+    optional = frozenset([*kept, *(each for found in carried.values() for each in found)])
+    placed = [
+        _Lent(mounts.place_of(tree), trees_at.place(tree), tree, mode)
+        for tree, mode in agent.trees.items()
+    ]
+    home = _Lent(agents.sessions.home(agent), HOME, "homedir")
+    lines = {
+        mount: _Lent(
+            mounts.place_of(mount.of), mount.target, mount.source, mount.mode, mount.options
+        )
+        for mount in own
+        if mount.tree
+    }
+    lent = [*placed, *lines.values(), *([home] if agent.homedir == "durable" else [])]
     staged = [] if nested else [m for m in (*kept, *own) if m.mode != "hide" and not m.tree]
     if parent is not None and not nested and not agent.root:
-        staged.insert(0, mounts.Mount("/", "/", "rw"))
+        staged.insert(0, whole)
     places_of: dict[mounts.Mount, int] = {}
     for number, mount in enumerate(staged):
         places_of.setdefault(mount, number)
@@ -338,16 +424,17 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     if not network_allowed(agents, agent):
         view.append(("network",))
 
-    if nested:
-        root = own[0] if agent.root else mounts.Mount("/", "/", "rw")
-    elif parent is not None:
-        root = mounts.Mount(str(places.stage / str(len(kept) if agent.root else 0)), "/", "rw")
+    def source_of(mount: mounts.Mount) -> str:
+        return mount.source if nested else str(places.stage / str(places_of[mount]))
+
+    root = own[0] if agent.root else whole
     if own_root:
-        view += [("root", root.source), ("tmpfs", "0755", "/var/tmp")]
+        view += [("root", source_of(root)), ("tmpfs", "0755", "/var/tmp")]
     elif parent is not None:
-        view.append(bind(root.source, "/", "" if agent.root else "s", root.identity))
+        options = ("" if agent.root else "s") + ("r" if root.mode == "ro" else "")
+        view.append(bind(source_of(root), "/", options, root.identity if nested else "-"))
     else:
-        view += _base_view(agents, agent, places)
+        view += _base_view(agents, agent, places, root.mode)
     view += [("proc", "/proc"), ("dev", "/dev"), ("tmpfs", "0755", "/tmp"), ("dir", "0700", HOME)]
     having = networks.wanted(agents, agent)
     keeper_fd = _NEXT_FD + bool(having)
@@ -356,22 +443,35 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     extra = view_fd + 1
     passed = extra + (1 if nested else bool(staged)) + (parent is not None)
 
-    def lend(mount: mounts.Mount) -> tuple[str, ...]:
+    def lend(tree: _Lent) -> tuple[str, ...]:
         """What attaches a tree; the orders of lend.c come before the trees."""
-        return ("lent", str(passed + 1 + lent.index(mount)), mount.target)
+        number = next(n for n, each in enumerate(lent) if each is tree)
+        return ("lent", str(passed + 1 + number), tree.target)
+
+    def put(mount: mounts.Mount) -> tuple[str, ...]:
+        if mount.mode == "hide":
+            return ("hide", mount.target)
+        if mount.tree:
+            return lend(lines[mount])
+        options = "t" if mount in optional else ""
+        if mount.mode == "ro":
+            options += "R" if mount in optional else "r"
+        # staged mounts have it already
+        options += "x" if nested and "noexec" in mount.options else ""
+        return bind(source_of(mount), mount.target, options, mount.identity if nested else "-")
 
     if agent.homedir == "durable":
-        view.append(lend(lent[0]))
-
-    def source_of(mount: mounts.Mount) -> str:
-        return mount.source if nested else str(places.stage / str(places_of[mount]))
-
-    for mount in kept:
-        if mount.mode == "hide":
-            view.append(("hide", mount.target))
-        else:
-            options = "tR" if mount.mode == "ro" else "t"
-            view.append(bind(source_of(mount), mount.target, options))
+        view.append(lend(home))
+    hidden = [mount for mount in kept if mount.mode == "hide"]
+    kept = [mount for mount in kept if mount.mode != "hide"]
+    # a worktree may be in a tree that its agent has not
+    inside = [m for m in (*kept, *own) if _inside(m.target, [trees_at.directory])]
+    if placed or inside:
+        view.append(("tmpfs", "0755", trees_at.directory))
+        view += map(lend, placed)
+    elif parent is not None:
+        view.append(("hide", trees_at.directory))
+    view += map(put, kept)
     # Without root, what is there belongs to the agents' own uid: not its to change. The
     # filesystem, mounted below, is another mount and stays writable. After a crash it is a
     # new one, which is to come along.
@@ -380,20 +480,10 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     bare = parent is None or agent.root or _inside(str(places.mount), fresh)
     if bare and agent.iso != "shared":
         view.append(("symlink", str(places.fuse), str(places.mount)))
-    for mount in own:
-        if mount.target == "/":
-            continue
-        if mount.mode == "hide":
-            view.append(("hide", mount.target))
-            continue
-        if mount.tree:
-            view.append(lend(mount))
-            continue
-        options = "r" if mount.mode == "ro" else ""
-        # staged mounts have it already
-        options += "x" if nested and "noexec" in mount.options else ""
-        identity = mount.identity if nested else "-"
-        view.append(bind(source_of(mount), mount.target, options, identity))
+    view += [put(mount) for mount in (*hidden, *own) if mount.target != "/"]
+    if placed or inside:
+        # a directory that is made there would be no tree
+        view.append(("fix", trees_at.directory))
 
     # last, so that nothing covers it; and no cell has that of its parent
     if having:
@@ -419,7 +509,7 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     if staged:
         cell = "-" if parent is None else extra + 1
         steps = orders.words(places.program("stage"), extra, cell, steps)
-        stage = _stage(agents, agent, places, staged, optional=frozenset(kept))
+        stage = _stage(agents, agent, places, staged, optional=optional)
     if lent:
         steps = orders.words(places.program("lend"), passed, passed + 1, steps)
     return Plan(
@@ -432,7 +522,7 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
         ),
         view=tuple(view),
         stage=stage,
-        lend=_lend(agents, agent, places, lent) if lent else b"",
+        lend=orders.message(places.trees, [each.order() for each in lent]) if lent else b"",
         networks=having,
         programs=("keeper", "view") if nested else ("keeper",),
     )
@@ -468,32 +558,19 @@ def plan_inside(agents: Agents, agent: Agent, places: Places, command: Command) 
 
 def _kept_mounts(agents: Agents, agent: Agent, fresh: list[str]) -> Iterator[mounts.Mount]:
     """Mounts and workspaces of its parent below directories that a child has afresh, ``rw``: as
-    they are there.
-
-    Also those of durable trees of which the child's policy gives less than its parent has.
-    """
-    parent = agents.registry.parent_of(agent)
-    if parent is None:
+    they are there. What the parent's lines hide in durable trees is hidden anew."""
+    if agent.parent is None:
         return
-    table = agents.authority.inherited_mounts(agent)
-    above = mounts.Index(had for had, _ in table)
-    for had, mount in table:
-        target, less = had.target, mount.mode != had.mode and above.covering(had.target) is had
+    places = agents.authority.places
+    for had, mount in agents.authority.inherited_mounts(agent):
         if had.mode == "hide":
-            continue
-        if _inside(target, fresh):
-            if mount.mode != "hide":
-                mode = mount.mode if less else "rw"
-                yield mounts.Mount(target, target, mode, mount.options)
-        elif less and not agent.root:
-            yield mounts.Mount(target, target, mount.mode, mount.options)
-        elif less and _inside(target, [agent.root]):
-            # there it is in what becomes its root
-            there = target.removeprefix(agent.root)
-            if there:
-                yield mounts.Mount(target, there, mount.mode, mount.options)
+            if places.holds(had.target):
+                yield had
+        elif _inside(had.target, fresh) and mount.mode != "hide":
+            mode = "rw" if mount.mode == had.mode else mount.mode
+            yield mounts.Mount(had.target, had.target, mode, mount.options)
     for owner in agents.registry.ancestors(agent):
-        for mount in _workspace_mounts(owner):
+        for mount in _workspace_mounts(agents, owner, agent):
             if _inside(mount.target, fresh):
                 yield mounts.Mount(mount.target, mount.target, "rw")
 
@@ -510,6 +587,7 @@ def _stage(
     if agent.parent is not None:
         uid, gid, groups = agent.uid, agent.gid, agent.groups
     wanted = []
+    real = places.real_tree
     for mount in staged:
         letters = "" if "bind" in mount.options else "r"
         letters += "t" if mount in optional else ""
@@ -518,20 +596,13 @@ def _stage(
             for option, letter in (("nosuid", "s"), ("nodev", "d"), ("noexec", "x"))
             if option in mount.options
         )
-        wanted.append((letters or "-", mount.identity, mount.source))
+        source = mount.source
+        if agent.parent is None and agents.authority.places.tree(source):
+            source = str(real / source.removeprefix(f"{places.tree}/"))
+        wanted.append((letters or "-", mount.identity, source))
     groups_word = agents.privilege.groups_of(groups)
-    return orders.message(places.stage, uid, gid, groups_word, places.own, wanted)
-
-
-def _lend(agents: Agents, agent: Agent, places: Places, lent: list[mounts.Mount]) -> bytes:
-    wanted = []
-    for mount in lent:
-        letters = "r" if mount.mode == "ro" else ""
-        letters += "x" if "noexec" in mount.options else ""
-        path = trees.below_trees(agents.sessions, agent, mount.source)
-        identity = "*" if mount.identity == "-" else mount.identity
-        wanted.append((letters or "-", identity, path, mount.source))
-    return orders.message(places.trees, wanted)
+    permitted = [places.tree, places.trees]
+    return orders.message(places.stage, uid, gid, groups_word, places.own, permitted, wanted)
 
 
 def sealed_file(name: str, data: bytes) -> int:

@@ -92,7 +92,11 @@ class Looker:
         given (``ExceedingError``); ``UnansweredError`` if there is no answer within a second.
         """
         deadline = trio.current_time() + _SECONDS
-        wanted = list(dict.fromkeys(paths))
+        plain = {path: self._agents.authority.places.plain(path) for path in paths}
+        found = await self._look(agent, list(dict.fromkeys(plain.values())), deadline)
+        return {path: found[way] for path, way in plain.items() if way in found}
+
+    async def _look(self, agent: Agent, wanted: list[str], deadline: float) -> dict[str, Source]:
         parent = self._agents.registry.parent_of(agent)
         if not wanted:
             return {}
@@ -148,7 +152,8 @@ class Looker:
         uid, gid, groups = ids
         groups_word = self._agents.privilege.groups_of(groups)
         own = [*map(str, self._places.own), networks.DIRECTORY]
-        spec = orders.message(uid, gid, groups_word, own, paths)
+        trees = self._places.tree, self._places.real_tree
+        spec = orders.message(uid, gid, groups_word, own, *trees, paths)
         self._begun(asker)
         try:
             asker.leaf.create(self._hierarchy.controllers)

@@ -18,13 +18,15 @@ from runtime.cell.cell import Command, Places
 from runtime.cell.execution import Execution, LiveCell, LiveCells
 from runtime.cell.sources import Looker
 from runtime.errors import UnsupportedError, WrongStateError
-from runtime.kernel import orders
+from runtime.kernel import orders, output
 from runtime.kernel.cgroups import Hierarchy
+from runtime.kernel.helpers import Helpers
 from runtime.kernel.inotify import Watcher
 from runtime.kernel.spawn import Spawner
 from runtime.kernel.sweeper import Sweeper
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
+from runtime.texts import mounts
 from runtime.texts.names import quote
 
 log = logging.getLogger("ctxd.starting")
@@ -50,6 +52,7 @@ class Starter:
         live_cells: LiveCells,
         looker: Looker,
         sweeper: Sweeper,
+        helpers: Helpers,
     ) -> None:
         self._agents = agents
         self._hierarchy = hierarchy
@@ -59,6 +62,7 @@ class Starter:
         self._live_cells = live_cells
         self._looker = looker
         self._sweeper = sweeper
+        self._helpers = helpers
 
     async def launch(self, agent: Agent, live_cell: LiveCell) -> None:
         """Starts an agent's cell, in mode ``once`` with its program.
@@ -75,6 +79,8 @@ class Starter:
                     await above.wait_settled(self._watcher)
         await self._looker.complete(agent)
         self._agents.authority.check_own_mounts(agent)
+        await self._make_homes(agent)
+        self._tell_left_out(agent)
         plan = cell.plan(self._agents, agent, places)
         await self._sweeper.removed(agent.owner, live_cell.node)
         live_cell.leaf.make_own(self._hierarchy.controllers)
@@ -106,6 +112,29 @@ class Starter:
                 lead="-" if agent.how.holds_cell else "cell",
             )
         crashpoints.reach("start.launched")
+
+    async def _make_homes(self, agent: Agent) -> None:
+        """The agent's own durable home and its owner's tree, if it is to have them, are there."""
+        homes = []
+        if agent.homedir == "durable":
+            homes.append((self._agents.sessions.home(agent), agent.uid, agent.gid))
+        own = f"{mounts.HOME_TREE}{agent.owner}"
+        if own in agent.trees or mounts.HOME_TREE in agent.mount:
+            homes.append((mounts.place_of(own), agent.owner, agent.owner))
+        program, trees = self._places.program("tree"), self._places.trees
+        for path, uid, gid in homes:
+            words = orders.words(program, trees, "have", path, uid, gid)
+            await self._helpers.ask(agent.owner, "home", words, seconds=_SETTLE_SECONDS)
+
+    def _tell_left_out(self, agent: Agent) -> None:
+        """A cell has no more spaces than there is room for; its log says which it has not."""
+        _, left_out = self._agents.authority.trees(agent)
+        if not left_out:
+            return
+        text = f"no room for more than {mounts.SPACES_MAX} spaces: {' '.join(left_out)}"
+        with contextlib.suppress(OSError):
+            directory = self._agents.documents.directory(agent) / "log"
+            output.append_line(directory, text, self._agents.settings.log_max(agent))
 
     async def enter(
         self,

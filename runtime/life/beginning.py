@@ -90,8 +90,7 @@ class Beginner:
 
     def add_start(self, change: Change, agent: Agent) -> None:
         """Adds that a cell is made; in mode ``once`` the run has no other."""
-        if agent.homedir == "durable":
-            self._agents.sessions.ensure_home(agent)
+        trees, _ = self._agents.authority.trees(agent)
         run = ""
         if not agent.how.holds_cell:
             run = self._agents.registry.next_run(change, agent)
@@ -103,6 +102,7 @@ class Beginner:
             agent,
             run=run,
             cell=run or f"cell-{secrets.token_hex(4)}",
+            trees=trees,
             run_cause=None,
             run_started=now,
             started=now,

@@ -112,6 +112,7 @@ class Supervisor(Subscriber):
             live_cells=live_cells,
             looker=self._looker,
             sweeper=sweeper,
+            helpers=helpers,
         )
         self._ender = Ender(
             agents=agents,

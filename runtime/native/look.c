@@ -15,8 +15,12 @@
  * user namespace of the host and sees the owners there. It never follows links of
  * procfs, which lead to where some process is.
  *
+ * In the daemon's own directories are the durable trees, each at TREES/shared/NAME or
+ * TREES/home/UID in every view. Whether an agent may be given one is for the daemon to decide.
+ *
  * ORDERS_FD holds orders (orders.h): uid, gid and groups ("=" leaves all three unchanged);
- * the daemon's own directories, a list; the paths, a list, absolute and plain. The program
+ * the daemon's own directories, a list; TREES, and where that is in the host's view without
+ * links; the paths, a list, absolute and plain. The program
  * writes five strings for each path to ANSWER_FD, each with a NUL at its end. These are not
  * orders: it writes each when it is known, and the reader knows their number.
  *
@@ -52,6 +56,7 @@ struct answer {
 };
 
 static int root = -1;
+static const char *trees, *real_trees;
 static struct list forbidden;
 static struct object *forbidden_objects;
 
@@ -80,6 +85,20 @@ static void note_forbidden(struct list paths)
 	}
 }
 
+/* Whether a path is in the directory of all trees, or that directory. */
+static bool is_in_trees(const char *path)
+{
+	return is_inside(path, trees);
+}
+
+/* Whether a path is in a durable tree that can be given to agents. */
+static bool is_in_tree(const char *path)
+{
+	const char *rest = path + strlen(trees);
+
+	return is_in_trees(path) && (!strncmp(rest, "/shared/", 8) || !strncmp(rest, "/home/", 6));
+}
+
 static bool is_daemons(const char *path, const struct stat *st)
 {
 	for (size_t i = 0; i < forbidden.count; i++) {
@@ -95,6 +114,12 @@ static bool is_daemons(const char *path, const struct stat *st)
 /* Opens a path below the root that must not contain links. */
 static int open_plain(const char *path)
 {
+	char real[4 * PATH_MAX];
+
+	if (is_in_trees(path)) {
+		snprintf(real, sizeof real, "%s%s", real_trees, path + strlen(trees));
+		path = real;
+	}
 	return open_path(root, *path ? path + 1 : ".", O_PATH | O_NOFOLLOW,
 			 RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH);
 }
@@ -194,7 +219,9 @@ static int walk(const char *source, struct answer *answer, struct place *place)
 		strcpy(path + length + 1, name);
 		if (!S_ISDIR(answer->st.st_mode))
 			return refuse(answer, ENOTDIR, "-");
-		place->next = openat(place->here, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+		place->next = strcmp(path, trees) ? openat(place->here, name,
+							   O_PATH | O_NOFOLLOW | O_CLOEXEC)
+						  : open_plain(path);
 		if (place->next < 0 || fstat(place->next, &st) < 0)
 			return refuse(answer, errno, "-");
 		/* a device changes where another filesystem begins, except for binds of the same */
@@ -224,13 +251,16 @@ static int walk(const char *source, struct answer *answer, struct place *place)
 			answer->text[0] = 0;
 			continue;
 		}
-		if (is_daemons(path, &st))
+		/* through them lies the way to the trees */
+		if (!is_in_trees(path) && !is_inside(trees, path) && is_daemons(path, &st))
 			return refuse(answer, EACCES, "daemon");
 		close(place->here);
 		place->here = place->next;
 		place->next = -1;
 		answer->st = st;
 	}
+	if (!is_in_tree(path) && is_daemons(path, &answer->st))
+		return refuse(answer, EACCES, "daemon");
 	return 0;
 }
 
@@ -281,6 +311,10 @@ int main(int argc, char **argv)
 	orders = read_orders(spec);
 	ids = take_ids(&orders);
 	own = take_list(&orders);
+	trees = take_word(&orders);
+	real_trees = take_word(&orders);
+	if (keeper >= 0)	/* a cell has no links there */
+		real_trees = trees;
 	paths = take_list(&orders);
 	if (!all_taken(&orders))
 		die("the runtime's paths are damaged");

@@ -19,7 +19,8 @@
  * without being in the parent's PID namespace.
  *
  * ORDERS_FD holds orders (orders.h): the directory for the tmpfs; the creator's uid, gid
- * and groups; the forbidden paths, a list; and the mounts, a list of lists: options
+ * and groups; the forbidden paths, a list; paths that are permitted although they are in
+ * forbidden ones, a list; and the mounts, a list of lists: options
  * (letters: r bind recursively, s nosuid, d nodev, x noexec, t skip a missing source),
  * ID and the source. ID is "-", or identifies the source at the time of writing (look.c):
  * DEVICE:INODE, or "*" for any object. With an ID, no link is followed.
@@ -61,7 +62,15 @@ struct wanted {
 	const char *options, *id, *source;
 };
 
-static struct list forbidden;
+static struct list forbidden, permitted;
+
+static bool is_in_any(const char *path, struct list directories)
+{
+	for (size_t i = 0; i < directories.count; i++)
+		if (is_inside(path, directories.items[i]))
+			return true;
+	return false;
+}
 
 static void check_source(int fd, const char *source, char *path, size_t size)
 {
@@ -78,10 +87,8 @@ static void check_source(int fd, const char *source, char *path, size_t size)
 	if (n < 0)
 		die("mount source %s: %m", source);
 	path[n] = 0;
-	for (size_t i = 0; i < forbidden.count; i++)
-		if (is_inside(path, forbidden.items[i]))
-			die("mount source %s: the daemon's own directories cannot be given to an agent",
-			    source);
+	if (is_in_any(path, forbidden) && !is_in_any(path, permitted))
+		die("mount source %s: the daemon's own directories cannot be given to an agent", source);
 }
 
 /* Joins a mount namespace by its descriptor, as root may (setns(2)). */
@@ -431,6 +438,7 @@ int main(int argc, char **argv)
 	directory = take_word(&orders);
 	as = take_ids(&orders);
 	forbidden = take_list(&orders);
+	permitted = take_list(&orders);
 	mounts = take_mounts(&orders, &count);
 	if (!all_taken(&orders))
 		die("the runtime's mount data is damaged");

@@ -36,6 +36,7 @@
  *     proc TARGET                  procfs with the processes of the cell
  *     dev TARGET                   the harmless devices
  *     lent FD TARGET               a directory whose mount lend cloned
+ *     fix TARGET                   makes the filesystem that is mounted there read-only
  *     hide TARGET                  covers a directory with an empty, inaccessible one,
  *                                  and any other file with an empty one; does nothing
  *                                  if nothing is there
@@ -85,7 +86,7 @@ struct operation {
 
 static const struct operation operations[] = {
 	{"network", 0}, {"bind", 4}, {"root", 1}, {"tmpfs", 2}, {"dir", 2},
-	{"symlink", 2}, {"proc", 1}, {"dev", 1}, {"hide", 1}, {"lent", 2},
+	{"symlink", 2}, {"proc", 1}, {"dev", 1}, {"hide", 1}, {"lent", 2}, {"fix", 1},
 };
 
 static void check_operation(struct list words)
@@ -582,6 +583,15 @@ static void hide(const char *target)
 	}
 }
 
+static void fix(const char *target)
+{
+	int fd = open_target(target);
+
+	if (fd < 0 || set_attributes(fd, MOUNT_ATTR_RDONLY, 0) < 0)
+		die("%s: %m", target);
+	close(fd);
+}
+
 static void perform(char **operation)
 {
 	const char *name = operation[0];
@@ -604,6 +614,8 @@ static void perform(char **operation)
 		hide(operation[1]);
 	else if (!strcmp(name, "lent"))
 		put(atoi(operation[1]), operation[2], true);
+	else if (!strcmp(name, "fix"))
+		fix(operation[1]);
 }
 
 static void write_map(int self, const char *file, const char *text)

@@ -189,6 +189,8 @@ class Agent(AgentConfiguration):
     cancelled_by: str = ""
     #: sessions of this incarnation besides the current one
     other_sessions: tuple[SessionIndex, ...] = ()
+    #: the durable trees that its cell has at their own places, with their modes
+    trees: dict[str, str] = field(default_factory=dict)
     #: of a detached child: what its parent had when it started, as texts
     bound_policy: str | None = None
     bound_mount: str | None = None

@@ -116,21 +116,6 @@ class Sessions:
         name = f"{agent.uid}-{digest}" if family else str(agent.uid)
         return f"agent/{agent.owner}/{agent.name}/{name}"
 
-    def ensure_home(self, agent: Agent) -> None:
-        """Makes it, for an agent that is about to start; ``NoSpaceError``."""
-        path = self._state / "tree" / self.home(agent)
-        for above in (path.parent.parent, path.parent):
-            if not above.is_dir():
-                above.mkdir(mode=0o711, parents=True)
-        if ensure_directory(path, agent.created, mode=0o700):
-            self.made(agent.owner)
-        found = path.stat()
-        # also where an earlier daemon made it and did not come to this
-        if found.st_uid != agent.uid:
-            os.chown(path, agent.uid, agent.gid)
-        if found.st_mode & 0o700 != 0o700:  # closed in an earlier life: no other could start
-            os.chmod(path, 0o700)
-
     def discard_homes(self, owner: int, agent: str) -> None:
         """Takes them away, with all that is in them."""
         self._trash.discard(self.homes(owner, agent), owner)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
@@ -17,13 +17,17 @@ OPTIONS: Final = ("bind", "rbind", "nosuid", "nodev", "noexec")
 RESTRICTIONS: Final = ("nosuid", "nodev", "noexec")
 #: in force for one agent, its parents' with its own: each costs the kernel a mount
 LINES_MAX: Final = 2048
-#: durable trees of one agent: each is a descriptor while its cell is made
+#: lines of durable trees of one agent, and spaces at their own places: each is a descriptor while
+#: its cell is made (DESCRIPTORS_MAX in common.h)
 TREES_MAX: Final = 16
+SPACES_MAX: Final = 32
 #: what is no path but a durable tree: of a space, and of the owner's own files
 SHARED_TREE: Final = "shared:"
 HOME_TREE: Final = "home:"
 _OWN: Final = ("/proc", "/dev")
 _BELOW_OWN: Final = ("/proc/", "/dev/")
+#: of durable trees that can be given to agents
+_KINDS: Final = ("shared", "home")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,9 @@ class Mount:
     """One line of a table. ``source`` is a path in the creator's view, or a durable tree.
 
     ``identity`` says which file the path must lead to (look.c): ``DEVICE:INODE``, ``*`` for
-    any, if no link is on the way, ``-`` for any.
+    any, if no link is on the way, ``-`` for any. Of a space it is the number of the record. ``of``
+    is the durable tree that the line shows something of, ``KIND:NAME``; it is looked for when what
+    is in force is asked for.
     """
 
     source: str
@@ -39,6 +45,7 @@ class Mount:
     mode: str
     options: tuple[str, ...] = ()
     identity: str = "-"
+    of: str = ""
 
     @property
     def tree(self) -> bool:
@@ -66,7 +73,7 @@ def _check_source(source: str) -> None:
     elif source.startswith(HOME_TREE):
         if source != HOME_TREE:
             raise MalformedError(
-                f"{quote(source)}: home: has no name after it; it is the owner's home/UID/data"
+                f"{quote(source)}: home: has no name after it; it is the owner's own tree"
             )
     else:
         check_absolute(source, "source")
@@ -122,6 +129,11 @@ def check_count(count: int, above: int = 0) -> None:
             f"the mount tables of a child and its ancestors have at most {LINES_MAX} lines in all; "
             f"this would make {count + above}: mount a directory that holds several"
         )
+
+
+def parse_bound(text: str) -> tuple[Mount, ...]:
+    """The lines of a rendered table, which may have a target of several ancestors."""
+    return tuple(mount for line in text.split("\n") if (mount := parse_line(line)))
 
 
 @lru_cache(maxsize=8)
@@ -194,6 +206,10 @@ class Sources:
         """Those that were not looked at, each once."""
         return [path for path in dict.fromkeys(paths) if path not in self.found]
 
+    def paths(self) -> list[str]:
+        """Those that were looked at, without links."""
+        return [found.path for found in self.found.values()]
+
     def path(self, source: str) -> str:
         """Without links, or as it was written if nobody looked."""
         found = self.found.get(source)
@@ -251,11 +267,22 @@ class Index:
         self._last = {mount.target: number for number, mount in enumerate(self.table)}
         #: sorted, by mode
         self._targets: dict[str, list[str]] = {}
+        #: by target
+        self._least: dict[str, str] | None = None
 
     def last(self, path: str) -> int:
         """The number of the last line whose target it is, or is below; -1 for none."""
         last = self._last
         return max([last.get(above, -1) for above in ancestry(path)])
+
+    def least(self, path: str) -> str:
+        """What gives least of the lines whose target it is, or is below."""
+        if self._least is None:
+            self._least = {}
+            for mount in self.table:
+                self._least[mount.target] = least((mount.mode, self._least.get(mount.target, "rw")))
+        found = self._least
+        return least(found.get(above, "rw") for above in ancestry(path))
 
     def below(self, directory: str, mode: str) -> str:
         """The first target of a mode in a directory; empty if there is none."""
@@ -297,85 +324,97 @@ def excess(own: Mount, above: Index, base: Iterable[str]) -> str:
 _LEAST: Final = ("hide", "ro", "rw")
 
 
-class TreeBound:
-    """What a parent has of one durable tree, of which a child wants a part.
+def least(modes: Iterable[str]) -> str:
+    """The mode that gives least; ``rw`` of none."""
+    return min(modes, key=_LEAST.index, default="rw")
 
-    It is handed in, not taken out of the parent's view: so what that view keeps from the parent
-    is compared here. ``paths`` are where the filesystem itself shows the tree. A parent has it by
-    its lines, at best by the most that one of them gives, and without a line as the filesystem
-    shows it.
+
+def most(modes: Iterable[str]) -> str:
+    """The mode that gives most; ``hide`` of none."""
+    return max(modes, key=_LEAST.index, default="hide")
+
+
+@dataclass(frozen=True, slots=True)
+class TreePlaces:
+    """Where every view has durable trees: ``KIND:NAME`` at ``KIND/NAME`` below one directory, to
+    which the filesystem, at ``roots``, has links."""
+
+    directory: str
+    roots: tuple[str, ...]
+
+    def place(self, tree: str) -> str:
+        """The own place of a tree."""
+        return f"{self.directory}/{place_of(tree)}"
+
+    def names(self, tree: str) -> list[str]:
+        """All paths that the runtime gives a tree."""
+        return [self.place(tree), *(f"{root}/{place_of(tree)}/data" for root in self.roots)]
+
+    def plain(self, path: str) -> str:
+        """The path behind the link ``data``, if it leads through that."""
+        for root in self.roots:
+            parts = path.removeprefix(f"{root}/").split("/", 3)
+            if path.startswith(f"{root}/") and parts[0] in _KINDS and parts[2:3] == ["data"]:
+                return "/".join([self.directory, *parts[:2], *parts[3:]])
+        return path
+
+    def tree(self, path: str) -> str:
+        """The tree in whose own place a path is; empty if it is in none."""
+        parts = path.removeprefix(f"{self.directory}/").split("/", 2)
+        inside = path.startswith(f"{self.directory}/") and parts[0] in _KINDS and parts[1:]
+        return f"{parts[0]}:{parts[1]}" if inside else ""
+
+    def holds(self, path: str) -> bool:
+        """Whether it is something in a tree, or in the directory of all, by any name."""
+        kinds = [self.directory, *(f"{root}/{kind}" for root in self.roots for kind in _KINDS)]
+        return any(path == kind or path.startswith(f"{kind}/") for kind in kinds)
+
+    def left(self, table: Index, tree: str) -> str:
+        """What a table leaves of a tree at its own place: a line that hides or narrows any of its
+        names, or a directory above, counts; what covers the directory of all trees hides it."""
+        if table.last(self.directory) >= 0:
+            return "hide"
+        return least(table.least(name) for name in self.names(tree))
+
+    def annotated(self, table: Iterable[Mount], owner: int) -> Iterator[Mount]:
+        """A table of lines that were in force, with the trees that they show something of."""
+        known: list[Mount] = []
+        last: dict[str, int] = {}
+        for mount in table:
+            above = max(last.get(path, -1) for path in ancestry(mount.source or "/"))
+            cover = known[above].of if above >= 0 else ""
+            last[mount.target] = len(known)
+            known.append(replace(mount, of=self.named(mount, owner) or cover))
+            yield known[-1]
+
+    def named(self, mount: Mount, owner: int) -> str:
+        """The tree that the source of a line names; empty if it names none by itself."""
+        if mount.mode == "hide":
+            return ""
+        if mount.source == HOME_TREE:
+            return f"{HOME_TREE}{owner}"
+        return mount.source if mount.tree else self.tree(mount.source)
+
+
+def place_of(tree: str) -> str:
+    """Where it is, below the directory of all trees."""
+    return tree.replace(":", "/", 1)
+
+
+def within(own: Mount, cover: Mount | None, tree: str) -> Mount:
+    """An agent's line, as far as its parent has what it names.
+
+    The source is a path in the parent's view: what is read-only there stays so, and restrictive
+    options stick. ``cover`` is the line that decides about that path, ``tree`` the durable tree
+    that the line names. A durable tree is handed in: no line of the parent's restricts it.
     """
-
-    def __init__(self, above: Index, source: str, paths: Collection[str]) -> None:
-        self._above = above
-        lines = [mount for mount in above.table if mount.source == source]
-        covers = [above.covering(mount.target) or mount for mount in lines]
-        #: where the parent has it
-        self._places = [*paths, *(mount.target for mount in lines)]
-        if not lines:
-            covers = [found for path in paths if (found := above.covering(path))]
-        modes = {cover.mode for cover in covers}
-        seen = [cover for cover in covers if cover.mode != "hide"]
-        most = max if lines else min
-        self.mode = most(modes, key=_LEAST.index, default="rw")
-        #: options that all its lines have
-        self.kept = tuple(
-            option
-            for option in RESTRICTIONS
-            if lines and seen and all(option in cover.options for cover in seen)
-        )
-
-    def excess(self, own: Mount) -> str:
-        """What a child's line wants more; empty if nothing."""
-        if self.mode == "hide":
-            return "it is hidden there"
-        if self.mode == "ro" and own.mode == "rw":
-            return "it is read-only there"
-        for mode in _LEAST[: _LEAST.index(own.mode)]:
-            for place in self._places:
-                found = self._above.below(place, mode)
-                if found:
-                    said = "hidden" if mode == "hide" else "read-only"
-                    return f"{quote(found)} in it is {said} there: mount a path of that view"
-        return ""
-
-    def within(self, own: Mount) -> Mount:
-        """The line, as far as the parent has it."""
-        mode = min(own.mode, self.mode, key=_LEAST.index)
-        more = tuple(option for option in self.kept if option not in own.options)
-        if mode == own.mode and not more:
-            return own
-        return replace(own, mode=mode, options=(*own.options, *more))
-
-
-def effective(
-    parent: Iterable[Mount],
-    own: Iterable[Mount],
-    shown: Callable[[str], Collection[str]] = lambda source: (),
-) -> tuple[Mount, ...]:
-    """The table in force: the parent's, then the agent's own within it.
-
-    A line's source is a path in the parent's view: what is read-only there stays
-    so, and restrictive options stick. ``shown`` tells where the filesystem shows a durable tree.
-    """
-    above = Index(parent)
-
-    def within(mount: Mount) -> Mount:
-        if mount.tree:
-            return TreeBound(above, mount.source, shown(mount.source)).within(mount)
-        return _within(mount, above.covering(mount.source))
-
-    return (*above.table, *map(within, own))
-
-
-def _within(own: Mount, cover: Mount | None) -> Mount:
-    if own.mode == "hide" or cover is None:
+    if own.mode == "hide":
         return own
-    mode = "ro" if cover.mode == "ro" else own.mode
+    if own.tree or cover is None:
+        return replace(own, of=tree) if tree else own
     kept = tuple(o for o in cover.options if o in RESTRICTIONS and o not in own.options)
-    if mode == own.mode and not kept:
-        return own
-    return replace(own, mode=mode, options=(*own.options, *kept))
+    mode = "ro" if cover.mode == "ro" else own.mode
+    return replace(own, mode=mode, options=(*own.options, *kept), of=tree or cover.of)
 
 
 def render(mounts: Iterable[Mount]) -> str:

@@ -91,7 +91,9 @@ def mount_tables(data: bytes) -> None:
     own, _, above = decode(data).partition("\f")
     table, parent = mounts.parse(own), mounts.parse(above)
     assert mounts.parse(mounts.render(table)) == table
-    mounts.render(mounts.effective(parent, table))
+    index, places = mounts.Index(parent), mounts.TreePlaces("/run/ctxfs/tree", ("/ctx",))
+    for mount in table:
+        mounts.within(mount, index.covering(mount.source), places.named(mount, 1000))
 
 
 @target

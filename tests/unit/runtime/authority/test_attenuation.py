@@ -168,23 +168,144 @@ def test_a_network_with_a_name_is_taken_from_what_runs(world: World) -> None:
     assert not authority.allows(child, "network", "api", "connect")
 
 
+def has(world: World, *names: str) -> None:
+    """There are these spaces."""
+    for name in names:
+        world.agents.spaces.add(name, 1000)
+
+
+def begin(world: World, *agents: Agent) -> None:
+    """As if they were started now."""
+    for agent in agents:
+        trees, _ = world.agents.authority.trees(agent)
+        world.agents.journal.update(agent, trees=trees)
+
+
 def test_a_mounted_space_is_not_taken_from_what_runs(world: World) -> None:
+    parent, child = family(world, "p", "c")
+    authority = world.agents.authority
+    has(world, "a", "b")
+    world.agents.journal.update(parent, policy="allow p_t shared:* read,write\n")
+    world.agents.journal.update(child, policy="allow c_t shared:a read\n")
+    begin(world, parent, child)
+    assert parent.trees == {"shared:a": "rw", "shared:b": "rw"}
+    assert child.trees == {"shared:a": "ro"}
+    lesser = policy.parse("allow p_t shared:* read", "p_t")
+    with pytest.raises(WrongStateError, match='"p" is running with shared:a mounted'):
+        authority.check_taking(parent, lesser)
+    with pytest.raises(WrongStateError, match='"c" is running with shared:a mounted'):
+        authority.check_taking(child, policy.EMPTY)
+    world.agents.journal.update(child, status=Status.DEAD)
+    authority.check_taking(child, policy.EMPTY)
+    world.agents.journal.update(parent, status=Status.DEAD)
+    authority.check_taking(parent, policy.EMPTY)
+
+
+def test_a_space_that_is_made_later_is_in_no_cell_and_can_be_taken(world: World) -> None:
+    (agent,) = family(world, "p")
+    world.agents.journal.update(agent, policy="allow p_t shared:* read\n")
+    begin(world, agent)
+    has(world, "a")
+    world.agents.authority.check_taking(agent, policy.EMPTY)
+
+
+def test_a_line_of_a_space_is_held_even_where_the_cell_is_of_an_older_version(
+    world: World,
+) -> None:
     parent, child = family(world, "p", "c")
     authority = world.agents.authority
     both = "shared:a read,write\n"
     world.agents.journal.update(parent, policy=f"allow p_t {both}", mount="shared:a /t rw\n")
     world.agents.journal.update(child, policy="allow c_t shared:a read\n")
-    lesser = policy.parse("allow p_t shared:a read", "p_t")
     with pytest.raises(WrongStateError, match='"p" is running with shared:a mounted'):
-        authority.check_taking(parent, lesser)
-    authority.check_taking(parent, policy.parse("allow p_t shared:* read,write", "p_t"))
+        authority.check_taking(parent, policy.parse("allow p_t shared:a read", "p_t"))
     with pytest.raises(WrongStateError, match='"c" is running with shared:a mounted'):
         authority.check_taking(child, policy.EMPTY)
     assert [m.mode for m in authority.effective_mounts(child)] == ["ro"]
-    world.agents.journal.update(child, status=Status.DEAD)
-    authority.check_taking(child, policy.EMPTY)
-    world.agents.journal.update(parent, status=Status.DEAD)
-    authority.check_taking(parent, policy.EMPTY)
+
+
+def trees(world: World, agent: Agent) -> dict[str, str]:
+    return world.agents.authority.trees(agent)[0]
+
+
+def test_a_child_has_what_its_own_policy_gives_whatever_its_parent_has(world: World) -> None:
+    parent, child = family(world, "p", "c")
+    has(world, "a", "b", "c")
+    world.agents.journal.update(
+        parent, policy="allow p_t shared:a read\ndelegate p_t shared:b read,write\n"
+    )
+    world.agents.journal.update(child, policy="allow c_t shared:* read,write\n")
+    assert trees(world, parent) == {"shared:a": "ro"}
+    assert trees(world, child) == {"shared:a": "ro", "shared:b": "rw"}
+    world.agents.journal.update(parent, mount="- /ctx/shared/b hide\n")
+    assert trees(world, child) == {"shared:a": "ro"}, "what a line hides counts for the tree"
+    world.agents.journal.update(child, policy="")
+    assert trees(world, child) == {}
+
+
+def test_a_cell_has_32_spaces_those_that_are_named_first(world: World) -> None:
+    (agent,) = family(world, "p")
+    has(world, *(f"s{n:02}" for n in range(40)), "z")
+    world.agents.journal.update(agent, policy="allow p_t shared:* read\nallow p_t shared:z write")
+    found, left_out = world.agents.authority.trees(agent)
+    assert found == {"shared:z": "rw", **{f"shared:s{n:02}": "ro" for n in range(31)}}
+    assert left_out == [f"s{n:02}" for n in range(31, 40)]
+
+
+def test_homes_come_by_lines_and_to_a_child_only_if_its_parent_has_one(world: World) -> None:
+    parent, child, grandchild = family(world, "p", "c", "g")
+    authority = world.agents.authority
+    line = mounts.parse("home: /h rw")
+    with pytest.raises(DeniedError, match='"home:" rw exceeds the view of the parent "p"'):
+        authority.check_mounts(child, line)
+    authority.check_mounts(parent, line)
+    world.agents.journal.update(parent, mount="home: /h ro\n")
+    assert trees(world, parent) == {"home:1000": "ro"}
+    assert trees(world, child) == {}, "it has the parent's line, and none of its own"
+    with pytest.raises(DeniedError, match="it is read-only there"):
+        authority.check_mounts(child, line)
+    own = mounts.parse("home: /own ro")
+    authority.check_mounts(child, own)
+    world.agents.journal.update(child, mount="home: /own ro\n", owner=2000)
+    with pytest.raises(DeniedError, match="it is hidden there"):
+        authority.check_mounts(child, own)
+    with pytest.raises(DeniedError, match="files of another user"):
+        authority.check_mounts(grandchild, mounts.parse("/run/ctxfs/tree/home/0/x /x ro"))
+
+
+@pytest.mark.parametrize("source", ["shared:a", "/run/ctxfs/tree/shared/a/b", "/t/b", "/u/b"])
+def test_a_line_of_a_space_needs_the_childs_own_policy(world: World, source: str) -> None:
+    """By whatever path of its parent's view it names it."""
+    parent, child = family(world, "p", "c")
+    authority = world.agents.authority
+    world.agents.journal.update(
+        parent,
+        policy="allow p_t shared:a read,write\n",
+        mount="shared:a /t rw\n/run/ctxfs/tree/shared/a /u rw\n",
+    )
+    for text, missing in (("", "ro"), ("shared:a read", "rw")):
+        world.agents.journal.update(child, policy=text and f"allow c_t {text}\n")
+        with pytest.raises(DeniedError, match=f"{source} {missing}: shared:a .* is not in the"):
+            authority.check_mounts(child, mounts.parse(f"{source} /x {missing}"))
+    authority.check_mounts(child, mounts.parse(f"{source} /x ro"))
+    assert authority.path_mode(child, "/t/b") == authority.path_mode(child, "/u") == "ro"
+    assert authority.path_mode(child, "/usr") == "rw"
+
+
+def test_what_a_parent_has_less_of_in_a_tree_is_not_handed_in(world: World) -> None:
+    parent, child = family(world, "p", "c")
+    for agent in (parent, child):
+        policy_text = f"allow {agent.label} shared:a read,write\n"
+        world.agents.journal.update(agent, policy=policy_text)
+    check = world.agents.authority.check_mounts
+    for hidden in ("/ctx/shared/a/data/x", "/run/ctxfs/tree/shared/a/x"):
+        world.agents.journal.update(parent, mount=f"- {hidden} hide\n")
+        with pytest.raises(DeniedError, match=f'"{hidden}" in it is hidden there'):
+            check(child, mounts.parse("shared:a /x ro"))
+    world.agents.journal.update(parent, mount="/y /ctx/shared/a/data/x ro\n")
+    check(child, mounts.parse("shared:a /x ro"))
+    with pytest.raises(DeniedError, match="in it is read-only there"):
+        check(child, mounts.parse("shared:a /x rw"))
 
 
 def test_why_names_the_lines_and_what_is_missing(world: World) -> None:
@@ -252,7 +373,8 @@ def test_a_childs_line_is_within_its_parents_view(line: str, why: str) -> None:
 
 def test_what_is_in_force_keeps_what_restricts() -> None:
     own = mounts.parse("/ro/x /m1 rw\n/rw/x /m2 rw nodev\n/rw /m3 ro noexec\n- /m4 hide\n")
-    found = mounts.effective(ABOVE, own)[len(ABOVE) :]
+    above = mounts.Index(ABOVE)
+    found = [mounts.within(line, above.covering(line.source), "") for line in own]
     assert [(m.target, m.mode, m.options) for m in found] == [
         ("/m1", "ro", ()),
         ("/m2", "rw", ("nodev", "nosuid", "noexec")),

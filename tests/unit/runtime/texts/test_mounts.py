@@ -72,11 +72,6 @@ def test_a_target_is_there_once() -> None:
         mounts.parse("/a /b ro\n\n/c /b rw\n")
 
 
-def test_the_agents_own_lines_come_after_the_parents() -> None:
-    parent, own = mounts.parse("/a /b rw\n"), mounts.parse("/a /b ro\n/c /d rw\n")
-    assert mounts.effective(parent, own) == parent + own
-
-
 # any plain character may be in a path, blanks only inside it
 letters = st.text(
     st.characters(exclude_categories=("Cc", "Cs"), exclude_characters="/"), min_size=1, max_size=6
@@ -132,45 +127,76 @@ def test_bad_trees_are_refused(line: str) -> None:
         mounts.parse_line(line)
 
 
-SHOWN = ("/ctx/shared/a", "/run/ctx/shared/a")
+PLACES = mounts.TreePlaces("/run/ctxfs/tree", ("/ctx", "/run/ctxfs/root/ctx"))
 
 
 @pytest.mark.parametrize(
-    ("above", "mode", "why", "left"),
+    ("above", "left"),
     [
-        ("", "rw", "", "rw"),
-        ("/x /y ro", "rw", "", "rw"),
-        ("shared:b /t ro", "rw", "", "rw"),
-        ("shared:a /t ro", "ro", "", "ro"),
-        ("shared:a /t ro", "rw", "it is read-only there", "ro"),
-        ("shared:a /t ro\nshared:a /u rw", "rw", "", "rw"),
-        ("shared:a /t rw\n- /t hide", "ro", "it is hidden there", "hide"),
-        ("shared:a /d/t rw\n- /d hide", "ro", "it is hidden there", "hide"),
-        ("shared:a /t rw\n/t /t ro", "rw", "it is read-only there", "ro"),
-        ("- /ctx/shared hide", "ro", "it is hidden there", "hide"),
-        ("- /run/ctx/shared/a hide", "ro", "it is hidden there", "hide"),
-        ("/x /ctx/shared ro", "rw", "it is read-only there", "ro"),
-        ("shared:a /t rw\n- /t/x hide", "ro", '"/t/x" in it is hidden there', "ro"),
-        ("- /ctx/shared/a/x hide", "ro", '"/ctx/shared/a/x" in it is hidden there', "ro"),
-        ("shared:a /t rw\n/y /t/x ro", "rw", '"/t/x" in it is read-only there', "rw"),
-        ("shared:a /t rw\n/y /t/x ro", "ro", "", "ro"),
-        ("shared:a /t rw\n- /tx hide", "rw", "", "rw"),
+        ("", "rw"),
+        ("/x /y ro", "rw"),
+        ("shared:a /t ro", "rw"),
+        ("shared:a /t rw\n- /t hide", "rw"),
+        ("- /ctx/shared hide", "hide"),
+        ("- /ctx hide", "hide"),
+        ("- /ctx/shared/a hide", "hide"),
+        ("- /ctx/shared/a/data hide", "hide"),
+        ("- /ctx/shared/ab hide", "rw"),
+        ("- /run/ctxfs/root/ctx/shared/a hide", "hide"),
+        ("- /run/ctxfs/tree/shared hide", "hide"),
+        ("/x /run rw", "hide"),
+        ("/x /ctx/shared ro", "ro"),
+        ("/x /ctx/shared ro\n- /ctx hide", "hide"),
+        ("- /ctx hide\n/x /ctx/shared rw", "hide"),
+        ("shared:a /run/ctxfs/tree/shared/a ro", "ro"),
+        ("- /run/ctxfs/tree/shared/a/x hide", "rw"),
+        ("- /ctx/home hide", "rw"),
     ],
 )
-def test_what_a_parent_has_of_a_tree(above: str, mode: str, why: str, left: str) -> None:
+def test_what_lines_leave_of_a_tree_at_its_own_place(above: str, left: str) -> None:
     # a target may occur again further down the family
     table = [mount for each in above.split("\n") for mount in mounts.parse(each)]
-    for _ in range(2):  # in any order of names
-        bound = mounts.TreeBound(mounts.Index(table), "shared:a", SHOWN)
-        own = Mount("shared:a", "/own", mode)
-        assert bound.excess(own).partition(": ")[0] == why
-        assert bound.within(own).mode == left
+    for _ in range(2):
+        assert PLACES.left(mounts.Index(table), "shared:a") == left
         table = [*table, Mount("/z", "/zz", "rw")]
 
 
-def test_options_of_all_lines_of_a_tree_stick() -> None:
-    own = [Mount("shared:a", "/own", "ro")]
-    both = mounts.parse("shared:a /t rw noexec\nshared:a /u ro noexec")
-    assert mounts.effective(both, own)[-1].options == ("noexec",)
-    one = mounts.parse("shared:a /t rw noexec\nshared:a /u ro")
-    assert mounts.effective(one, own)[-1] == own[0]
+@pytest.mark.parametrize(
+    ("path", "tree"),
+    [
+        ("/run/ctxfs/tree/shared/a", "shared:a"),
+        ("/run/ctxfs/tree/shared/a/b/c", "shared:a"),
+        ("/run/ctxfs/tree/home/1000/b", "home:1000"),
+        ("/run/ctxfs/tree/shared", ""),
+        ("/run/ctxfs/tree", ""),
+        ("/run/ctxfs/tree/agent/0/x", ""),
+        ("/run/ctxfs/trees/shared/a", ""),
+        ("/ctx/shared/a/data", "shared:a"),
+        ("/ctx/shared/a/data/b/data", "shared:a"),
+        ("/run/ctxfs/root/ctx/home/7/data/x", "home:7"),
+        ("/ctx/shared/a", ""),
+        ("/ctx/shared/a/owner", ""),
+        ("/ctx/agent/a/data", ""),
+    ],
+)
+def test_which_tree_a_path_is_in(path: str, tree: str) -> None:
+    plain = PLACES.plain(path)
+    assert PLACES.tree(plain) == tree
+    assert PLACES.plain(plain) == plain
+    assert plain.endswith(path.partition("/data")[2])
+
+
+def test_a_line_shows_the_tree_that_its_source_shows_in_the_parents_view() -> None:
+    """Through any number of lines; in a table of a whole family too."""
+    text = "shared:a /t rw\n/t/x /u ro noexec\n- /t/y hide\n/u /v rw\n/etc /w ro\nhome: /h rw\n"
+    found = list(PLACES.annotated(mounts.parse(text), 7))
+    assert [mount.of for mount in found] == [
+        "shared:a", "shared:a", "", "shared:a", "", "home:7"
+    ]
+    above = mounts.Index(found)
+    own = Mount("/v/z", "/own", "rw")
+    within = mounts.within(own, above.covering(own.source), PLACES.named(own, 7))
+    assert (within.of, within.mode) == ("shared:a", "rw")
+    own = Mount("/u/z", "/own", "rw")
+    within = mounts.within(own, above.covering(own.source), PLACES.named(own, 7))
+    assert (within.of, within.mode, within.options) == ("shared:a", "ro", ("noexec",))
