@@ -40,7 +40,7 @@ from runtime.records.store import Store
 log = logging.getLogger("ctxd.runtime")
 
 _PROGRAMS = (
-    *("binder", "enter", "gather", "guard", "keeper"),
+    *("binder", "enter", "feed", "gather", "guard", "keeper"),
     *("launcher", "lend", "look", "monitor", "relay", "stage", "sweep", "tree", "view", "walk"),
 )
 
@@ -217,7 +217,7 @@ def _prepare_shared(places: Places, privilege: Privilege) -> None:
         if path != places.fuse or linux.mount_at(path) is None:
             _private_directory(path, mode)
     _private_directory(places.records, 0o700)
-    _private_directory(places.inputs, 0o700)
+    _private_directory(places.monitors, 0o700)
     _private_directory(places.networks, 0o700)
     _private_directory(places.rooms, 0o700)
     for name in _PROGRAMS:
@@ -362,8 +362,8 @@ def _remove_runtime(places: Places) -> None:
         linux.unmount(places.shared, linux.MNT_DETACH)
     places.lifeline.unlink(missing_ok=True)
     for directory in (
-        *(places.programs, places.records, places.inputs, places.networks, places.rooms),
-        places.waits,
+        *(places.programs, places.records, places.monitors, places.inputs),
+        *(places.networks, places.rooms, places.waits),
     ):
         shutil.rmtree(directory, ignore_errors=True)
     for path in (places.fuse, places.shared, places.stage, places.runtime):

@@ -25,9 +25,9 @@ from runtime.texts.names import dump_json
 
 #: of an agent: its socket, the pidfds of its monitors, and one while something starts
 _DESCRIPTORS_OF_AGENT: Final = 4
-#: of a command: the pidfd of its monitor, and one while it starts or is written to
+#: of a command: the pidfd of its monitor, and one while it starts
 _DESCRIPTORS_OF_TASK: Final = 2
-#: of the FIFO that is the input of a resident program or of a command, in bytes of memory
+#: of what waits to be read by a resident program or a command, in bytes of memory
 INPUT_SIZE: Final = 256 << 10
 #: of a record, beside its texts, in bytes of memory
 _RECORD: Final = 1024
@@ -276,7 +276,7 @@ def _of_agent(agent: Agent) -> dict[Resource, int]:
     # one monitor of its cell, and one of a run in it
     monitors = 2 if agent.how.holds_cell else 1
     held = {Resource.DESCRIPTORS: _DESCRIPTORS_OF_AGENT, Resource.MONITORS: monitors}
-    return {**held, Resource.MEMORY: INPUT_SIZE} if agent.how.converses else held
+    return _fed(held) if agent.how.converses else held
 
 
 def _of_task(task: Task) -> dict[Resource, int]:
@@ -285,7 +285,13 @@ def _of_task(task: Task) -> dict[Resource, int]:
         Resource.TASKS: 1,
         Resource.MONITORS: 1,
     }
-    return {**held, Resource.MEMORY: INPUT_SIZE} if task.accepts_input else held
+    return _fed(held) if task.accepts_input else held
+
+
+def _fed(held: dict[Resource, int]) -> dict[Resource, int]:
+    """With the socket of a monitor that takes input."""
+    descriptors = held[Resource.DESCRIPTORS] + 1
+    return {**held, Resource.DESCRIPTORS: descriptors, Resource.MEMORY: INPUT_SIZE}
 
 
 _agent_texts: Final = attrgetter(*_AGENT_TEXTS)

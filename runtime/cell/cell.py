@@ -12,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +20,10 @@ from typing import Final
 
 from runtime.agents.parts import Agents
 from runtime.agents.workspace import WORKSPACE, Worktree, binds
-from runtime.authority.living import INPUT_SIZE
 from runtime.cell import networks, trees
 from runtime.errors import MalformedError, WrongStateError
 from runtime.ids import RunId
-from runtime.kernel import linux, orders
+from runtime.kernel import linux, orders, seqpackets
 from runtime.kernel.users import find_user
 from runtime.records.model import Agent
 from runtime.texts import mounts
@@ -104,8 +103,13 @@ class Places:
         return self.runtime / "record"
 
     @cached_property
+    def monitors(self) -> Path:
+        """Where monitors are spoken to, by the names of their records (inlet.h)."""
+        return self.runtime / "monitor"
+
+    @cached_property
     def inputs(self) -> Path:
-        """Standard input of what stays: FIFOs, which survive the daemon."""
+        """FIFOs that version 0.2 made (``runtime.life.oldinputs``)."""
         return self.runtime / "input"
 
     @cached_property
@@ -155,8 +159,9 @@ class Plan:
 class Command:
     """A program to run inside a cell that is there.
 
-    ``open_input`` gives its standard input, None means none; ``out``, ``log`` and
-    ``reply`` are what monitor.c calls OUT, LOG and REPLY. ``leads`` says that the cell
+    ``open_input`` gives its standard input, None means none; what is ``fed`` has what its
+    monitor is handed (``runtime.cell.inlet``) instead. ``out``, ``log`` and ``reply`` are what
+    monitor.c calls OUT, LOG and REPLY. ``leads`` says that the cell
     ends with it when no daemon is there to lead that end.
     """
 
@@ -168,6 +173,7 @@ class Command:
     log: Path | None = None
     reply: Path | None = None
     open_input: Callable[[], int] | None = None
+    fed: bool = False
     leads: bool = False
 
 
@@ -620,38 +626,6 @@ def sealed_file(name: str, data: bytes) -> int:
     return fd
 
 
-def input_path(places: Places, agent: Agent, name: str) -> Path:
-    """The FIFO that is the standard input of a resident run, or of a task; named like
-    its record."""
-    return places.inputs / f"{agent.incarnation}-{name}"
-
-
-def remove_input(places: Places, record: Path) -> None:
-    """Of a run, or task, whose record this is: nobody reads it any more."""
-    path = places.inputs / record.name
-    for each in (path, written_path(path)):
-        each.unlink(missing_ok=True)
-
-
-def written_path(path: Path) -> Path:
-    """Beside a FIFO, what is known to be in it (``runtime.life.residents``)."""
-    return path.with_name(f"{path.name}~")
-
-
-def open_input(places: Places, agent: Agent, name: str) -> int:
-    """A new one, open for what reads it: also for writing, so that it never sees an end,
-    and what is in it stays, whatever becomes of the daemon (fifo(7))."""
-    path = input_path(places, agent, name)
-    path.unlink(missing_ok=True)
-    os.mkfifo(path, 0o600)
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    if os.geteuid() == 0:
-        os.fchown(fd, agent.uid, -1)  # /dev/stdin opens it anew
-    with suppress(OSError):  # more than a user may have in pipes (pipe(7))
-        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, INPUT_SIZE)
-    return fd
-
-
 def open_program(places: Places, name: str, *, rootless: bool) -> int:
     """A descriptor to execute one of the programs by.
 
@@ -695,7 +669,7 @@ def passed_files(
         add(orders.memory_file("spec", prepared.spec))
         if prepared.networks:
             assert hand is not None
-            add(networks.listen(hand))
+            add(seqpackets.listen(hand))
         add(open_program(places, "keeper", rootless=rootless))
         if prepared.view:
             add(orders.memory_file("view", orders.message(prepared.view)))

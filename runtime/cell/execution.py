@@ -11,6 +11,7 @@ from pathlib import Path
 
 import trio
 
+from runtime.cell.inlet import Inlet
 from runtime.cell.record import VERSION, RunRecord, read_record
 from runtime.ids import AgentIndex
 from runtime.kernel import cgroups, linux
@@ -27,6 +28,8 @@ class Execution:
     def __init__(self, leaf: Cgroup, record_path: Path) -> None:
         self.leaf = leaf
         self.record_path = record_path
+        #: the way to its standard input, if it is fed
+        self.inlet = Inlet(record_path.parents[1] / "monitor" / record_path.name)
         self.wakeup = Wakeup()
         #: set when the monitor runs, or it is certain that none will
         self.launched = trio.Event()

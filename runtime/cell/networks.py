@@ -8,7 +8,6 @@ relays, and what they count, is in a file for each incarnation, which outlives b
 from __future__ import annotations
 
 import os
-import socket
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -100,21 +99,6 @@ def counters_path(directory: Path, agent: Agent) -> Path:
 def hand_path(directory: Path, agent: Agent) -> Path:
     """The socket at which the cell's keeper hands out what it listens on."""
     return directory / f"{agent.incarnation}-{agent.cell}"
-
-
-def listen(path: Path) -> int:
-    """A socket that listens there; what connects before the keeper takes it over waits."""
-    path.unlink(missing_ok=True)
-    held = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        with made:
-            # sun_path holds 108 bytes
-            made.bind(f"/proc/self/fd/{held}/{path.name}")
-            made.listen()
-            return made.detach()
-    finally:
-        os.close(held)
 
 
 def owners_path(directory: Path, owner: int) -> Path:

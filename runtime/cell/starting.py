@@ -163,12 +163,17 @@ class Starter:
             fds = stack.enter_context(self._passed_files(plan, keeper))
             stdin = command.open_input() if command.open_input is not None else _null()
             stack.callback(os.close, stdin)
+            inlet = None
+            if command.fed:
+                inlet = execution.inlet.listen()
+                stack.callback(os.close, inlet)
             await self._monitor(
                 agent,
                 execution,
                 plan,
                 fds,
                 stdin=stdin,
+                inlet=inlet,
                 out=command.out,
                 log_directory=command.log,
                 reply=command.reply,
@@ -183,6 +188,7 @@ class Starter:
         fds: list[int],
         *,
         stdin: int,
+        inlet: int | None = None,
         out: Path,
         log_directory: Path | None,
         reply: Path | None = None,
@@ -191,7 +197,7 @@ class Starter:
         """Has a monitor (monitor.c) run a plan; it outlives the daemon.
 
         Without a log directory standard error goes where standard output goes. ``lead``
-        is LEAD of monitor.c, or which of ``fds``.
+        is LEAD of monitor.c, or which of ``fds``, and ``inlet`` its SOCKET.
         """
         places = self._places
         # the monitor closes it once it is recorded
@@ -214,11 +220,12 @@ class Starter:
                     execution.leaf.own().path,
                     agent.uid,
                     lead if isinstance(lead, str) else numbers[lead],
+                    "-" if inlet is None else _FIRST_PASSED + len(fds),
                     list(numbers.values()),
                     plan.steps,
                 ),
                 owner=agent.owner,
-                fds=[stdin, None, complaining, *fds],
+                fds=[stdin, None, complaining, *fds, *([] if inlet is None else [inlet])],
             )
             os.close(complaining)
             complaining = -1

@@ -421,8 +421,8 @@ class Hierarchy:
         found = self.root.child(f"user-{uid}", "monitor")
         found.create(self.controllers)
         limits = {
-            # one that has recorded an end is there for a moment more
-            "pids": ("pids.max", _MONITORS_ENDING + most),
+            # each has two threads, and one that has recorded an end is there for a moment more
+            "pids": ("pids.max", 2 * (_MONITORS_ENDING + most)),
             "memory": ("memory.max", (_MONITORS_ENDING + most) * _MONITOR_MEMORY),
         }
         for controller, (file, limit) in limits.items():

@@ -15,8 +15,7 @@ from typing import ClassVar, Final
 import trio
 
 from runtime import crashpoints
-from runtime.cell import cell
-from runtime.cell.cell import Command, Places
+from runtime.cell.cell import Command
 from runtime.cell.execution import Execution, LiveCell
 from runtime.cell.record import RunRecord
 from runtime.cell.starting import Starter
@@ -43,13 +42,11 @@ class Leader:
         *,
         hierarchy: Hierarchy,
         watcher: Watcher,
-        places: Places,
         starter: Starter,
         sweeper: Sweeper,
     ) -> None:
         self._hierarchy = hierarchy
         self._watcher = watcher
-        self._places = places
         self._starter = starter
         self._sweeper = sweeper
 
@@ -71,11 +68,11 @@ class Leader:
         await watch_monitor(self._hierarchy, execution)
 
     def clear(self, agent: Agent, execution: Execution) -> None:
-        """What a program that is over leaves goes: its cgroup, its record, its input."""
+        """What a program that is over leaves goes: its cgroup, its record, its socket."""
         execution.over.set()
         self._sweeper.remove(agent.owner, execution.leaf)
         execution.record_path.unlink(missing_ok=True)
-        cell.remove_input(self._places, execution.record_path)
+        execution.inlet.remove()
 
 
 class Lead(ABC):

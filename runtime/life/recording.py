@@ -16,7 +16,7 @@ import trio
 
 from runtime import crashpoints
 from runtime.agents.parts import Agents
-from runtime.cell import cell, networks
+from runtime.cell import networks
 from runtime.cell.cell import Places
 from runtime.cell.execution import LiveCell, LiveCells
 from runtime.cell.record import RunRecord
@@ -213,7 +213,7 @@ class Recorder:
         crashpoints.reach("finish.recorded")
         for execution in live_cell.entered():
             execution.record_path.unlink(missing_ok=True)
-            cell.remove_input(self._places, execution.record_path)
+            execution.inlet.remove()
             execution.over.set()
         if not live_cell.unkillable:
             self._sweeper.remove(agent.owner, live_cell.node)

@@ -13,7 +13,9 @@ from runtime.cell import networks
 from runtime.cell.cell import Places
 from runtime.cell.execution import LiveCell, LiveCells
 from runtime.kernel.cgroups import Cgroup, Hierarchy
+from runtime.kernel.spawn import Spawner
 from runtime.kernel.sweeper import Sweeper
+from runtime.life import oldinputs
 from runtime.life.conclusions import end_message
 from runtime.life.ending import Ender, thaw
 from runtime.life.inside import Inside
@@ -39,6 +41,7 @@ class Recovery:
         agents: Agents,
         hierarchy: Hierarchy,
         places: Places,
+        spawner: Spawner,
         live_cells: LiveCells,
         ender: Ender,
         sweeper: Sweeper,
@@ -52,6 +55,7 @@ class Recovery:
         self._agents = agents
         self._hierarchy = hierarchy
         self._places = places
+        self._spawner = spawner
         self._live_cells = live_cells
         self._ender = ender
         self._sweeper = sweeper
@@ -92,6 +96,7 @@ class Recovery:
             crashpoints.reach("adopt.lost")
         for agent, live_cell in adopted:
             self._inside.end_left(agent, live_cell)
+        await self._take_over_inputs(adopted)
         gone = []
         for agent, live_cell in adopted:
             if agent.status is not Status.STOPPING:
@@ -120,6 +125,20 @@ class Recovery:
         self._worktrees.resume()
         crashpoints.reach("adopt.cleaned")
 
+    async def _take_over_inputs(self, adopted: list[tuple[Agent, LiveCell]]) -> None:
+        most = self._agents.settings.config.owner_monitors
+        entered = {
+            execution.record_path: (agent.owner, execution)
+            for agent, live_cell in adopted
+            for execution in live_cell.entered()
+        }
+        await oldinputs.take_over(
+            self._places,
+            self._spawner,
+            entered,
+            lambda owner: self._hierarchy.monitors(owner, most),
+        )
+
     def _remove_strays(self) -> None:
         """Cgroups and files of no agent: left by a crash between two steps."""
         self._agents.removals.remove_strays()
@@ -138,8 +157,8 @@ class Recovery:
         for path in self._places.networks.iterdir():
             if path.name not in names | kept and not path.name.startswith(networks.OWNER):
                 path.unlink(missing_ok=True)
-        for path in self._places.inputs.iterdir():
-            if path.name.removesuffix("~") not in names:
+        for path in self._places.monitors.iterdir():
+            if path.name not in names:
                 path.unlink(missing_ok=True)
 
     def _remove_stray_nodes(

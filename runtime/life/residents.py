@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
-import select
 import time
-from pathlib import Path
 from typing import Any, Final
 
 import trio
@@ -16,10 +13,10 @@ import trio
 from runtime import crashpoints
 from runtime.agents.parts import Agents
 from runtime.authority.accounts import Payer
-from runtime.cell import cell
-from runtime.cell.cell import Places
 from runtime.cell.execution import LiveCell
+from runtime.cell.inlet import Inlet
 from runtime.errors import CtxError, NoSpaceError
+from runtime.ids import ItemIndex
 from runtime.kernel import output
 from runtime.kernel.daemonlog import because_of
 from runtime.kernel.inotify import Wakeup, Watcher
@@ -27,7 +24,6 @@ from runtime.life.conclusions import as_content, end_message
 from runtime.life.streams import Streams
 from runtime.life.tails import Tail
 from runtime.records.change import Change
-from runtime.records.documents import replace_file
 from runtime.records.items import BY_ABORT, Message, MessageStatus
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
@@ -44,9 +40,9 @@ _BLOCK: Final = 16 << 10
 _REST_MAX: Final = 256 << 10
 #: of what it says went wrong, in events and frames; all of it is the reply
 _REASON_MAX: Final = 1000
-#: how much the program knows of the message whose line was written last, where that is all of it;
-#: and the instant before it is noted
-_WRITTEN: Final = {"all": "message.written", "cancelled": "abort.told"}
+#: the lines of a message, for its monitor, and the instants after they are told
+_MESSAGE, _CANCEL = 0, 1
+_TOLD: Final = ("message.written", "abort.told")
 
 
 class Listener:
@@ -197,17 +193,19 @@ class Resident:
         *,
         agents: Agents,
         watcher: Watcher,
-        places: Places,
         streams: Streams,
         agent: Agent,
         live_cell: LiveCell,
+        inlet: Inlet,
     ) -> None:
         self._agents = agents
         self._watcher = watcher
-        self._places = places
         self._streams = streams
         self._agent = agent
         self._live_cell = live_cell
+        self._inlet = inlet
+        #: whose line was told in full, and whether the program was told to end it since
+        self._told: tuple[ItemIndex, int] | None = None
         self._listener = Listener(agents, streams, agent)
         live_cell.hear_rest = self._listener.hear_all
 
@@ -225,10 +223,10 @@ class Resident:
         agent = self._agent
         message = self._agents.messages.current(agent)
         if message is not None:  # of an earlier daemon: it may be told in part
-            await self._write(message)
+            await self._tell(message, _MESSAGE, _line(message))
         while True:
             if agent.cancelling:
-                await self._write_cancel()
+                await self._tell_cancel()
             message = next(iter(self._agents.messages.pending(agent)), None)
             if message is None or agent.status is not Status.READY:
                 await self._wait()
@@ -240,7 +238,7 @@ class Resident:
                 log.error("%s: the next message waits: %s", agent.name, error, extra=why)
                 await trio.sleep(_RETRY_SECONDS)
                 continue
-            await self._write(message)
+            await self._tell(message, _MESSAGE, _line(message))
 
     async def _wait(self) -> None:
         # other tasks that wait for the same must not miss it
@@ -255,53 +253,28 @@ class Resident:
         self._streams.of(message.index).begin()
         crashpoints.reach("message.delivered")
 
-    async def _write(self, message: Message) -> None:
-        """The line of a message."""
-        before = _progress(self._written())
-        if before is None or before[0] != str(message.index) or before[1] not in _WRITTEN:
-            await self._put(message, _line(message), "all")
-
-    async def _write_cancel(self) -> None:
+    async def _tell_cancel(self) -> None:
         """A line that tells the program to end the message at hand."""
         message = self._agents.messages.current(self._agent)
-        if message is not None and _progress(self._written()) == [str(message.index), "all"]:
-            await self._put(message, _cancel_line(message), "cancelled")
+        if message is not None and self._told == (message.index, _MESSAGE):
+            await self._tell(message, _CANCEL, _cancel_line(message))
 
-    def _written(self) -> Path:
-        path = cell.input_path(self._places, self._agent, self._agent.run)
-        return cell.written_path(path)
-
-    async def _put(self, message: Message, data: bytes, done: str) -> None:
-        """A line to the FIFO, unless an earlier daemon has; what is not read waits.
-
-        A daemon that dies between this and its note that it is ``done`` leaves the next one to
-        write the line again, after what may be a part of it.
-        """
-        path = cell.input_path(self._places, self._agent, self._agent.run)
-        progress = self._written()
-        before = _progress(progress)
-        if before is not None and before[1] not in ("whole", *_WRITTEN):
-            data = b"\n" + data
+    async def _tell(self, message: Message, line: int, data: bytes) -> None:
+        """One line of a message, to the monitor; what is not taken waits. An earlier daemon may
+        have told it, or a part of it, which the monitor knows."""
+        told = 0
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            while told < len(data):
+                taken = self._inlet.put(
+                    data[told:], message=message.index, line=line, offset=told
+                )
+                told += taken
+                if not taken:
+                    await self._inlet.wait_room()
         except OSError:
-            return  # the FIFO has no reader any more: the run is over
-        try:
-            # so little is there as a whole or not at all (pipe(7))
-            kind = "whole" if len(data) <= select.PIPE_BUF else "part"
-            if done == "all":
-                replace_file(progress, f"{message.index} {kind}\n".encode())
-            while data:
-                try:
-                    data = data[os.write(fd, data) :]
-                except BlockingIOError:
-                    await trio.lowlevel.wait_writable(fd)
-            crashpoints.reach(_WRITTEN[done])
-            replace_file(progress, f"{message.index} {done}\n".encode())
-        except BrokenPipeError:
-            return
-        finally:
-            os.close(fd)
+            return  # the run is over, or the program has closed its input
+        crashpoints.reach(_TOLD[line])
+        self._told = (message.index, line)
 
     # cancelling
 
@@ -376,14 +349,6 @@ def _line(message: Message) -> bytes:
         "text": message.text,
     }
     return (dump_json(fields) + "\n").encode()
-
-
-def _progress(path: Path) -> list[str] | None:
-    """[index of the message whose line was begun last, how much of it may be there]."""
-    try:
-        return [*path.read_text().split(), "", ""][:2]
-    except OSError:
-        return None
 
 
 def _parse_hello(line: bytes) -> frozenset[str] | None:

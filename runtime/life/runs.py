@@ -162,7 +162,6 @@ class Runs:
             execution,
             agents=self._agents,
             watcher=self._watcher,
-            places=self._places,
             starter=self._starter,
             ender=self._ender,
             streams=self._streams,
@@ -264,7 +263,6 @@ class _LedRun(EnteringLead):
         *,
         agents: Agents,
         watcher: Watcher,
-        places: Places,
         starter: Starter,
         ender: Ender,
         streams: Streams,
@@ -272,7 +270,6 @@ class _LedRun(EnteringLead):
         super().__init__(leader, agent, live_cell, execution, live_cell.wake)
         self._agents = agents
         self._watcher = watcher
-        self._places = places
         self._starter = starter
         self._ender = ender
         self._streams = streams
@@ -291,15 +288,14 @@ class _LedRun(EnteringLead):
             out=directory / "out",
             log=directory / "log",
             reply=directory / "reply" if agent.how.converses else None,
-            open_input=self._open_input,
+            open_input=None if agent.how.converses else self._open_input,
+            fed=agent.how.converses,
             leads=not agent.how.run_per_message,
         )
 
     def _open_input(self) -> int:
         """The standard input of the program."""
         agent = self._agent
-        if agent.how.converses:
-            return cell.open_input(self._places, agent, agent.run)
         if not agent.how.run_per_message:
             return self._starter.open_handoff(agent)
         text = self._message.text if self._message is not None else ""
@@ -317,10 +313,10 @@ class _LedRun(EnteringLead):
             resident = Resident(
                 agents=self._agents,
                 watcher=self._watcher,
-                places=self._places,
                 streams=self._streams,
                 agent=agent,
                 live_cell=self._live_cell,
+                inlet=self._execution.inlet,
             )
             nursery.start_soon(resident.serve)
 

@@ -91,6 +91,7 @@ class Supervisor(Subscriber):
         #: awaited for an agent before anything of it runs
         self._before: list[Callable[[Agent], Awaitable[None]]] = []
         self._places = places
+        self._spawner = spawner
         self._nursery = nursery
         self._live_cells = live_cells = LiveCells()
         self._sweeper = sweeper = Sweeper(places.program("sweep"), helpers, nursery)
@@ -125,7 +126,6 @@ class Supervisor(Subscriber):
         self._leader = leader = Leader(
             hierarchy=hierarchy,
             watcher=watcher,
-            places=places,
             starter=self._starter,
             sweeper=sweeper,
         )
@@ -331,7 +331,10 @@ class Supervisor(Subscriber):
         agent = self._agents.registry.get(task.agent)
         if agent is None:
             raise WrongStateError("the agent of this task was removed")
-        return self._task_runs.write_input(agent, task, data)
+        live_cell = self._live_cells.get(agent.index)
+        if live_cell is None:
+            raise WrongStateError(f"the task {quote(task.name)} has just ended")
+        return self._task_runs.write_input(live_cell, task, data)
 
     def reset(self, agent: Agent) -> None:
         """A new incarnation in place of a dead one."""
@@ -383,6 +386,7 @@ class Supervisor(Subscriber):
             agents=self._agents,
             hierarchy=self._hierarchy,
             places=self._places,
+            spawner=self._spawner,
             live_cells=self._live_cells,
             ender=self._ender,
             sweeper=self._sweeper,

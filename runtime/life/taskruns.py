@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 
 import trio
 
@@ -60,7 +59,6 @@ class TaskRuns:
                 live_cell,
                 execution,
                 agents=self._agents,
-                places=self._places,
                 ender=self._ender,
                 task=task,
             )
@@ -95,27 +93,26 @@ class TaskRuns:
         why = because_of(agent.owner, agents=[agent.name], reason=exit_text)
         log.info("%s: task %s: %s %s", agent.name, task.name, task.status, exit_text, extra=why)
 
-    def write_input(self, agent: Agent, task: Task, data: bytes) -> int:
+    def write_input(self, live_cell: LiveCell, task: Task, data: bytes) -> int:
         """Bytes for the standard input of a command; how many there was room for.
 
         ``WrongStateError`` if it does not run, or does not read.
         """
         if task.status is not TaskStatus.RUNNING:
             raise WrongStateError(f"the task {quote(task.name)} is {task.status.shown}")
-        path = cell.input_path(self._places, agent, f"task-{task.name}")
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            raise WrongStateError(f"the task {quote(task.name)} has just ended") from None
-        try:
-            return os.write(fd, data)
-        except BlockingIOError:
+            taken = live_cell.tasks[task.name].inlet.put(data)
+        except (LookupError, OSError):
+            raise WrongStateError(
+                f"the task {quote(task.name)} reads no more input: it has just ended, or has "
+                "closed it"
+            ) from None
+        if data and not taken:
             raise WrongStateError(
                 f"the task {quote(task.name)} does not read its input, and the pipe is "
                 "full: write again when it has read"
-            ) from None
-        finally:
-            os.close(fd)
+            )
+        return taken
 
 
 class _LedTask(EnteringLead):
@@ -131,13 +128,11 @@ class _LedTask(EnteringLead):
         execution: Execution,
         *,
         agents: Agents,
-        places: Places,
         ender: Ender,
         task: Task,
     ) -> None:
         super().__init__(leader, agent, live_cell, execution, execution.wakeup)
         self._agents = agents
-        self._places = places
         self._ender = ender
         self._task = task
         #: set when it is not to have the rest of its grace
@@ -148,18 +143,13 @@ class _LedTask(EnteringLead):
         if task.status is not TaskStatus.QUEUED:
             return None
         lines = [line for line in task.env.split("\n") if line]
-        name = f"task-{task.name}"
         return Command(
             words=("/bin/sh", "-c", task.cmd),
             cwd=task.cwd or cell.working_directory(self._agents, agent),
             run=agent.run,
             out=self._agents.tasks.directory(agent, task),
             env=tuple(parse_env_line(line) for line in lines),
-            open_input=(
-                (lambda: cell.open_input(self._places, agent, name))
-                if task.accepts_input
-                else None
-            ),
+            fed=task.accepts_input,
         )
 
     def look(self, record: RunRecord) -> None:

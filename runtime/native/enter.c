@@ -59,5 +59,7 @@ int main(int argc, char **argv)
 		execute(program, arguments.items);
 		die("entering the parent's cell: %s: %m", arguments.items[0]);
 	}
+	/* or it could not end while somebody holds a pipe of the program */
+	close_from(0, 0);
 	return await_child(child);
 }

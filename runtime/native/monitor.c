@@ -1,7 +1,7 @@
 /*
  * monitor: follows one run of an agent, from outside the agent's cgroup.
  *
- *     monitor RECORD OUT LOG REPLY LOG_MAX ROOM LIFELINE LEAF UID LEAD FDS STEP
+ *     monitor RECORD OUT LOG REPLY LOG_MAX ROOM LIFELINE LEAF UID LEAD SOCKET FDS STEP
  *
  * LEAF is the directory of the cgroup in which the program is born (CLONE_INTO_CGROUP of
  * clone3(2)): moving a process there would wait for an RCU grace period, ten milliseconds
@@ -30,6 +30,16 @@
  * FDS is a list of descriptors that STEP has from 4 on; 3 is its report socket (see
  * keeper.c). LIFELINE is a FIFO that the daemon holds open for writing while it lives.
  *
+ * With "-" for SOCKET, STEP has the monitor's standard input. Otherwise it has a pipe, and the
+ * monitor writes into it what it is sent at SOCKET, which listens (inlet.h). It holds the pipe
+ * open, so that the program sees no end of its input.
+ *
+ * An agent can hold the mutex of a pipe: it writes to one from a page that it takes long to
+ * read. O_NONBLOCK does not matter for that. So one thread does everything with pipes and kept
+ * output, and nobody waits for it but at the end of the run, for DRAIN_MS. The other thread,
+ * the main one, has record, reports, SOCKET, lifeline, signals and times, and never waits for
+ * what an agent holds.
+ *
  * LEAD says what the end of the program causes when no daemon is alive. With "cell",
  * the cell ends: the monitor tells its keeper on the report socket. With one of FDS, the
  * cell of that pidfd's keeper ends: the monitor sends SIGTERM to the keeper. With "-",
@@ -48,12 +58,15 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/signalfd.h>
 
 #include "common.h"
+#include "inlet.h"
 #include "orders.h"
 #include "room.h"
 
@@ -70,6 +83,9 @@
 #define LEAD_AGAIN_MS 1000
 /* The kernel may delay an event of a cgroup and then drop it when the cgroup is removed. */
 #define LOOK_AGAIN_MS 100
+/* After the end of a run a call for one of its pipes may take so long: others may hold it. */
+#define DRAIN_MS 1000
+#define STACK_SIZE (64 << 10)
 
 /*
  * Lines wait so long for the next one. Each write wakes the daemon, which looks at the
@@ -80,6 +96,12 @@
 
 static int record_fd = -1;
 static struct room *room;
+
+/*
+ * Guards the record and the state. The main thread has it, except while it sleeps; the other
+ * one takes it for moments, to hear reports before output.
+ */
+static pthread_mutex_t ours = PTHREAD_MUTEX_INITIALIZER;
 
 /* Lines that are not written yet, and when they will be. */
 static struct {
@@ -464,12 +486,35 @@ static bool take_report(struct state *state)
 	return true;
 }
 
+/* What the two threads share, beside what ours guards. */
+static struct {
+	struct source out, log;
+	struct inlet in;
+	int in_pipe;		/* -1 without SOCKET */
+	int others[3];		/* the program's ends of the pipes, to be closed */
+	int to_pipes, to_main;	/* eventfds that wake the threads */
+	atomic_llong calling;	/* since when the thread of pipes is in a call for one; or 0 */
+	atomic_bool deaf;	/* nobody reads standard input */
+	atomic_bool ending, drained;
+} pipes = {.in = {.listener = -1}, .in_pipe = -1, .others = {-1, -1, -1}};
+
+static void wake(int eventfd)
+{
+	(void)!write(eventfd, &(uint64_t){1}, sizeof(uint64_t));
+}
+
+static void woken(int eventfd)
+{
+	(void)!read(eventfd, &(uint64_t){0}, sizeof(uint64_t));
+}
+
 /* Moves available data; returns the length, 0 at the end or if none is left. */
 static size_t drain(struct source *from)
 {
-	char data[65536];
+	static char data[65536];
 	ssize_t n;
 
+	pipes.calling = now_ms();
 	do
 		n = read(from->pipe, data, sizeof data);
 	while (n < 0 && errno == EINTR);
@@ -477,13 +522,17 @@ static size_t drain(struct source *from)
 		close(from->pipe);
 		from->pipe = -1;
 	}
+	pipes.calling = 0;
 	if (n <= 0)
 		return 0;
 	/* "start" comes before all output of the program: if this is its output, it was sent. */
 	if (from->state && !from->lines->guarded) {
+		pthread_mutex_lock(&ours);
 		while (take_report(from->state))
 			;
 		from->lines->guarded = from->state->started || from->state->held;
+		pthread_mutex_unlock(&ours);
+		wake(pipes.to_main);
 	}
 	sort(from, data, n);
 	return n;
@@ -495,13 +544,100 @@ static void drain_rest(struct source *from)
 	size_t moved = 0, n;
 	int waiting = 0;
 
-	if (from->pipe >= 0 && ioctl(from->pipe, FIONREAD, &waiting) == 0)
-		while (moved < (unsigned)waiting && (n = drain(from)))
-			moved += n;
+	pipes.calling = now_ms();
+	if (from->pipe < 0 || ioctl(from->pipe, FIONREAD, &waiting) < 0)
+		waiting = 0;
+	pipes.calling = 0;
+	while (moved < (unsigned)waiting && (n = drain(from)))
+		moved += n;
 	if (from->lines)
 		tell_lost(from->lines);
 	if (from->replies)
 		tell_lost(from->replies);
+}
+
+/* The thread of pipes: until the run has ended, and its output is kept. */
+static void *serve_pipes(void *nothing)
+{
+	size_t written = 0;
+
+	/* until the main thread has started the program, and sleeps */
+	pthread_mutex_lock(&ours);
+	pthread_mutex_unlock(&ours);
+	for (int i = 0; i < 3; i++)
+		close_quietly(pipes.others[i]);
+	while (!pipes.ending) {
+		struct pollfd fds[] = {
+			{.fd = pipes.to_pipes, .events = POLLIN},
+			{.fd = pipes.out.pipe, .events = POLLIN},
+			{.fd = pipes.log.pipe, .events = POLLIN},
+			{.fd = pipes.in.length && !pipes.deaf ? pipes.in_pipe : -1,
+			 .events = POLLOUT},
+		};
+
+		poll(fds, sizeof fds / sizeof *fds, -1);
+		if (fds[0].revents)
+			woken(pipes.to_pipes);
+		if (fds[1].revents)
+			drain(&pipes.out);
+		if (fds[2].revents)
+			drain(&pipes.log);
+		if (fds[3].revents) {
+			pipes.calling = now_ms();
+			if (!write_taken(&pipes.in, pipes.in_pipe, &written))
+				pipes.deaf = true;
+			pipes.calling = 0;
+			if (!pipes.in.length || pipes.deaf)
+				wake(pipes.to_main);
+		}
+	}
+	drain_rest(&pipes.out);
+	drain_rest(&pipes.log);
+	pipes.drained = true;
+	wake(pipes.to_main);
+	return nothing;
+}
+
+static bool begin_thread(void)
+{
+	pthread_attr_t small;
+	pthread_t thread;
+
+	pipes.to_pipes = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	pipes.to_main = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	pthread_attr_init(&small);
+	pthread_attr_setstacksize(&small, STACK_SIZE);
+	errno = pthread_create(&thread, &small, serve_pipes, NULL);
+	return pipes.to_pipes >= 0 && pipes.to_main >= 0 && !errno;
+}
+
+/* poll(2), during which the other thread may hear reports. */
+static void sleep_until(struct pollfd *fds, size_t count, long long ms)
+{
+	pthread_mutex_unlock(&ours);
+	poll(fds, count, (int)ms);
+	pthread_mutex_lock(&ours);
+}
+
+/*
+ * Until all output is kept, or a call for a pipe takes too long: its holder lives, in another
+ * agent that was given the descriptor. What is in the pipe then is lost.
+ */
+static void wait_drained(void)
+{
+	long long since = now_ms(), calling;
+
+	pipes.ending = true;
+	wake(pipes.to_pipes);
+	while (!pipes.drained) {
+		struct pollfd told = {.fd = pipes.to_main, .events = POLLIN};
+
+		sleep_until(&told, 1, LOOK_AGAIN_MS);
+		woken(pipes.to_main);
+		calling = pipes.calling;
+		if (calling && now_ms() - (calling > since ? calling : since) > DRAIN_MS)
+			return;
+	}
 }
 
 /* The monitor's orders. */
@@ -509,7 +645,7 @@ struct order {
 	const char *record, *out, *log, *reply, *room, *lifeline, *leaf;
 	long long log_max;
 	uid_t uid;
-	int lead;
+	int lead, socket;
 	unsigned *fds;
 	size_t fd_count;
 	struct list step;
@@ -532,22 +668,28 @@ static bool read_order(struct orders *orders, struct order *order)
 		order->lead = LEAD_CELL;
 	else
 		order->lead = take_descriptor(orders);
+	order->socket = take_descriptor_or_none(orders);
 	order->fds = take_numbers(orders, INT_MAX, &order->fd_count);
 	order->step = take_list(orders);
 	return all_taken(orders) && order->step.count && order->fd_count <= DESCRIPTORS_MAX;
 }
 
-static void make_pipe(int ends[2], uid_t owner)
+/* Returns the end of the program; OURS is the other one, for reading or for writing. */
+static int make_pipe(int *ours, bool reading, uid_t owner)
 {
+	int ends[2];
+
 	if (pipe2(ends, O_CLOEXEC) < 0)
 		give_up("pipe");
 	/* Opening /dev/stdout opens the pipe again and checks its owner and mode. */
 	(void)!fchown(ends[1], owner, -1);
-	fcntl(ends[0], F_SETFL, O_NONBLOCK);
+	*ours = ends[!reading];
+	fcntl(*ours, F_SETFL, O_NONBLOCK);
+	return ends[reading];
 }
 
 /* In the child: arranges the descriptors and executes the first step. */
-static void take_step(const struct order *order, int report, int out, int log)
+static void take_step(const struct order *order, int report, int in, int out, int log)
 {
 	static char *const environment[] = {NULL};
 	int passed[DESCRIPTORS_MAX], count = (int)order->fd_count, high = FIRST_PASSED + count;
@@ -558,6 +700,8 @@ static void take_step(const struct order *order, int report, int out, int log)
 	report = fcntl(report, F_DUPFD_CLOEXEC, high);
 	out = fcntl(out, F_DUPFD_CLOEXEC, high);
 	log = fcntl(log, F_DUPFD_CLOEXEC, high);
+	if (in >= 0)
+		dup2(in, 0);
 	dup2(out, 1);
 	dup2(log, 2);
 	dup2(report, FIRST_PASSED - 1);
@@ -641,19 +785,18 @@ static void stay_for_end(int lead, int lifeline, int report)
 int main(int argc, char **argv)
 {
 	struct stream out, log, reply;
-	struct source from_out = {.pipe = -1}, from_log = {.pipe = -1};
 	struct state state = {0};
-	int out_pipe[2], log_pipe[2], sockets[2], signals, lifeline, lead, events = -1, yes = 1, null;
+	int sockets[2], signals, lifeline, lead, events = -1, yes = 1, null;
 	bool reaped = false, shared, replies;
 	struct orders orders = orders_of_arguments(argc, argv);
 	struct order order;
 	long long next_word = 0;
-	sigset_t watched;
+	sigset_t watched, before;
 	pid_t chain;
 
 	if (!read_order(&orders, &order)) {
 		dprintf(2, "usage: monitor RECORD OUT LOG REPLY LOG_MAX ROOM LIFELINE LEAF UID LEAD "
-			   "FDS STEP\n");
+			   "SOCKET FDS STEP\n");
 		return 2;
 	}
 	record_fd = open(order.record, O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -661,6 +804,7 @@ int main(int argc, char **argv)
 		perror(order.record);
 		return 1;
 	}
+	pthread_mutex_lock(&ours);
 	record("version %d", RECORD_VERSION);
 	record("monitor %d", getpid());
 	write_record();
@@ -673,31 +817,41 @@ int main(int argc, char **argv)
 	lifeline = open(order.lifeline, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	room = open_room(order.room);
 	begin_stream(&out, order.out, order.log_max);
-	if (!shared)
+	pipes.out = (struct source){-1, &out, replies ? &reply : NULL, &out, false, NULL};
+	pipes.others[1] = make_pipe(&pipes.out.pipe, true, order.uid);
+	pipes.log.pipe = -1;
+	if (!shared) {
 		begin_stream(&log, order.log, order.log_max);
+		pipes.log = (struct source){-1, &log, NULL, &log, false, &state};
+		pipes.others[2] = make_pipe(&pipes.log.pipe, true, order.uid);
+	}
 	if (replies)
 		begin_stream(&reply, order.reply, order.log_max);
-	make_pipe(out_pipe, order.uid);
-	if (!shared)
-		make_pipe(log_pipe, order.uid);
+	if (order.socket >= 0) {
+		pipes.in.listener = fcntl(order.socket, F_DUPFD_CLOEXEC, FIRST_PASSED);
+		pipes.others[0] = make_pipe(&pipes.in_pipe, false, order.uid);
+		close(order.socket);
+	}
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0)
 		give_up("socketpair");
 	setsockopt(sockets[0], SOL_SOCKET, SO_PASSCRED, &yes, sizeof yes);
+	state.report = sockets[0];
+	sigemptyset(&watched);
+	sigaddset(&watched, SIGCHLD);
+	sigprocmask(SIG_BLOCK, &watched, &before);
+	if (!begin_thread())
+		give_up("thread");
 
 	chain = fork_into(order.leaf, 0, SIGCHLD);
 	if (chain < 0)
 		give_up(order.leaf);
-	if (chain == 0)
-		take_step(&order, sockets[1], out_pipe[1], shared ? out_pipe[1] : log_pipe[1]);
+	if (chain == 0) {
+		sigprocmask(SIG_SETMASK, &before, NULL);
+		take_step(&order, sockets[1], pipes.others[0], pipes.others[1],
+			  pipes.others[shared ? 1 : 2]);
+	}
 	record("chain %d", chain);
 	close(sockets[1]);
-	close(out_pipe[1]);
-	state.report = sockets[0];
-	from_out = (struct source){out_pipe[0], &out, replies ? &reply : NULL, &out, false, NULL};
-	if (!shared) {
-		close(log_pipe[1]);
-		from_log = (struct source){log_pipe[0], &log, NULL, &log, false, &state};
-	}
 	lead = order.lead;
 	if (lead >= 0)	/* one of the descriptors closed below */
 		lead = fcntl(lead, F_DUPFD_CLOEXEC, FIRST_PASSED);
@@ -707,9 +861,6 @@ int main(int argc, char **argv)
 	(void)!chdir("/");
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGHUP, SIG_IGN);
-	sigemptyset(&watched);
-	sigaddset(&watched, SIGCHLD);
-	sigprocmask(SIG_BLOCK, &watched, NULL);
 	signals = signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
 
 	for (;;) {
@@ -762,37 +913,39 @@ int main(int argc, char **argv)
 		/* A keeper that does not stay is about to exit: SIGCHLD tells it. Others are
 		 * heard again when the lines are written. */
 		bool leaving = state.ended && !state.staying && !reaped && gathered.length;
-		struct pollfd fds[] = {
+		struct pollfd fds[6 + INLET_FDS] = {
 			{.fd = signals, .events = POLLIN},
 			{.fd = state.closed || leaving ? -1 : sockets[0], .events = POLLIN},
-			{.fd = from_out.pipe, .events = POLLIN},
-			{.fd = from_log.pipe, .events = POLLIN},
+			{.fd = pipes.to_main, .events = POLLIN},
 			/* Watched only while needed: a hung-up FIFO is always ready. */
 			{.fd = leading && !telling ? lifeline : -1, .events = POLLIN},
 			{.fd = events, .events = POLLPRI},
 			{.fd = telling ? lead : -1, .events = POLLIN},
 		};
+		size_t count = 6 + watch_inlet(&pipes.in, fds + 6);
 
 		if (!reaped && waitpid(chain, NULL, WNOHANG) == chain)
 			reaped = true;
 		else
-			poll(fds, sizeof fds / sizeof *fds, (int)left);
+			sleep_until(fds, count, left);
 		while (read(signals, &info, sizeof info) == sizeof info)
 			;
-		if (fds[2].revents)
-			drain(&from_out);
-		if (fds[3].revents)
-			drain(&from_log);
 		if (fds[1].revents)
 			take_report(&state);
-		if (fds[6].revents)
+		if (fds[2].revents)
+			woken(pipes.to_main);
+		if (fds[5].revents)
 			lead = LEAD_NOBODY;	/* that keeper is gone */
+		if (pipes.deaf)
+			close_inlet(&pipes.in);
+		serve_inlet(&pipes.in, fds + 6);
+		if (!pipes.in.room)
+			wake(pipes.to_pipes);
 	}
 	/* The cell is gone, or all processes of this run in it. Their output is in the
 	 * pipes. Another process may still hold a pipe, since descriptors can be passed
 	 * on; do not wait for its output. */
-	drain_rest(&from_out);
-	drain_rest(&from_log);
+	wait_drained();
 	record("end %llu", now_ns());
 	write_record();
 	if (lead >= 0 && state.ended)

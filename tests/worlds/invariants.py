@@ -730,7 +730,7 @@ class Invariants:
             yield f"monitor {_describe(pid)}"
         for path in (daemon.runtime / "root" / "wait").iterdir():
             yield f"wait file {path.name}"
-        for name in ("record", "input"):
+        for name in ("record", "monitor"):
             for path in (daemon.runtime / name).iterdir():
                 yield f"{name} {path.name}"
         for path in (daemon.root / "agent").iterdir():

@@ -106,11 +106,8 @@ def output(scene: Scene, name: str) -> list[str]:
     return read(scene.daemon.agent_dir(name), "out").splitlines()
 
 
-def conversed(scene: Scene, name: str, mode: str, *, told: int = 1) -> None:
-    """Every message that was acknowledged is answered, once; no other more than that.
-
-    ``told`` is how often a resident program may be told the same.
-    """
+def conversed(scene: Scene, name: str, mode: str) -> None:
+    """Every message that was acknowledged is told and answered, once; no other more than that."""
     directory = scene.daemon.agent_dir(name)
 
     def done() -> bool:
@@ -136,13 +133,13 @@ def conversed(scene: Scene, name: str, mode: str, *, told: int = 1) -> None:
     got = Counter(line.removeprefix("got ") for line in output(scene, name) if line[:3] == "got")
     for text, acknowledged in scene.operator.entries[name].said.items():
         assert contents[text] in ((1,) if acknowledged else (0, 1)), (text, contents)
-        assert contents[text] <= got[text] <= told, (text, got)
+        assert contents[text] <= got[text] <= 1, (text, got)
     assert set(contents.values()) <= {1}
     if mode == "resident":
-        _check_told(scene, name, told)
+        _check_told(scene, name)
 
 
-def _check_told(scene: Scene, name: str, told: int) -> None:
+def _check_told(scene: Scene, name: str) -> None:
     lines = Counter(output(scene, name))
     said = history(scene, name, "messages.jsonl")
     replies = [line["content"] for line in said if line["role"] == "assistant"]
@@ -150,8 +147,8 @@ def _check_told(scene: Scene, name: str, told: int) -> None:
     for event in history(scene, name):
         if event["type"] == "message.end":
             message = event["message"]
-            assert 1 <= lines[f"told {message}"] <= told
-            if event["outcome"] == "processed" and told == 1:
+            assert lines[f"told {message}"] == 1
+            if event["outcome"] == "processed":
                 assert lines[json.dumps({"note": message}, separators=(",", ":"))] == 1
 
 
@@ -159,9 +156,8 @@ def _check_told(scene: Scene, name: str, told: int) -> None:
 
 
 def _talk(scene: Scene, mode: str, name: str) -> None:
-    again = scene.crash_at.startswith("message.written")
     agent(scene, name, mode, **{"handoff.md": "the task"})
-    scene.after.append(lambda: conversed(scene, name, mode, told=1 + again * scene.deaths))
+    scene.after.append(lambda: conversed(scene, name, mode))
     for number in range(4):
         scene.operator.say(name, f"word {number}")
     scene.wait_until(lambda: len(ends(scene, name)) == 5, "all is answered")

@@ -29,8 +29,8 @@ class Led(Lead):
     def __init__(self, path: Path, watcher: Watcher, *, refusals: int = 0) -> None:
         self.execution = Execution(Cgroup(path / "leaf"), path / "record")
         leader = Leader(
-            hierarchy=cast(Any, None), watcher=watcher, places=cast(Any, None),
-            starter=cast(Any, None), sweeper=cast(Any, None),
+            hierarchy=cast(Any, None), watcher=watcher, starter=cast(Any, None),
+            sweeper=cast(Any, None),
         )  # fmt: skip
         agent = Agent(
             index=AgentIndex(1), incarnation=Incarnation("i"), name="x", owner=1, uid=1, gid=1

@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 
 from runtime.cell.cell import native
+from runtime.cell.inlet import Inlet
 from runtime.cell.record import VERSION, RunRecord, read_record
 from runtime.kernel import linux, orders
 from runtime.kernel.cgroups import Cgroup, path_of, unified_mount
@@ -122,11 +123,13 @@ class Run:
         room: Path | str = "-",
         lead: str = "cell",
         cell: int | None = None,
+        inlet: Inlet | None = None,
     ) -> int:
         """Returns 0 once the monitor is recorded, or what it exits with if it is not.
 
         ``spec`` stands for all that makes up one, or is a descriptor to read it
-        from. ``cell`` is a pidfd that the steps find after it, and then the keeper.
+        from. ``cell`` is a pidfd that the steps find after it, and then the keeper. The program's
+        standard input is what the monitor is handed by ``inlet``.
         """
         words = argv or (("sh", "-c", script) if script else ())
         data = spec if isinstance(spec, bytes) else orders.message(cwd, environment, words)
@@ -137,6 +140,7 @@ class Run:
             fds += [cell, program]
         keeper = [str(native("keeper")), "4", "3", str(grace)]
         complaint, complaining = os.pipe2(os.O_CLOEXEC)
+        listening = os.open(os.devnull, os.O_RDONLY) if inlet is None else inlet.listen()
         try:
             pid = os.posix_spawn(
                 native("monitor"),
@@ -144,17 +148,19 @@ class Run:
                     *(native("monitor"), self.record_path),
                     *(self.directory / "out", log or self.directory / "log", reply, log_max),
                     *(room, self.lifeline, leaf or self.leaf.path, os.getuid()),
-                    *(lead, fds, steps or [*BWRAP, *view, "--", *keeper]),
+                    *(lead, "-" if inlet is None else listening, fds),
+                    *orders.words(steps or [*BWRAP, *view, "--", *keeper]),
                 ),
                 {},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_DUP2, complaining, 2),
-                    *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds),
+                    *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in (*fds, listening)),
                 ],
             )
         finally:
             os.close(complaining)
+            os.close(listening)
             os.close(memory)
             os.close(program)
         wait_readable(complaint)
@@ -179,6 +185,7 @@ class Run:
         reply: str = "-",
         log_max: int = 1 << 20,
         leads: bool = False,
+        inlet: Inlet | None = None,
     ) -> None:
         """A run of its own in a cell that is held; ``leads`` makes its end the cell's."""
         runner = ["keeper", "4", "3", "-"]
@@ -195,6 +202,7 @@ class Run:
                 log_max=log_max,
                 lead=str(held) if leads else "-",
                 cell=held,
+                inlet=inlet,
             )
         finally:
             os.close(held)

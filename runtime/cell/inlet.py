@@ -1,0 +1,88 @@
+"""Bytes for the standard input of a program, handed to its monitor (inlet.h).
+
+The monitor alone writes them into the pipe, which is an agent's too. What is handed over stays
+in the kernel's queue, whatever becomes of the daemon, and the next one begins with the first byte
+of what this one may have told in part: the monitor takes every line once.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from runtime.kernel import seqpackets
+
+#: INLET_VERSION and INLET_MAX of inlet.h
+_VERSION: Final = 1
+_PART: Final = 7168
+_HEAD: Final = struct.Struct("=cB6xQQ")
+#: while earlier daemons left too many
+_AGAIN_SECONDS: Final = 0.1
+#: with what the pipe holds, no more than an owner pays for (``INPUT_SIZE``)
+_QUEUE: Final = 64 << 10
+
+
+class Inlet:
+    """The way to the monitor of one run; opened when it is used first."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._socket: socket.socket | None = None
+
+    def listen(self) -> int:
+        """The socket for the monitor of a run that begins."""
+        return seqpackets.listen(self._path)
+
+    def put(self, data: bytes, *, message: int = 0, line: int = 0, offset: int = 0) -> int:
+        """How many of these bytes there was room for. Those of a message are at an offset of one
+        of its lines. ``OSError``: the program reads no more."""
+        if self._socket is None:
+            self._socket = self._connect()
+            if self._socket is None:
+                return 0
+        taken = 0
+        while taken < len(data):
+            head = _HEAD.pack(b"i", line, message, offset + taken)
+            part = data[taken : taken + _PART]
+            try:
+                self._socket.send(head + part)
+            except BlockingIOError:
+                break
+            taken += len(part)
+        return taken
+
+    def _connect(self) -> socket.socket | None:
+        """None if too many wait, which earlier daemons left."""
+        try:
+            made = seqpackets.connect(self._path)
+        except BlockingIOError:
+            return None
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUE)
+        made.send(bytes([ord("v"), _VERSION]))
+        return made
+
+    async def wait_room(self) -> None:
+        """Until it may take more; ``OSError``: the run is over."""
+        if self._socket is None:
+            await trio.sleep(_AGAIN_SECONDS)
+            return
+        try:
+            await trio.lowlevel.wait_writable(self._socket)
+        except trio.ClosedResourceError:
+            raise BrokenPipeError("the run is over") from None
+
+    def remove(self) -> None:
+        """The run is over."""
+        if self._socket is not None:
+            trio.lowlevel.notify_closing(self._socket)
+        self.close()
+        self._path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
