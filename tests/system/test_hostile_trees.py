@@ -1,0 +1,121 @@
+"""Agents that hold the kernel's locks on files and directories that they share with others."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from pathlib import Path
+
+from tests.system.hostile.guarded import OBEDIENCE, Guard
+from tests.worlds.daemon import AGENT_UID, Daemon, read, wait_until, write
+
+PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
+OWNER = "4000"
+#: that an attack goes on, in seconds
+LONG_ENOUGH = 4.0
+
+#: writes from pages that only ctxd can fill, and reads of a directory into such pages: the inode's
+#: lock is held meanwhile. Others ask ctxd for whatever changes the same files, by all their names.
+HOLD = """
+import ctypes, mmap, os, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+ctx, me = os.environ['CTX_ROOT'], os.environ['CTX_SELF']
+SIZE = 1 << 16
+with open(f'{me}/artifact/page', 'wb') as file:
+    file.write(b'x' * SIZE)
+for n in range(4):
+    open(f'/t/f{n}', 'wb').close()
+
+def forever(act):
+    def run():
+        if os.fork():
+            return
+        while True:
+            try:
+                act()
+            except OSError:
+                time.sleep(0.001)
+    run()
+
+def page():
+    fd = os.open(f'{me}/artifact/page', os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    found = mmap.mmap(fd, SIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    os.close(fd)
+    return found
+
+def writing(n):
+    with page() as pages, open(f'/t/f{n}', 'rb+', buffering=0) as file:
+        file.write(pages)
+
+def listing():
+    fd = os.open('/t', os.O_RDONLY | os.O_DIRECTORY)
+    with page() as pages:
+        libc.syscall(217, fd, ctypes.byref(ctypes.c_char.from_buffer(pages)), SIZE)
+    os.close(fd)
+
+def asking(n):
+    for where in (f'{ctx}/shared/data', f'{ctx}/shared/data/data'):
+        for act in (lambda: os.chmod(f'{where}/f{n}', 0o600 + n),
+                    lambda: os.truncate(f'{where}/f{n}', n),
+                    lambda: os.close(os.open(f'{where}/n{n}', os.O_CREAT | os.O_WRONLY)),
+                    lambda: os.rename(f'{where}/n{n}', f'{where}/m{n}'),
+                    lambda: os.unlink(f'{where}/m{n}'),
+                    lambda: os.listdir(where)):
+            try:
+                act()
+            except OSError:
+                pass
+
+def filling():
+    with mmap.mmap(-1, 256 << 20, mmap.MAP_PRIVATE, mmap.PROT_READ) as zeros:
+        with open('/t/f0', 'rb+', buffering=0) as file:
+            file.write(zeros)
+            file.truncate(0)
+
+for n in range(4):
+    forever(lambda: writing(n))
+    forever(lambda: asking(n))
+forever(listing)
+forever(filling)
+print('attacks', flush=True)
+time.sleep(1000)
+"""
+
+
+def hold(daemon: Daemon) -> Path:
+    """Such an agent, at work, with a space of its own."""
+    space = daemon.path("shared", "data")
+    space.mkdir()
+    for state in (daemon.state / "tree/shared/data", space):
+        if state.is_dir():
+            os.chown(state, AGENT_UID, AGENT_UID)
+            break
+    directory = daemon.base / "attack"
+    directory.mkdir()
+    (directory / "hold.py").write_text(HOLD)
+    agent = daemon.make("hold", f"{PYTHON} /attack/hold.py", owner=OWNER)
+    write(agent / "policy", "allow hold_t shared:data read,write\n")
+    write(agent / "mount", f"{directory} /attack ro\nshared:data /t rw\n")
+    write(agent / "ctl", "start")
+    wait_until(lambda: "attacks" in read(agent, "out"), "it attacks")
+    return agent
+
+
+def test_who_holds_an_inode_holds_up_nobody_else(daemon: Daemon, guard: Guard) -> None:
+    """Neither bystanders, who are judged, nor root who asks for the space itself."""
+    hold(daemon)
+    space, slowest = daemon.path("shared", "data"), 0.0
+    until = time.monotonic() + LONG_ENOUGH
+    while time.monotonic() < until:
+        begun = time.monotonic()
+        try:
+            space.rmdir()
+        except OSError as error:
+            assert error.errno in (errno.ENOTEMPTY, errno.EAGAIN), error
+        os.listdir(space)
+        slowest = max(slowest, time.monotonic() - begun)
+        time.sleep(0.02)  # what is measured is time
+    assert slowest < OBEDIENCE
