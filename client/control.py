@@ -61,10 +61,13 @@ def end(root: Root, owner: str, verb: str) -> None:
 
 
 def control(root: Root, owner: str, line: str) -> None:
-    """Write a verb to the `ctl` file of an agent or a task."""
+    """Say a verb to an agent or a task, at a socket or by its `ctl` file."""
+    from client.sockets import say
+
     if "\n" in line:
         raise Failure(f'"{line}" has more than one line; a verb is one line', USAGE)
-    root.write(f"{owner}/ctl", value_of(line))
+    if not say(root, owner, line):
+        root.write(f"{owner}/ctl", value_of(line))
 
 
 def for_each(names: Sequence[str], action: Callable[[str], object]) -> list[str]:

@@ -9,7 +9,7 @@ import time
 from client.exits import DENIED, FAILED, NOT_RUNNING, Failure
 from client.files import BLOCK
 from client.following import TICK_MS
-from client.root import Root, agent, own_agent
+from client.root import DEFAULT_ROOT, Root, agent, label, own_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,10 +18,39 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+TYPE = "fuse.ctxfs"  # of the filesystem, as the kernel tells
+PLACE = "/root/ctx"  # where it is mounted in the daemon's runtime directory
+DEFAULT_PLACE = f"/run/ctxfs{PLACE}"  # of the machine's own ctxd
 MESSAGE_CODES = {
     **dict.fromkeys(("EACCES", "EPERM"), DENIED),
     **dict.fromkeys(("ESRCH", "ENOTCONN", "ECONNREFUSED"), NOT_RUNNING),
 }
+
+
+def socket_beside(root: Root) -> str:
+    """Return the path of the daemon's socket outside of the filesystem, empty if not known.
+
+    The filesystem is asked for nothing, for it may not answer. It is mounted at root/ctx in the
+    daemon's runtime directory; where else it is seen, the kernel tells, or a link.
+    """
+    try:
+        places = [os.readlink(root.path)]
+    except OSError:  # not a link
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+            entries = [line.split(" ") for line in mounts]
+        seen = [entry[2] for entry in entries if entry[4] == root.path and TYPE in entry]
+        places = [entry[4] for entry in entries if entry[2] in seen[-1:]]
+        places += [DEFAULT_PLACE] if root.path == DEFAULT_ROOT else []
+    own = [place.removesuffix(PLACE) for place in places if place.endswith(PLACE)]
+    return f"{own[0]}/ctxd.sock" if own else ""
+
+
+def open_beside(root: Root) -> socket.socket:
+    """Return a connection to the daemon by that socket; `OSError` if this fails."""
+    path = socket_beside(root)
+    if not path:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    return open_socket(Root("/"), path)
 
 
 def open_socket(root: Root, path: str) -> socket.socket:
@@ -86,7 +115,10 @@ def connect_daemon(root: Root) -> socket.socket:
     """Return a connection to the daemon's own socket, which is only for operators."""
     began = time.time()
     try:
-        return open_socket(root, "ctxd.sock")
+        try:
+            return open_beside(root)
+        except OSError:
+            return open_socket(root, "ctxd.sock")
     except OSError as error:
         failure = root.failure(error, "ctxd.sock", began)
         denied = error.errno in (errno.EACCES, errno.EPERM)
@@ -146,3 +178,31 @@ def answer(connection: socket.socket, **fields: object) -> dict[str, Any]:
                 raise refusal(frame, MESSAGE_CODES)
             return frame
     raise Failure("the daemon did not answer", NOT_RUNNING)
+
+
+def say(root: Root, owner: str, line: str) -> bool:
+    """Say a verb to an agent or a task at a socket; return False if its `ctl` has to be written.
+
+    An agent has its own socket, others the daemon's. Whom that refuses may be an agent that does
+    not know of itself, and the file judges.
+    """
+    own = os.environ.get("CTX_AGENT")
+    try:
+        connection = open_socket(root, f"agent/{own}.sock") if own else open_beside(root)
+    except OSError:
+        return False
+    _, name, *of_task = owner.split("/")
+    task = of_task[-1] if of_task else ""
+    with connection:
+        ask(connection, op="ctl", agent=label(name), task=task, line=line)
+        for frame in frames(connection):
+            if frame.get("type") != "error":
+                return True
+            code, file = str(frame.get("code")), f"{owner}/ctl"
+            number = getattr(errno, code, 0)
+            if number == errno.EACCES:
+                return False
+            missing = root.missing(file) if number == errno.ENOENT else ""
+            message = missing or f"{file}: {frame.get('message')} ({code})"
+            raise Failure(message, number=number)
+    raise Failure("the daemon did not answer", NOT_RUNNING, errno.ENOTCONN)

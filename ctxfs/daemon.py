@@ -42,6 +42,7 @@ from ctxfs.mount import (
 from ctxfs.operations import WORKERS, Operations
 from ctxfs.program import program
 from ctxfs.reexec import CHECK, SIGNALS, Passing, Reexecution, checked
+from ctxfs.saying import say
 from ctxfs.service import Service
 from ctxfs.tools import registry as tools
 from runtime import crashpoints
@@ -295,6 +296,7 @@ async def serve(
                     code=name_of,
                     status=runtime.status,
                     call_tool=partial(tools.call, base, fs.root),
+                    say=partial(say, base, fs.root),
                     refused=base.reasons.note,
                     refusals=base.reasons.recent,
                     reexecute=reexecution.ask,

@@ -361,6 +361,7 @@ def _remove_runtime(places: Places) -> None:
     if linux.mount_at(places.shared) is not None:
         linux.unmount(places.shared, linux.MNT_DETACH)
     places.lifeline.unlink(missing_ok=True)
+    places.socket.unlink(missing_ok=True)
     for directory in (
         *(places.programs, places.records, places.monitors, places.inputs),
         *(places.networks, places.rooms, places.waits),

@@ -123,6 +123,11 @@ class Places:
         return self.runtime / "room"
 
     @cached_property
+    def socket(self) -> Path:
+        """The daemon's socket outside of the mount, where no lock of an inode is in the way."""
+        return self.runtime / "ctxd.sock"
+
+    @cached_property
     def lifeline(self) -> Path:
         return self.runtime / "lifeline"
 

@@ -47,6 +47,8 @@ _DELTA_MAX: Final = 16 << 10
 
 #: what a tool of this name answers to a caller's input; with an id, once
 ToolCall = Callable[[Caller, str, Any, CallId | None], Awaitable[dict[str, Any]]]
+#: what a caller says to an agent or its task: its name, the task's or nothing, and the verb
+Say = Callable[[Caller, str, str, str], Awaitable[None]]
 #: what was refused lately to a caller's agents, or about them; with an agent, to it and about it
 Refusals = Callable[[Caller, Agent | None], list[dict[str, Any]]]
 
@@ -94,6 +96,7 @@ class Services:
     replays: Replays
     status: Callable[[], dict[str, str]]
     call_tool: ToolCall
+    say: Say
     refusals: Refusals
     reexecute: Reexecute
     version: str
@@ -190,6 +193,21 @@ async def _tool(request: Request) -> None:
         frame["id"] = call_id
     request.progress["done"] = True
     await request.answer(frame)
+
+
+async def _ctl(request: Request) -> None:
+    """By default of the agent whose socket it is."""
+    agent, task, line = (request.fields.get(name, "") for name in ("agent", "task", "line"))
+    if not isinstance(agent, str) or not isinstance(task, str):
+        raise MalformedError("agent, task: write names")
+    if not isinstance(line, str) or not line.strip():
+        raise MalformedError("line: write a verb, as in ctl")
+    if "said" not in request.progress:
+        request.progress["said"] = True
+        agent = agent or (request.about.name if request.about is not None else "")
+        await request.services.say(request.caller, agent, task, line)
+    request.progress["done"] = True
+    await request.answer({"type": "ctl"})
 
 
 def _call_id(request: Request) -> CallId | None:
@@ -452,6 +470,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
             doc="end a message, or end the waiting of a pending tool call"),
         Operation(name="tool", guard=_guard(Role.SELF), handler=_tool, stays=True,
             doc="call a tool about the agent itself"),
+        Operation(name="ctl", guard=_guard(Role.SELF), handler=_ctl, stays=True,
+            doc="say a verb to the agent itself, or to the named agent or task"),
         Operation(name="why", guard=_guard(PARTIES), handler=_why,
             doc="tell which line of a policy permits something"),
         Operation(name="audit", guard=_guard(OPERATORS | Role.SELF), handler=_audit,
@@ -473,6 +493,8 @@ DAEMON_OPERATIONS: Final[dict[str, Operation]] = {
             doc="tell the facts of the file status"),
         Operation(name="tool", guard=_OPERATORS, handler=_tool, stays=True,
             doc="call a tool about an agent"),
+        Operation(name="ctl", guard=Guard(who=OPERATORS, unless=(_NO_NAME,)), handler=_ctl,
+            stays=True, doc="say a verb to the named agent, or to its task"),
         Operation(name="cancel", guard=_OPERATORS, handler=_cancel_call,
             doc="end the waiting of a pending tool call"),
         Operation(name="reexec", guard=_MASTERS, handler=_reexec, stays=True,

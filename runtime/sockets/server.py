@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import trio
@@ -40,6 +42,7 @@ from runtime.sockets.operations import (
     Reexecute,
     Refusals,
     Request,
+    Say,
     Services,
     ToolCall,
     connecting,
@@ -54,6 +57,8 @@ _FAREWELL_SECONDS: Final = 5.0
 #: operations of one connection that wait to be answered; each costs a task
 _STAYING_MAX: Final = 16
 
+#: connections that wait to be accepted, outside of the mount
+_BACKLOG: Final = 128
 #: names under which sockets are bound; MKNOD knows them (ctxfs.tree)
 DAEMON_BIND_NAME: Final = ".bind-ctxd"
 
@@ -79,6 +84,7 @@ class Sockets(Subscriber):
         code: Callable[[CtxError], str],
         status: Callable[[], dict[str, str]],
         call_tool: ToolCall,
+        say: Say,
         refused: Refused,
         refusals: Refusals,
         reexecute: Reexecute,
@@ -98,11 +104,14 @@ class Sockets(Subscriber):
             replays=self._replays,
             status=status,
             call_tool=call_tool,
+            say=say,
             refusals=refusals,
             reexecute=reexecute,
             version=version,
         )
         self._daemons = Server()
+        #: the same outside of the mount
+        self._beside = Server()
         #: those of agents that have ended, as long as anybody is connected
         self._ended: dict[Server, Agent] = {}
         #: what is asked, while nothing is to be begun
@@ -152,7 +161,9 @@ class Sockets(Subscriber):
         self._nursery.start_soon(self._accept, agent, server, listener)
 
     async def open_daemon(self) -> None:
-        """The same for ``ctxd.sock``."""
+        """The same for ``ctxd.sock``, in the mount and beside it."""
+        if self._beside.listener is None:
+            self._listen(None, self._beside, _bound(self._places.socket))
         if self._daemons.listener is None:
             listener = await self.binder.bind(self._places.fuse, DAEMON_BIND_NAME)
             self._listen(None, self._daemons, listener)
@@ -178,10 +189,12 @@ class Sockets(Subscriber):
     def save(self, descriptors: Descriptors) -> list[dict[str, Any]]:
         """All sockets and connections, as JSON values."""
         agents = [(self._agents.registry.recall(index), s) for index, s in self._servers.items()]
-        servers = [(None, self._daemons), *agents, *((a, s) for s, a in self._ended.items())]
+        ended = [(agent, server) for server, agent in self._ended.items()]
+        servers = [(None, self._daemons), (None, self._beside), *agents, *ended]
         return [
             {
                 "agent": agent.index if agent is not None else None,
+                "beside": server is self._beside,
                 "listener": descriptors.keep(server.listener.fileno())
                 if server.listener is not None
                 else None,
@@ -197,7 +210,8 @@ class Sockets(Subscriber):
         """Serves them on; what was asked waits while it is held."""
         for each in saved:
             agent = None
-            server = self._daemons
+            # not in a version before
+            server = self._beside if each.get("beside") else self._daemons
             if each["agent"] is not None:
                 agent = self._agents.registry.recall(AgentIndex(each["agent"]))
                 if agent is None:
@@ -522,6 +536,21 @@ class Sockets(Subscriber):
         if isinstance(about, str):
             frame["id"] = about
         await connection.send(frame)
+
+
+def _bound(path: Path) -> socket.socket:
+    """A listening socket in a directory that is the daemon's alone, for all to connect to."""
+    path.unlink(missing_ok=True)  # a daemon that was killed left it
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # of any length: an address has room for 107 bytes
+        listener.bind(f"/proc/self/fd/{directory}/{path.name}")
+    finally:
+        os.close(directory)
+    path.chmod(0o666)
+    listener.listen(_BACKLOG)
+    return listener
 
 
 async def _accepted(listener: socket.socket) -> socket.socket:

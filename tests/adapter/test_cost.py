@@ -33,6 +33,7 @@ from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
 from ctxfs.files import tool as tool_files
 from ctxfs.filesystem import LAYOUTS
+from ctxfs.saying import say
 from ctxfs.tools import registry
 from ctxfs.tools.tool import Tool
 from ctxfs.tree.items import ItemLayout
@@ -519,6 +520,7 @@ async def measure_sockets(scene: Scene, meter: LoopMeter) -> dict[str, float]:
             code=name_of,
             status=mounted.base.runtime.status,
             call_tool=partial(registry.call, mounted.base, mounted.fs.root),
+            say=partial(say, mounted.base, mounted.fs.root),
             refused=mounted.base.reasons.note,
             refusals=mounted.base.reasons.recent,
             reexecute=refuse_to_execute,

@@ -443,6 +443,13 @@ ASKS = {
          {"verb": "x" * LONG, "object": "agent:x"}, {"verb": "", "object": [[]] * 10_000}),
     ),
     "audit": Asks("Ooa", ({}, {"agent": "x"})),
+    # what it may say is decided by the agent that it names
+    "ctl": Asks(
+        "a",
+        ({"line": "none"}, {"agent": "x", "line": "x" * LONG},
+         {"agent": "x" * LONG, "line": "kill"}, {"agent": [[]] * 10_000},
+         {"agent": "x", "task": "x" * LONG, "line": "kill"}),
+    ),
 }  # fmt: skip
 
 #: files of a private agent, with parties that may write them and do not find the agent

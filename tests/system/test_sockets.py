@@ -201,6 +201,63 @@ def test_the_daemons_socket_answers_operators(daemon: Daemon) -> None:
     connection.close()
 
 
+def test_a_verb_at_the_socket_is_that_of_ctl(daemon: Daemon) -> None:
+    agent = daemon.run("told", "sleep 1000")
+    wait_status(agent, "busy")
+    connection = Peer(daemon.runtime / "ctxd.sock")
+    said = {"op": "ctl", "agent": "told"}
+    assert connection.ask({**said, "line": "pause"}) == {"type": "ctl"}
+    assert read(agent, "status") == "paused\n"
+    refused = connection.ask({**said, "line": "pause"})
+    assert (refused["code"], "the agent is paused" in refused["message"]) == ("EBUSY", True)
+    assert " EBUSY agent/told.d/ctl: " in read(agent, "error")
+    assert daemon.error() == read(agent, "error")
+    assert connection.ask({**said, "line": "resume\nkill"})["code"] == "EINVAL"
+    assert connection.ask({**said, "line": ""})["code"] == "EINVAL"
+    assert connection.ask({"op": "ctl", "line": "kill"})["code"] == "ENOENT"
+    assert connection.ask({**said, "agent": "none", "line": "kill"})["code"] == "ENOENT"
+    assert connection.ask({**said, "task": "none", "line": "kill"})["code"] == "ENOENT"
+    assert connection.ask({**said, "line": "kill"}) == {"type": "ctl"}
+    wait_dead(agent)
+    connection.close()
+
+
+def test_an_agent_says_verbs_at_its_own_socket(daemon: Daemon) -> None:
+    """Not at the daemon's, which is not in its view."""
+    script = daemon.base / "programs" / "say.sh"
+    script.parent.mkdir()
+    script.parent.chmod(0o755)
+    script.write_text(
+        "cd $CTX_SELF/task; mkdir t; echo sleep 1000 > t/cmd; echo start > t/ctl; "
+        "ctx task kill t && echo killed; ctx kill told || echo no; "
+        f"ls {daemon.runtime}/ctxd.sock || echo unseen; ctx stop $CTX_AGENT && sleep 1000"
+    )
+    daemon.run("told", "sleep 1000")
+    agent = daemon.run("teller", "sh /programs/say.sh",
+                       mount=f"{script.parent} /programs ro")
+    wait_dead(agent)
+    assert read(agent, "out").splitlines()[-3:] == ["killed", "no", "unseen"], read(agent, "log")
+    assert read(agent, "reason") == "self_stop\n"
+    assert read(daemon.agent_dir("told"), "status") == "busy\n"
+
+
+def test_the_socket_beside_the_mount_is_there_after_a_crash_and_goes_in_the_end(
+    daemon: Daemon,
+) -> None:
+    agent = daemon.run("told", "sleep 1000")
+    wait_status(agent, "busy")
+    connection = Peer(daemon.runtime / "ctxd.sock")
+    assert daemon.ctx("reexec").returncode == 0
+    assert connection.ask({"op": "ping"}) == {"type": "pong"}
+    connection.close()
+    daemon.kill()
+    daemon.start()
+    assert daemon.ctx("kill", "told").returncode == 0
+    wait_dead(agent)
+    daemon.stop()
+    assert not (daemon.runtime / "ctxd.sock").exists()
+
+
 def test_agents_reach_their_own_socket_from_inside(daemon: Daemon) -> None:
     program = (
         "python3 -c 'import os, socket\n"

@@ -112,6 +112,10 @@ async def _no_tool(*_: object) -> dict[str, Any]:
     return {}
 
 
+async def _say_nothing(*_: object) -> None:
+    pass
+
+
 def _sockets(mounted: Mounted, nursery: trio.Nursery) -> Sockets:
     return Sockets(
         agents=mounted.agents,
@@ -122,6 +126,7 @@ def _sockets(mounted: Mounted, nursery: trio.Nursery) -> Sockets:
         code=name_of,
         status=dict,
         call_tool=_no_tool,
+        say=_say_nothing,
         refused=mounted.base.reasons.note,
         refusals=mounted.base.reasons.recent,
         reexecute=_refuse,
@@ -149,7 +154,7 @@ async def test_connections_are_with_the_kernel_or_pass_to_the_next_daemon(tmp_pa
 
             def complaint() -> str:
                 nonlocal taken
-                (saved,) = sockets.save(Descriptors())
+                saved, _ = sockets.save(Descriptors())
                 taken = len(saved["arriving"]) + len(saved["connections"])
                 waits = bool(readable([listener.fileno()], 0))
                 return "" if taken == len(clients) or waits else "a connection is lost"
