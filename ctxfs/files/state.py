@@ -12,6 +12,7 @@ from ctxfs.tree.base import Base
 from ctxfs.tree.rows import Gathered, Output, Row, Shown, Size
 from runtime.caller import PARTIES, Caller
 from runtime.kernel.processes import describe
+from runtime.life import room
 from runtime.records.model import Agent
 
 
@@ -33,11 +34,13 @@ def _processes(base: Base, agent: Agent, caller: Caller) -> Callable[[], str]:
 
 
 def _error(base: Base, agent: Agent, caller: Caller) -> str:
-    """The latest of what was refused, a start that failed after it had been answered, and what is
-    wrong with a network."""
+    """The latest of what was refused, a start that failed after it had been answered, a pause for
+    want of room, and what is wrong with a network."""
     found = [base.reasons.of_agent(agent.incarnation)]
     if agent.reason.startswith("start_failed: "):
         found.append(late_line(agent.ended, f"agent/{agent.name}.d/ctl", agent.reason))
+    if no_room := room.describe(agent):
+        found.append(late_line(agent.since, f"agent/{agent.name}.d/ctl", no_room))
     trouble = base.runtime.supervisor.networks.trouble(agent)
     if trouble is not None:
         found.append(late_line(trouble.when, f"agent/{agent.name}.d/limits", trouble.what))

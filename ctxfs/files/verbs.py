@@ -10,8 +10,9 @@ from ctxfs.tree.base import Base
 from runtime.agents.births import RESETTING, SWITCHING
 from runtime.authority.guard import Act, Facts, Guard, Unless, of_move
 from runtime.caller import CONTROLLERS, Caller, Role
-from runtime.errors import NotRunningError, WrongStateError
+from runtime.errors import NotRunningError, QuotaError, WrongStateError
 from runtime.ids import RunId
+from runtime.life import room
 from runtime.life.beginning import STARTING
 from runtime.records.items import BY_ABORT
 from runtime.records.lifecycle import Cue
@@ -86,6 +87,10 @@ def _why_ending(facts: Facts, caller: Caller, agent: Agent) -> str:
     return f"the run {agent.run} is still ending: try again when it has ended"
 
 
+def _why_full(facts: Facts, caller: Caller, agent: Agent) -> str:
+    return room.describe(agent)
+
+
 #: by policy, an agent that may start may let go on, one that may stop may hold up
 _STARTERS: Final = CONTROLLERS | Role.STARTER
 _STOPPERS: Final = CONTROLLERS | Role.STOPPER
@@ -100,7 +105,9 @@ VERBS: Final[dict[str, Verb[Agent]]] = {
         Verb("pause", "freeze it and everything below it", of_move(_STOPPERS, Cue.PAUSE), _pause),
         Verb("resume", "continue",
              of_move(_STARTERS, Cue.RESUME,
-                     Unless("its run is still ending", WrongStateError, _why_ending)), _resume),
+                     Unless("its run is still ending", WrongStateError, _why_ending),
+                     Unless("a tree that it may write has no room", QuotaError, _why_full)),
+             _resume),
         Verb("abort [RUN]", "end the current run and pause",
              of_move(_STOPPERS, Cue.ABORT,
                      Unless("it has no run", NotRunningError, _why_between)), _abort),

@@ -223,16 +223,30 @@ class Authority:
     def _held(self, agent: Agent) -> Iterator[tuple[str, str, str]]:
         """What no check can take from it while it runs: class, name and permission."""
         yield "network", "default", "connect"
+        for source, mode in self._trees_of(agent).items():
+            space = mounts.space_of(source)
+            if space:
+                read = mode == "ro" and self.allows(agent, "shared", space, "read")
+                yield "shared", space, "read" if read else "write"
+
+    def _trees_of(self, agent: Agent) -> dict[str, str]:
+        """The durable trees that its cell has at any place, with their modes."""
         held = dict(agent.trees)
         if agent.mount or agent.parent is not None:
             for mount in self.effective_mounts(agent):
                 if mount.mode != "hide" and mount.of:
                     held[mount.of] = mounts.most((mount.mode, held.get(mount.of, "hide")))
-        for source, mode in held.items():
-            space = mounts.space_of(source)
-            if space:
-                read = mode == "ro" and self.allows(agent, "shared", space, "read")
-                yield "shared", space, "read" if read else "write"
+        return held
+
+    def written_trees(self, agent: Agent) -> set[str]:
+        """The durable trees that it may write, from the directory of all of them."""
+        held = {tree for tree, mode in self._trees_of(agent).items() if mode == "rw"}
+        for name in ("root", "workspace"):
+            held |= set(map(self.places.tree, self._sources(agent, name).paths()))
+        written = {mounts.place_of(tree) for tree in held if tree}
+        if agent.homedir == "durable":
+            written.add(f"agent/{agent.owner}/{agent.name}")
+        return written
 
     def _bound_name(self, agent: Agent) -> str:
         parent = self._registry.parent_of(agent)
@@ -281,14 +295,19 @@ class Authority:
 
     def own_mounts(self, agent: Agent) -> tuple[mounts.Mount, ...]:
         """Its own table, with sources as they were found when they were written."""
-        sources = mounts.Sources.load(agent.sources.get("mount"))
+        sources = self._sources(agent, "mount")
         return tuple(sources.resolve(line, self._boot) for line in mounts.parse(agent.mount))
+
+    @staticmethod
+    def _sources(agent: Agent, name: str) -> mounts.Sources:
+        """What the paths of a control were found to be when it was written."""
+        return mounts.Sources.load(agent.sources.get(name))
 
     def check_own_mounts(self, agent: Agent) -> None:
         """The same for what was written: the parent may have less now."""
         self.check_mounts(agent, self.own_mounts(agent))
         for name in ("root", "workspace"):
-            for path in mounts.Sources.load(agent.sources.get(name)).paths():
+            for path in self._sources(agent, name).paths():
                 self.path_mode(agent, path)
 
     def check_mounts(self, agent: Agent, table: Collection[mounts.Mount]) -> None:

@@ -22,6 +22,7 @@ import trio
 from runtime.authority.accounts import Accounts, Charge, Payer, Reserve, Resource
 from runtime.caller import Caller
 from runtime.errors import CtxError
+from runtime.kernel.inotify import Wakeup
 from runtime.kernel.rooms import Rooms
 from runtime.kernel.walker import Walker
 from runtime.records.model import Agent, Session, Space
@@ -43,6 +44,8 @@ ENTRY_SIZE: Final = 512
 #: that either gets with its first file
 INCARNATION_SIZE: Final = 2 << 10
 DIRECTORIES_SIZE: Final = 4 * ((4 << 10) + ENTRY_SIZE)
+#: where durable trees are
+_TREES: Final = "tree/"
 #: who holds what is in no agent's directory
 _HOME: Final = "home"
 _UNNAMED: Final = "files that were removed and are open"
@@ -86,6 +89,12 @@ class _Measure:
     #: what the filesystem had left when it began
     free: int = -1
     wanted: bool = False
+    #: there when the daemon began, and not measured since: nobody knows what has grown
+    adopted: bool = False
+
+    def size(self, tree: str) -> int:
+        """As it was measured last."""
+        return self.sizes[tree][1] if tree in self.sizes else 0
 
     def is_due(self, now: float, free: int, much: int) -> bool:
         """When much less is left than before, some owner has written much: who, is measured."""
@@ -121,7 +130,13 @@ class Disk:
         self._incarnations = incarnations
         self._stored = stored
         self._measures: dict[int, _Measure] = {}
+        #: when all trees were looked for last, and what the filesystem had left then
         self._surveyed = 0.0
+        self._surveyed_free = -1
+        #: durable trees that grew over the account of their owner, who still has no room
+        self.full: set[str] = set()
+        #: is told when an owner was measured
+        self.measured = Wakeup()
         self._written: dict[int, Charge] = {}
         #: bytes of the filesystem below the state: those that are free, and all; -1 until known
         self.free = self.size = -1
@@ -197,17 +212,19 @@ class Disk:
         await self._note_room()
 
     def _is_anybody_due(self, now: float) -> bool:
+        """Owners that nobody knows yet, too."""
         much = self._accounts.limit(Resource.DISK) // _MUCH
-        return now - self._surveyed >= _SECONDS or any(
-            each.is_due(now, self.free, much) for each in self._measures.values()
-        )
+        if now - self._surveyed >= _SECONDS or self._surveyed_free - self.free > much:
+            return True
+        return any(each.is_due(now, self.free, much) for each in self._measures.values())
 
     async def _survey(
         self, walker: Walker, nursery: trio.Nursery, *, everybody: bool = False
     ) -> None:
         """Finds all trees, and begins to measure those of the owners that are due. If that cannot
         be done, what was measured last and what was written since go on to count."""
-        self._surveyed = time.monotonic()
+        first = not self._surveyed
+        self._surveyed, self._surveyed_free = time.monotonic(), self.free
         try:
             trees = await trio.to_thread.run_sync(self._trees, abandon_on_cancel=True)
             stored = await trio.to_thread.run_sync(self._stored, abandon_on_cancel=True)
@@ -215,9 +232,10 @@ class Disk:
             log.warning("cannot measure the disk accounts: %s", error)
             return
         much = self._accounts.limit(Resource.DISK) // _MUCH
+        self.full &= {tree.removeprefix(_TREES) for tree in trees}
         there = {owner for owner, _ in (*stored, *trees.values())} | set(self.unnamed())
         for owner in there | set(self._measures):
-            known = self._measures.setdefault(owner, _Measure())
+            known = self._measures.setdefault(owner, _Measure(adopted=first))
             due = known.is_due(time.monotonic(), self.free, much)
             if due or (everybody and not known.running):
                 known.running = True
@@ -241,14 +259,17 @@ class Disk:
             known.tried = {tree: known.tried.get(tree, 0.0) for tree in order}
             # the next one was begun, and may be held up
             known.tried |= dict.fromkeys(order[: len(found) + 1], begun)
-            sizes = {tree: (who, known.sizes.get(tree, (who, 0))[1]) for tree, who in trees.items()}
+            sizes = {tree: (who, known.size(tree)) for tree, who in trees.items()}
             for tree, measured in zip(order, found, strict=False):
                 who, before = sizes[tree]
                 # who moves things about while they are looked at gains nothing by it
                 size = max(before, measured.bytes) if measured.partial else measured.bytes
                 sizes[tree] = who, size
+            grown = {tree for tree, (_, size) in sizes.items() if size > known.size(tree)}
             known.sizes = sizes
             self._note_measured(owner, written, stored)
+            self._note_full(owner, set() if known.adopted else grown)
+            known.adopted = False
         except (CtxError, OSError) as error:
             log.warning("cannot measure the disk account of uid %d: %s", owner, error)
         finally:
@@ -290,6 +311,19 @@ class Disk:
         for space in self._spaces:
             path = tree_of_space(space.name)
             yield f"tree/{path}", (space.owner, path)
+
+    def _note_full(self, owner: int, grown: set[str]) -> None:
+        """Of trees that ctxd sees nobody write, those that grow over the account; until there is
+        some room again, lest who goes on be over at once."""
+        known, much = self._measures[owner], self._accounts.limit(Resource.DISK) // _MUCH
+        trees = {tree.removeprefix(_TREES) for tree in known.sizes if tree.startswith(_TREES)}
+        if self.room(owner) > much:
+            self.full -= trees
+        elif not self.room(owner):
+            self.full |= trees & {tree.removeprefix(_TREES) for tree in grown}
+        # room is made by removing, which nobody tells
+        known.wanted |= not self.full.isdisjoint(trees)
+        self.measured.notify()
 
     def _note_measured(
         self, owner: int, written: int, stored: dict[str, tuple[int, int]]

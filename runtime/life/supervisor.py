@@ -46,6 +46,7 @@ from runtime.life.metering import Meter
 from runtime.life.networks import Networks
 from runtime.life.recording import Recorder
 from runtime.life.recovery import Recovery, record_lost
+from runtime.life.room import Room
 from runtime.life.runs import Runs
 from runtime.life.streams import Streams
 from runtime.life.taskruns import TaskRuns, execution_of
@@ -182,6 +183,7 @@ class Supervisor(Subscriber):
         )
         nursery.start_soon(self._recorder.run)
         nursery.start_soon(self.meter.run)
+        nursery.start_soon(Room(agents).run)
         agents.journal.subscribe(self)
 
     def prepare_with(self, prepare: Callable[[Agent], Awaitable[None]]) -> None:
@@ -320,6 +322,7 @@ class Supervisor(Subscriber):
         else:
             cause = (Outcome.CANCELLED.value, BY_ABORT)
             change.set(agent, run_cause=cause, run_caused_by=by)
+        change.set(agent, no_room="")
         if agent.status is not Status.PAUSED:
             change.move(agent, Cue.ABORT, reason=BY_ABORT)
             change.set(agent, paused_from=agent.how.between.value)

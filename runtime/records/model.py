@@ -171,6 +171,8 @@ class Agent(AgentConfiguration):
     #: what it was before it was paused, and whether it is frozen since
     paused_from: str = ""
     frozen: bool = False
+    #: the durable tree for whose growth it was paused, until that has room again
+    no_room: str = ""
     #: how often it was restarted in a row, and when the next time is due
     restarts: int = 0
     restart_at: float = 0.0

@@ -1,0 +1,76 @@
+"""Holding up agents that fill a durable tree, until its owner has room again.
+
+Where no quota of the filesystem bounds a tree, it is measured while it grows. Whoever may write
+one that grew over its owner's account is paused, of whichever owner, and goes on by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import trio
+
+from runtime.agents.parts import Agents
+from runtime.kernel.daemonlog import because_of
+from runtime.records.change import RUNTIME, Change
+from runtime.records.lifecycle import Cue, Status
+from runtime.records.model import Agent
+from runtime.texts.names import quote
+
+log = logging.getLogger("ctxd.room")
+
+_PAUSED: Final = frozenset({Status.READY, Status.IDLE, Status.BUSY})
+#: agents that are looked at before others have their turn in the loop
+_AT_ONCE: Final = 32
+
+
+class Room:
+    """Pauses agents, and has them go on."""
+
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
+        # of those that an earlier daemon paused, until it is measured anew
+        agents.disk.full |= {agent.no_room for agent in agents.registry if agent.no_room}
+
+    async def run(self) -> None:
+        while True:
+            await self._agents.disk.measured.wait_changed()
+            for number, agent in enumerate(tuple(self._agents.registry)):
+                if number % _AT_ONCE == 0:
+                    await trio.lowlevel.checkpoint()
+                self._judge(agent)
+
+    def _judge(self, agent: Agent) -> None:
+        full = self._agents.disk.full
+        if full and agent.status in _PAUSED:
+            tree = min(self._agents.authority.written_trees(agent) & full, default="")
+            if tree:
+                self._pause(agent, tree)
+        elif agent.no_room and agent.no_room not in full:
+            self._go_on(agent)
+
+    def _pause(self, agent: Agent, tree: str) -> None:
+        change = Change(by=RUNTIME)
+        change.set(agent, no_room=tree)
+        change.move(agent, Cue.PAUSE, reason=f"no_room: {tree}")
+        self._agents.journal.note(change)
+        why = because_of(agent.owner, agents=[agent.name])
+        log.warning("%s is paused: %s", quote(agent.name), describe(agent), extra=why)
+
+    def _go_on(self, agent: Agent) -> None:
+        change = Change(by=RUNTIME)
+        change.set(agent, no_room="")
+        if agent.status is Status.PAUSED:
+            change.move(agent, Cue.RESUME)
+        self._agents.journal.note(change)
+
+
+def describe(agent: Agent) -> str:
+    """Why it is paused, in a sentence; empty if it is not for want of room."""
+    if not agent.no_room or agent.status is not Status.PAUSED:
+        return ""
+    return (
+        f"the tree {agent.no_room}, which it may write, grew over the disk account of its owner "
+        "(owner_disk_max): remove files there; then it goes on by itself"
+    )
