@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ctxfs.files import agent, history, home, root, session, spaces, task, tool, waiting, work
+from ctxfs.files import agent, history, home, root, session, shared, task, tool, waiting, work
 from ctxfs.forgetting import Forgetting
 from ctxfs.tree.base import Base
 from ctxfs.tree.layouts import Layout, split_inode
@@ -28,6 +28,7 @@ LAYOUTS: Final[tuple[Layout[Any], ...]] = (
     waiting.LAYOUT,
     tool.LAYOUT,
     agent.SUPERVISOR,
+    shared.LAYOUT,
 )
 _BY_NUMBER: Final = {layout.number: layout for layout in LAYOUTS}
 
@@ -82,9 +83,7 @@ class Filesystem:
 
     def space_at(self, place: Place) -> Space | None:
         """The space with this name and key; None if its object is gone."""
-        name, key = place
-        row = spaces.ROWS.get(name)
-        return self.base.spaces.found(row, key) if row is not None else None
+        return None
 
     @property
     def root(self) -> Node:

@@ -84,6 +84,12 @@ _SYNCED: Final = Wait(
     "the 17th on",
 )
 
+_READY: Final = Wait(
+    call="node.followed",
+    bound=1.0,
+    reason="one helper of an owner that makes the tree where the link leads",
+)
+
 _NAMES: Final = Row(lock=Lock.DIRECTORY, over=Over.REFUSED)
 _OTHER_NAMES: Final = Row(lock=Lock.DIRECTORY, over=Over.REFUSED, waits=(_SETTLED_NAME,))
 
@@ -101,7 +107,8 @@ TABLE: Final = {
     # what was written is committed, or refused for what it is
     "flush": Row(lock=Lock.NONE, turn=True, waits=(_LOOKED, _PAGES)),
     "fsync": Row(lock=Lock.FILE, waits=(_SYNCED,)),
-    **dict.fromkeys(("readlink", "poll"), Row(lock=Lock.NONE, turn=True)),
+    "readlink": Row(lock=Lock.NONE, turn=True, waits=(_READY,)),
+    "poll": Row(lock=Lock.NONE, turn=True),
     "statfs": Row(lock=Lock.NONE, over=Over.LATE, turn=True),
     # nobody waits for an answer
     **dict.fromkeys(("forget", "release", "releasedir"), Row(lock=Lock.NONE)),

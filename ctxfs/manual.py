@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from ctxfs import declared
 from ctxfs.errnos import name_of
-from ctxfs.files import agent, home, root, session, task, tool, waiting, work
+from ctxfs.files import agent, home, root, session, shared, task, tool, waiting, work
 from ctxfs.files.verbs import VERBS, Verb
 from ctxfs.tools.registry import TOOLS
 from ctxfs.tools.tool import Concerns, Schema
@@ -267,6 +267,7 @@ def _capital(text: str) -> str:
 SECTIONS: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "root files": _plain_files(root.LAYOUT),
     "home files": _plain_files(home.LAYOUT),
+    "space files": _plain_files(shared.LAYOUT),
     "agent files": _files(agent.LAYOUT),
     "task files": _files(task.LAYOUT),
     "work files": _files(work.LAYOUT),

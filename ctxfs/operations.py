@@ -470,7 +470,9 @@ class Operations(pyfuse3.Operations):
 
     @_boundary
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
-        return FileNameT(os.fsencode(self._fs.node(inode).readlink()))
+        node = self._fs.node(inode)
+        await node.followed(self._call(ctx))
+        return FileNameT(os.fsencode(node.readlink()))
 
     # making and removing
 

@@ -62,6 +62,7 @@ class Runtime:
         hierarchy: cgroups.Hierarchy,
         spawner: Spawner,
         helpers: Helpers,
+        trees: trees.Trees,
         binder: Binder,
         held: dict[str, int],
     ) -> None:
@@ -74,6 +75,7 @@ class Runtime:
         self.hierarchy = hierarchy
         self.spawner = spawner
         self.helpers = helpers
+        self.trees = trees
         self.binder = binder
         self.accounts = agents.accounts
         self.loop = LoopMeter()
@@ -321,6 +323,8 @@ async def open_runtime(
             helpers = Helpers(spawner, nursery)
             walker = Walker(helpers, places.program("walk"), places.state)
             nursery.start_soon(agents.run, walker)
+            made = trees.Trees(places, places.program("tree"), helpers, spaces)
+            nursery.start_soon(made.run)
             binder = Binder(places.program("binder"), spawner, hierarchy.daemon)
             stack.callback(binder.close)
             streams = Streams(Gentle(agents.accounts.time))
@@ -342,6 +346,7 @@ async def open_runtime(
                 hierarchy=hierarchy,
                 spawner=spawner,
                 helpers=helpers,
+                trees=made,
                 binder=binder,
                 held=held,
             )

@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from ctxfs.files import history, spaces
+from ctxfs.files import history
 from ctxfs.tree.base import Base
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Call, Node
 from ctxfs.tree.rownodes import RowNode
-from ctxfs.tree.rows import Directory, Row
+from ctxfs.tree.rows import Directory, Link, Row
 from runtime.caller import INSIDERS, Role
+from runtime.records.spaces import tree_of_home
 
 _UID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -41,6 +42,16 @@ def _find_history(base: Base, uid: int, call: Call, name: str) -> Node | None:
     return RowNode(base, history.LAYOUT, first, (uid, name)) if first is not None else None
 
 
+def _tree(base: Base, uid: int) -> str:
+    return str(base.runtime.places.tree / tree_of_home(uid))
+
+
+async def _make_ready(base: Base, uid: int, call: Call) -> None:
+    """A user's own tree is made when that user needs it first; a cell has it by a line."""
+    if call.caller.agent is None and call.caller.uid == uid:
+        await base.runtime.trees.ready_home(uid, call.gid)
+
+
 class _Homes(Layout[int]):
     """Of users, by uid."""
 
@@ -58,14 +69,14 @@ LAYOUT: Final = _Homes(
         Directory(name="", top=True, public=True),
         Directory(name="agent", public=True, entries=_list_histories,
             find=_find_history, doc="sessions by agent name"),
-        Directory(name="data", mode=0o700, public=True, space=spaces.DATA,
-            doc="files of the user's agents and the user"),
+        Link(name="data", public=True, target=_tree, ready=_make_ready,
+            doc="the user's own tree, in the runtime directory of ctxd"),
     ),
 )  # fmt: skip
 
 
 def _homes(base: Base) -> set[int]:
-    made = {int(name) for name in os.listdir(base.runtime.places.state / "home") if name.isdigit()}
+    made = {int(name) for name in os.listdir(base.runtime.places.trees / "home")}
     return made | set(base.runtime.agents.sessions.owners())
 
 

@@ -1,86 +1,150 @@
-"""The spaces that operators make and remove, in ``shared``."""
+"""The spaces that operators make and remove, ``shared/SPACE``, as rows (ctxfs(5), Shared spaces).
+
+All may see which spaces there are, whose, and what they have. The tree itself is the kernel's, and
+so is what its modes and a cell's mounts let anybody do.
+"""
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
-from ctxfs.files import spaces
 from ctxfs.tree.base import Base
+from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Call, Node
-from ctxfs.tree.rows import Making, Removing, Target
+from ctxfs.tree.rownodes import RowNode
+from ctxfs.tree.rows import Directory, Link, Making, Removing, Row, Shown, Target
+from runtime.authority.accounts import Resource
 from runtime.authority.guard import Facts, Guard, Unless
 from runtime.caller import OPERATORS, Caller, Role
-from runtime.errors import MissingError, NotEmptyError, QuotaError, TakenError
-from runtime.texts.names import check_name, quote
+from runtime.errors import MissingError, NotEmptyError, OverTimeError, QuotaError, TakenError
+from runtime.ids import SpaceIndex
+from runtime.records.model import Space
+from runtime.records.spaces import FRESH_SECONDS, tree_of_space
+from runtime.texts.names import check_name, quote, timestamp
+
+# what there is
 
 
-def _spaces(base: Base) -> list[str]:
-    return [space.name for space in base.runtime.agents.spaces]
+def _usage(base: Base, space: Space, caller: Caller) -> str:
+    measured = timestamp(space.measured) if space.measured else "-"
+    return f"bytes={space.bytes}\nentries={space.entries}\nmeasured={measured}\n"
+
+
+def _max(base: Base, space: Space, caller: Caller) -> str:
+    return f"{base.runtime.accounts.limit(Resource.DISK)}\n"
+
+
+def _tree(base: Base, space: Space) -> str:
+    return str(base.runtime.places.tree / tree_of_space(space.name))
+
+
+async def _make_ready(base: Base, space: Space, call: Call) -> None:
+    await base.runtime.trees.ready(space)
+
+
+class _Spaces(Layout[Space]):
+    def find(self, base: Base, index: int, row: Row[Space]) -> Space | None:
+        return base.runtime.agents.spaces.get(SpaceIndex(index))
+
+    def path(self, base: Base, space: Space) -> str:
+        return f"shared/{space.name}"
+
+    def created(self, space: Space) -> float:
+        return space.made
+
+    def owner(self, space: Space) -> tuple[int, int]:
+        return space.owner, space.gid
+
+
+LAYOUT: Final = _Spaces(
+    number=12,
+    name="space",
+    rows=(
+        # to all: who makes something here is told where instead, which the kernel does not
+        Directory(name="", top=True, mode=0o777, public=True, instead="data"),
+        Shown(name="owner", public=True, doc="the uid that made it, on whose account it is",
+            render=lambda base, space, caller: f"{space.owner}\n"),
+        Shown(name="usage", public=True, generated=True, render=_usage,
+            doc="key=value of its last measure: bytes on the disk, entries, and when that was "
+            "measured, - if it never was"),
+        Shown(name="max", public=True, generated=True, render=_max,
+            doc="bytes that the disk account of its owner allows, for all that is on it"),
+        Link(name="data", public=True, target=_tree, ready=_make_ready,
+            doc="the tree itself, in the runtime directory of ctxd"),
+    ),
+)  # fmt: skip
 
 
 def entries(base: Base, _: Base, call: Call) -> Iterator[str]:
-    yield from _spaces(base)
+    for space in base.runtime.agents.spaces:
+        yield space.name
 
 
 def find(base: Base, _: Base, call: Call, name: str) -> Node | None:
-    return base.root_of(spaces.SHARED, name) if name in _spaces(base) else None
+    space = base.runtime.agents.spaces.named(name)
+    return RowNode(base, LAYOUT, space.index, space) if space is not None else None
 
 
-def _check_spaces(base: Base, caller: Caller) -> None:
-    limit = base.runtime.config.spaces
-    if base.runtime.agents.identity.is_master(caller):
-        return  # limits are against the others
-    if base.runtime.agents.spaces.of(caller.uid) >= limit:
-        raise QuotaError(
-            f"uid {caller.uid} has {limit} spaces, the configured maximum: remove one first (rmdir)"
-        )
+# making and removing
 
 
 def _make_space(base: Base, _: Base, call: Call, name: str, mode: int) -> Node:
-    path = spaces.shared_root(base.runtime, check_name(name))
-    _check_spaces(base, call.caller)
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        raise TakenError(f"the space {quote(name)} already exists") from None
-    os.chown(path, call.uid, call.gid)
-    os.chmod(path, mode & 0o3777)
-    base.runtime.agents.spaces.add(name, call.uid)
-    return base.root_of(spaces.SHARED, name)
+    spaces, limit = base.runtime.agents.spaces, base.runtime.config.spaces
+    check_name(name)
+    if spaces.named(name) is not None:
+        raise TakenError(f"the space {quote(name)} already exists")
+    if spaces.has(name):
+        raise OverTimeError(f"the space {quote(name)} is just being removed: try again")
+    # limits are against the others
+    if not base.runtime.agents.identity.is_master(call.caller) and spaces.of(call.uid) >= limit:
+        raise QuotaError(
+            f"uid {call.uid} has {limit} spaces, the configured maximum: remove one first (rmdir)"
+        )
+    space = spaces.add(name, owner=call.uid, gid=call.gid, mode=mode & 0o3777)
+    return RowNode(base, LAYOUT, space.index, space)
 
 
-def _space_target(base: Base, _: Base, caller: Caller, name: str) -> Target[Path]:
-    if name not in _spaces(base):
+def _space_target(base: Base, _: Base, caller: Caller, name: str) -> Target[Space]:
+    space = base.runtime.agents.spaces.named(name)
+    if space is None:
         raise MissingError(f"there is no space {quote(name)}")
-    owner = spaces.shared_owner(base.runtime, name)
-    own = base.runtime.agents.identity.is_master(caller) or caller.uid == owner
-    return Target(
-        obj=spaces.shared_root(base.runtime, name),
-        roles=base.root_roles(caller) & OPERATORS if own else Role.NONE,
+    own = base.runtime.agents.identity.is_master(caller) or caller.uid == space.owner
+    if own and (_why_unknown(base.runtime.agents, caller, space) or space.entries):
+        base.runtime.agents.disk.look(space.owner)  # for who asks again
+    return Target(obj=space, roles=base.root_roles(caller) & OPERATORS if own else Role.NONE)
+
+
+def _why_unknown(facts: Facts, caller: Caller, space: Space) -> str:
+    if time.time() - space.measured <= FRESH_SECONDS:
+        return ""
+    return f"what the space {quote(space.name)} has is just being measured: try again"
+
+
+def _why_full(facts: Facts, caller: Caller, space: Space) -> str:
+    if not space.entries:
+        return ""
+    return (
+        f"data of the space {quote(space.name)} had {space.entries} entries at "
+        f"{timestamp(space.measured)}: remove them, and try again in some seconds"
     )
 
 
-def _why_full(facts: Facts, caller: Caller, path: Path) -> str:
-    return f"the space {quote(path.name)} is not empty" if any(path.iterdir()) else ""
-
-
-def _remove_space(base: Base, _: Base, caller: Caller, path: Path) -> None:
-    node = base.root_of(spaces.SHARED, path.name)
-    path.rmdir()
-    space = base.runtime.agents.spaces.named(path.name)
-    if space is not None:
-        base.runtime.agents.spaces.remove(space)
-    base.durable.remove(node)
-    base.durable.forget(node.inode, 0)
-    base.spaces.remove(node.space)
+def _remove_space(base: Base, _: Base, caller: Caller, space: Space) -> None:
+    base.runtime.agents.spaces.remove(space)
+    base.cache.forget_attributes_of(LAYOUT.inodes(space.index))
 
 
 MAKING: Final = Making(guard=Guard(who=OPERATORS), act=_make_space)
 REMOVING: Final = Removing(
-    guard=Guard(who=OPERATORS, unless=(Unless("it has files", NotEmptyError, _why_full),)),
+    guard=Guard(
+        who=OPERATORS,
+        unless=(
+            Unless("its last measure is older than 30 s", OverTimeError, _why_unknown),
+            Unless("it had files then", NotEmptyError, _why_full),
+        ),
+    ),
     find=_space_target,
     act=_remove_space,
 )

@@ -55,6 +55,11 @@ class Layout(ABC, Generic[_O]):
         """When the object was made; None if that is when its agent was."""
         return None
 
+    def owner(self, obj: _O) -> tuple[int, int] | None:
+        """Whom the directory of an object that belongs to no agent is shown to belong to; None if
+        to the daemon."""
+        return None
+
     def asked(self, obj: _O, row: Row[_O]) -> bool:
         """Whether a name is looked up for each caller: not all may see it, and nothing
         above it hides it already."""

@@ -110,7 +110,8 @@ class Member(Node, Generic[_O]):
         mode = row.mode
         privilege = self.base.runtime.agents.privilege
         if agent is None:
-            return privilege.uid, privilege.gid, mode
+            owner = self.layout.owner(self.obj) if row.top else None
+            return *(owner or (privilege.uid, privilege.gid)), mode
         if row.treatment.owner is ShownOwner.AGENT:
             if agent.owner not in (0, agent.uid) and row.guard.who:
                 mode |= 0o022 | (mode & 0o400) >> 3 | (mode & 0o400) >> 6

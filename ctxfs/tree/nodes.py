@@ -268,6 +268,11 @@ class Node:
         return ""
 
     @property
+    def instead(self) -> str:
+        """For reasons, where things can be made if not in it."""
+        return ""
+
+    @property
     def incarnation(self) -> Incarnation | None:
         """Of the agent whose file it is."""
         return None
@@ -305,20 +310,26 @@ class Node:
     def readlink(self) -> str:
         raise MalformedError(f"{self.path} is not a symbolic link")
 
+    async def followed(self, call: Call) -> None:
+        """Returns when what a link leads to is there."""
+
+    def _unmakable(self, what: str) -> ForbiddenError:
+        return ForbiddenError(f"{what} cannot be created in {self.path or '/'}{self.instead}")
+
     def mkdir(self, call: Call, name: str, mode: int) -> Node:
-        raise ForbiddenError(f"directories cannot be created in {self.path or '/'}")
+        raise self._unmakable("directories")
 
     def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, OpenFile]:
-        raise ForbiddenError(f"files cannot be created in {self.path or '/'}")
+        raise self._unmakable("files")
 
     def mknod(self, call: Call, name: str, mode: int) -> Node:
-        raise ForbiddenError(f"nodes cannot be created in {self.path or '/'}")
+        raise self._unmakable("nodes")
 
     def symlink(self, call: Call, name: str, target: str) -> Node:
-        raise ForbiddenError(f"links cannot be created in {self.path or '/'}")
+        raise self._unmakable("links")
 
     def link(self, call: Call, name: str, target: Node) -> Node:
-        raise ForbiddenError(f"links cannot be created in {self.path or '/'}")
+        raise self._unmakable("links")
 
     def rmdir(self, call: Call, name: str) -> None:
         raise ForbiddenError(f"{self.shown(name)} cannot be removed from {self.path or '/'}")

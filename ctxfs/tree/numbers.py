@@ -50,6 +50,7 @@ ROWS: Final[dict[str, tuple[str, ...]]] = {
     "waiting": (".", "on", "work", "deadline", "status", "payload", "token", "*TOKEN",),
     "tool": (".", "*", "description", "schema", "output_schema", "family",),
     "supervisor": (".", "inbox",),
+    "space": (".", "owner", "usage", "max", "data",),
 }  # fmt: skip
 
 TOOLS: Final = (

@@ -66,6 +66,10 @@ class RowNode(Member[_O]):
             return super().readlink()
         return self.row.target(self.base, self.obj)
 
+    async def followed(self, call: Call) -> None:
+        if isinstance(self.row, Link) and self.row.ready is not None:
+            await self.row.ready(self.base, self.obj, call)
+
     # names
 
     def lookup(self, call: Call, name: str) -> Node:
@@ -135,6 +139,11 @@ class RowNode(Member[_O]):
         return "(a secret)" if secret else name
 
     # making and removing
+
+    @property
+    def instead(self) -> str:
+        name = self.row.instead if isinstance(self.row, Directory) else ""
+        return f": use {self.path}/{name}" if name else ""
 
     def mkdir(self, call: Call, name: str, mode: int) -> Node:
         making = self.row.make if isinstance(self.row, Directory) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -181,7 +181,8 @@ class Directory(Row[_O]):
 
     ``receive`` takes files that are renamed into it. ``bind`` finds the socket that the
     binder makes in it by another name. With a ``space`` or as a ``folder`` it is one of real
-    files. No reason shows a name in a ``secret`` one.
+    files. No reason shows a name in a ``secret`` one. Where nothing can be made, ``instead`` is
+    the name below it where it can.
     """
 
     kind: ClassVar[Kind] = Kind.DIRECTORY
@@ -198,16 +199,18 @@ class Directory(Row[_O]):
     space: SpaceRow[_O] | None = None
     folder: FolderRow[_O] | None = None
     secret: bool = False
+    instead: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link(Row[_O]):
-    """A symbolic link."""
+    """A symbolic link. ``ready`` returns when what it leads to is there, or raises."""
 
     kind: ClassVar[Kind] = Kind.LINK
 
     mode: int = 0o777
     target: Callable[[Base, _O], str]
+    ready: Callable[[Base, _O, Call], Awaitable[None]] | None = None
 
     def size_of(self, base: Base, obj: _O) -> int:
         return len(os.fsencode(self.target(base, obj)))

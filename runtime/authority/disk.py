@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -25,8 +25,8 @@ from runtime.errors import CtxError
 from runtime.kernel.inotify import Wakeup
 from runtime.kernel.rooms import Rooms
 from runtime.kernel.walker import Walker
-from runtime.records.model import Agent, Session, Space
-from runtime.records.spaces import tree_of_space
+from runtime.records.model import Agent, Session
+from runtime.records.spaces import Spaces, tree_of_space
 
 log = logging.getLogger("ctxd.disk")
 
@@ -115,7 +115,7 @@ class Disk:
         accounts: Accounts,
         state: Path,
         rooms: Rooms,
-        spaces: Iterable[Space],
+        spaces: Spaces,
         incarnations: Callable[[Collection[str]], dict[str, Holder]],
         stored: Callable[[], dict[Holder, tuple[int, int]]],
         payer: Callable[[Caller], Payer],
@@ -265,6 +265,7 @@ class Disk:
                 # who moves things about while they are looked at gains nothing by it
                 size = max(before, measured.bytes) if measured.partial else measured.bytes
                 sizes[tree] = who, size
+                self._spaces.measured(tree.removeprefix("tree/"), size, measured.entries)
             grown = {tree for tree, (_, size) in sizes.items() if size > known.size(tree)}
             known.sizes = sizes
             self._note_measured(owner, written, stored)

@@ -1,4 +1,4 @@
-"""Durable trees: where they lie and are seen, and those of an older version.
+"""Durable trees: where they lie and are seen, how they begin and end, those of an older version.
 
 Agents can open the root of a tree, and hold its lock for as long as they like. What is done to a
 tree is done by a helper (tree.c); the directories above trees are the daemon's own.
@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Collection
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Final
 
+import trio
+
 from runtime.cell.cell import Places
-from runtime.errors import StartupError
+from runtime.errors import CtxError, OverTimeError, StartupError
+from runtime.ids import SpaceIndex
 from runtime.kernel import linux, orders
 from runtime.kernel.privilege import Privilege
 from runtime.kernel.spawn import Spawner
-from runtime.records.spaces import Spaces
+from runtime.kernel.walker import Asker
+from runtime.records.model import Space, SpaceState
+from runtime.records.spaces import Spaces, tree_of_home, tree_of_space
+from runtime.texts.names import quote
 
 log = logging.getLogger("ctxd.trees")
 
@@ -25,6 +33,96 @@ log = logging.getLogger("ctxd.trees")
 _KINDS: Final = ("shared", "home", "agent", "lost")
 #: many times what it takes to rename every tree
 _ADOPT_SECONDS: Final = 60.0
+#: who follows a link to a tree that is just being made waits so long at most
+READY_SECONDS: Final = 1.0
+#: a helper that an agent holds up is given up after this time, and begun again
+_SECONDS: Final = 30.0
+
+
+class Trees:
+    """Makes and removes the trees of spaces, and makes those of homes, by helpers."""
+
+    def __init__(self, places: Places, program: Path, helpers: Asker, spaces: Spaces) -> None:
+        self._places = places
+        self._program = program
+        self._helpers = helpers
+        self._spaces = spaces
+        #: one helper at a time for each space
+        self._turns: dict[SpaceIndex, trio.Lock] = {}
+        #: homes that are there
+        self._homes: set[int] = set()
+        self._wake = trio.Event()
+        spaces.changed = lambda: self._wake.set()
+
+    async def run(self) -> None:
+        """Does what was begun, and what an earlier daemon did not come to."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._wake = trio.Event()
+                for space in self._spaces.unfinished():
+                    if space.index not in self._turns:
+                        nursery.start_soon(self._finish, space)
+                with trio.move_on_after(_SECONDS):
+                    await self._wake.wait()
+
+    async def _finish(self, space: Space) -> None:
+        """Makes or removes a tree, if that is to be done still."""
+        turn = self._turns.setdefault(space.index, trio.Lock())
+        try:
+            async with turn:
+                await self._do(space)
+        except (CtxError, OSError) as error:
+            log.warning("the tree of the space %s: %s", quote(space.name), error)
+        finally:
+            self._leave(space, turn)
+
+    def _leave(self, space: Space, turn: trio.Lock) -> None:
+        if not turn.locked():
+            self._turns.pop(space.index, None)
+
+    async def ready(self, space: Space) -> None:
+        """Returns when its tree is there; ``CtxError`` or ``OSError``."""
+        if space.state is SpaceState.THERE:
+            return
+        turn = self._turns.setdefault(space.index, trio.Lock())
+        try:
+            with trio.move_on_after(READY_SECONDS):
+                async with turn:
+                    await self._do(space)
+                    return
+        finally:
+            self._leave(space, turn)
+        raise OverTimeError(f"the space {quote(space.name)} is just being made: try again")
+
+    async def _do(self, space: Space) -> None:
+        tree = tree_of_space(space.name)
+        lost = f"lost/{space.name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{space.index}"
+        if space.state is SpaceState.WANTED:
+            said = await self._ask(
+                space.owner, "make", tree, space.owner, space.gid, space.mode, lost
+            )
+            self._spaces.made(space)
+        elif space.state is SpaceState.REMOVED:
+            said = await self._ask(space.owner, "remove", tree, lost)
+            self._spaces.forget(space)
+        else:
+            return
+        if said:
+            log.warning(
+                "%s: something was there still: it is kept as %s", self._places.trees / tree, lost
+            )
+
+    async def ready_home(self, uid: int, gid: int) -> None:
+        """Returns when a user's own tree is there; ``CtxError`` or ``OSError``."""
+        if uid not in self._homes:
+            await self._ask(uid, "have", tree_of_home(uid), uid, gid, seconds=READY_SECONDS)
+            self._homes.add(uid)
+
+    async def _ask(
+        self, owner: int, verb: str, *words: orders.Word, seconds: float = _SECONDS
+    ) -> bytes:
+        command = orders.words(self._program, self._places.trees, verb, *words)
+        return await self._helpers.ask(owner, "tree", command, seconds=seconds)
 
 
 def adopt(places: Places, spawner: Spawner, spaces: Spaces, closed: Collection[int]) -> None:

@@ -322,6 +322,15 @@ class Session:
         return cls(index=index, **known_fields(cls, named))
 
 
+class SpaceState(StrEnum):
+    """How far the tree of a space is, which others make and remove (``runtime.life.trees``)."""
+
+    WANTED = "wanted"
+    THERE = "there"
+    #: whoever asks does not find the space any more
+    REMOVED = "removed"
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class Space:
     """A durable tree that users and agents share, as what was last known of it."""
@@ -331,6 +340,11 @@ class Space:
     #: who made it, and on whose disk account it is: chown(2) of the tree does not change that
     owner: int
     made: float
+    #: with which the tree is made
+    gid: int = 0
+    mode: int = 0o700
+    #: of the tree
+    state: SpaceState = SpaceState.THERE
     #: on the disk, and how many names there are below the tree's root
     bytes: int = 0
     entries: int = 0
@@ -344,7 +358,8 @@ class Space:
     @classmethod
     def load(cls, index: SpaceIndex, name: str, values: dict[str, Any]) -> Self:
         """Of what ``record`` gave."""
-        return cls(index=index, name=name, **known_fields(cls, values))
+        state = SpaceState(values["state"])
+        return cls(index=index, name=name, **{**known_fields(cls, values), "state": state})
 
 
 _SPACE_FIELDS: Final = tuple(f.name for f in fields(Space) if f.name not in ("index", "name"))

@@ -7,11 +7,15 @@ measured: nobody has to look at the tree to answer for it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from runtime.ids import NO_SPACE, SpaceIndex
-from runtime.records.model import Space
+from runtime.records.model import Space, SpaceState
 from runtime.records.store import Store
+
+#: of a measure, in seconds: what a space has is not known from an older one
+FRESH_SECONDS: Final = 30.0
 
 
 def tree_of_space(name: str) -> str:
@@ -25,55 +29,90 @@ def tree_of_home(uid: int) -> str:
 
 
 class Spaces:
-    """All of them; each change is a transaction."""
+    """All of them; each change is a transaction. One that is removed is kept until its tree is
+    gone, and only its name is taken still."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._named = {space.name: space for space in store.load_spaces()}
+        #: is told when a tree has to be made or removed
+        self.changed: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Iterator[Space]:
-        """By name."""
-        return iter([self._named[name] for name in sorted(self._named)])
+        """By name; may be called by any thread."""
+        named = dict(self._named)
+        return iter([named[name] for name in sorted(named) if self._is_there(named[name])])
 
-    def __len__(self) -> int:
-        return len(self._named)
+    @staticmethod
+    def _is_there(space: Space) -> bool:
+        return space.state is not SpaceState.REMOVED
 
     def named(self, name: str) -> Space | None:
-        return self._named.get(name)
+        space = self._named.get(name)
+        return space if space is not None and self._is_there(space) else None
 
     def get(self, index: SpaceIndex) -> Space | None:
-        return next((each for each in self._named.values() if each.index == index), None)
+        return next((space for space in self if space.index == index), None)
+
+    def has(self, name: str) -> bool:
+        """Whether the name is taken."""
+        return name in self._named
 
     def of(self, owner: int) -> int:
         """How many an owner has."""
         return sum(space.owner == owner for space in self._named.values())
 
-    def add(self, name: str, owner: int) -> Space:
-        """A new one, whose tree has nothing."""
-        now = time.time()
-        return self._insert(Space(index=NO_SPACE, name=name, owner=owner, made=now, measured=now))
+    def unfinished(self) -> list[Space]:
+        """Those whose trees are to be made, or removed."""
+        return [each for each in self._named.values() if each.state is not SpaceState.THERE]
+
+    def add(self, name: str, *, owner: int, gid: int, mode: int) -> Space:
+        """A new one, whose tree is to be made and has nothing."""
+        now, state = time.time(), SpaceState.WANTED
+        return self._insert(
+            Space(index=NO_SPACE, name=name, owner=owner, made=now, measured=now,
+                  gid=gid, mode=mode, state=state)
+        )  # fmt: skip
 
     def adopt(self, name: str, owner: int) -> Space:
-        """One whose tree was there, and has what nobody knows yet."""
+        """One whose tree is there, and has what nobody knows yet."""
         return self._insert(Space(index=NO_SPACE, name=name, owner=owner, made=time.time()))
 
     def _insert(self, space: Space) -> Space:
         with self._store.transaction():
             space.index = self._store.insert_space(space)
         self._named[space.name] = space
+        self.changed()
         return space
 
-    def note(self, space: Space, size: int, entries: int) -> None:
-        """It was measured."""
-        space.measured = time.time()
-        if (size, entries) == (space.bytes, space.entries):
+    def measured(self, tree: str, size: int, entries: int) -> None:
+        """A tree was measured, perhaps that of a space."""
+        space = self.named(tree.removeprefix(tree_of_space("")))
+        if space is None or tree != tree_of_space(space.name):
             return
-        space.bytes, space.entries = size, entries
-        if self._named.get(space.name) is space:
-            with self._store.transaction():
-                self._store.put_space(space)
+        space.measured = time.time()
+        if (size, entries) != (space.bytes, space.entries):
+            space.bytes, space.entries = size, entries
+            self._put(space)
+
+    def made(self, space: Space) -> None:
+        """Its tree is there."""
+        if space.state is SpaceState.WANTED:
+            space.state = SpaceState.THERE
+            self._put(space)
 
     def remove(self, space: Space) -> None:
+        """Nobody finds it any more; its tree is to be removed."""
+        space.state = SpaceState.REMOVED
+        self._put(space)
+        self.changed()
+
+    def forget(self, space: Space) -> None:
+        """Its tree is gone."""
         with self._store.transaction():
             self._store.delete_space(space.index)
         del self._named[space.name]
+
+    def _put(self, space: Space) -> None:
+        with self._store.transaction():
+            self._store.put_space(space)

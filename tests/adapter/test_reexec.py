@@ -284,7 +284,7 @@ def read_names(mounted: Mounted, fh: int, start: int = 0) -> list[bytes]:
 @pytest.fixture
 def large(mounted: Mounted) -> Path:
     """``shared/s``, with 5,000 files."""
-    mounted.agents.spaces.add("s", 0)
+    mounted.agents.spaces.adopt("s", 0)
     space = mounted.world.state / "tree/shared/s"
     space.mkdir()
     for number in range(5000):
@@ -343,7 +343,7 @@ def test_of_a_large_directory_no_more_names_pass_than_were_read(
 @pytest.fixture
 def space(mounted: Mounted) -> str:
     (mounted.world.state / "tree/shared/s").mkdir()
-    mounted.agents.spaces.add("s", 0)
+    mounted.agents.spaces.adopt("s", 0)
     return "shared/s"
 
 

@@ -338,6 +338,7 @@ OPEN = {
     | files("agents", generated=True, polled=True),
     "home": files(". agent data"),
     "history": files(". session"),
+    "space": files(". owner data") | files("usage max", generated=True),
     "tool": {"": File(), ".d": File()} | files("description schema output_schema family"),
 }
 #: at places of their own, with tests of their own
@@ -793,9 +794,13 @@ def test_tasks_work_items_and_waits(stage: Stage, group: str, cell: tuple[str, s
     judge(stage, cell, RECORD[group].cells(kind), found, knows(kind))
 
 
-@pytest.mark.parametrize("plane", ["root", "home", "history"])
+@pytest.mark.parametrize("plane", ["root", "home", "history", "space"])
 def test_what_is_of_no_agent_is_open(stage: Stage, plane: str) -> None:
-    base = {"root": "", "home": "home/1000/", "history": "home/1000/agent/root/"}[plane]
+    base = {"root": "", "home": "home/1000/", "history": "home/1000/agent/root/",
+            "space": "shared/team/"}[plane]  # fmt: skip
+    stage.mounted.base.runtime.trees._homes.add(1000)  # no program makes it here
+    if stage.mounted.agents.spaces.named("team") is None:
+        stage.mounted.agents.spaces.adopt("team", 1000)
     rows = {key_of(row): row for each in LAYOUTS if each.name == plane for row in each.rows}
     for name in OPEN[plane]:
         for party in ALL.replace("s", ""):

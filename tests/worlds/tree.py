@@ -20,16 +20,18 @@ from ctxfs.operations import Operations
 from runtime.authority.identity import Identity
 from runtime.authority.loop import LoopMeter
 from runtime.caller import Caller
-from runtime.cell.cell import Places
+from runtime.cell.cell import Places, native
 from runtime.cell.execution import LiveCells
 from runtime.errors import WrongStateError
 from runtime.kernel.cgroups import Hierarchy
 from runtime.life.metering import Meter
+from runtime.life.trees import Trees
 from runtime.records.items import Task, TaskStatus
 from runtime.records.lifecycle import Cue
 from runtime.records.model import Agent
 from runtime.runtime import Runtime
 from runtime.texts.mounts import Source
+from tests.worlds.natives import Children
 from tests.worlds.records import ROOT, World, operator, world_in
 
 CONTEXT = pyfuse3.RequestContext()
@@ -162,6 +164,7 @@ class Mounted:
             accounts=world.agents.accounts,
             binder=SimpleNamespace(pid=-1),
             places=places,
+            trees=Trees(places, native("tree"), Children(), world.agents.spaces),
             supervisor=self.supervisor,
             hierarchy=SimpleNamespace(root=SimpleNamespace(path=Path("/cg")), mount=Path("/cg")),
             loop=LoopMeter(),

@@ -171,7 +171,7 @@ def test_a_network_with_a_name_is_taken_from_what_runs(world: World) -> None:
 def has(world: World, *names: str) -> None:
     """There are these spaces."""
     for name in names:
-        world.agents.spaces.add(name, 1000)
+        world.agents.spaces.adopt(name, 1000)
 
 
 def begin(world: World, *agents: Agent) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,9 @@ from runtime.authority.accounts import Accounts, Payer, Reserve, Resource
 from runtime.authority.disk import INCARNATION_SIZE, Disk, Share
 from runtime.caller import Caller
 from runtime.errors import QuotaError
-from runtime.ids import NO_SPACE
 from runtime.kernel.rooms import Rooms
-from runtime.records.model import Space
+from runtime.records.spaces import Spaces
+from runtime.records.store import Store
 from tests.worlds.natives import walker_of
 from tests.worlds.records import World, inside, operator, world_in
 
@@ -36,11 +35,11 @@ def _payer(caller: Caller) -> Payer:
 
 def disk_in(
     path: Path, limit: int = 100 * SIZE, *, stored: bool = False,
-    spaces: Iterable[Space] = (),
+    spaces: Spaces | None = None,
 ) -> Disk:
     accounts = Accounts(dict.fromkeys(Resource, limit))
     return Disk(
-        accounts, path, Rooms(path), spaces,
+        accounts, path, Rooms(path), spaces or Spaces(Store(path / "ctxfs.db")),
         lambda names: {"abc": (OWNER, "coder")} if "abc" in names else {},
         lambda: {(OWNER, "newer"): (3, 100)} if stored else {}, _payer,
     )
@@ -78,12 +77,14 @@ def test_what_is_below_the_state_is_its_owners(tmp_path: Path) -> None:
     write(tmp_path / f"home/{OWNER}/agent/coder/default/events.jsonl")
     write(tmp_path / "tree/home/1001/file")
     write(tmp_path / "tree/shared/space/file")
-    space = Space(index=NO_SPACE, name="space", owner=1002, made=0.0)
-    disk = disk_in(tmp_path, spaces=[space])
+    spaces = Spaces(Store(tmp_path / "ctxfs.db"))
+    space = spaces.adopt("space", 1002)
+    disk = disk_in(tmp_path, spaces=spaces)
     measure(disk, tmp_path)
     assert 3 * SIZE <= use(disk) < 4 * SIZE
     assert SIZE <= use(disk, 1001) < 2 * SIZE
     assert SIZE <= use(disk, 1002) < 2 * SIZE
+    assert SIZE <= space.bytes < 2 * SIZE and space.entries == 1 and space.measured
     with pytest.raises(QuotaError, match='"coder" holds most'):
         disk.check(OWNER, 100 * SIZE)
 
