@@ -31,7 +31,6 @@ from ctxfs.errnos import name_of
 from ctxfs.filesystem import Filesystem
 from ctxfs.handshake import Handshake
 from ctxfs.mount import (
-    MountGuard,
     check_device,
     check_own,
     check_point,
@@ -312,7 +311,7 @@ async def serve(
                 )
                 nursery.start_soon(sockets.run)
                 runtime.supervisor.prepare_with(sockets.open)
-                nursery.start_soon(_answer_requests, operations, runtime, stopping, guard)
+                nursery.start_soon(_answer_requests, operations, stopping, reexecution)
                 declaring = Declaring(fs, _declared_in(config_file))
                 taken_over = trio.Event()
 
@@ -394,10 +393,7 @@ async def _let_go_late(scope: trio.CancelScope, operations: Operations, sockets:
 
 
 async def _answer_requests(
-    operations: Operations,
-    runtime: Runtime,
-    stopping: trio.Event,
-    guard: MountGuard,
+    operations: Operations, stopping: trio.Event, reexecution: Reexecution
 ) -> None:
     """Until the connection to the kernel is gone; if nobody ended it, it is made anew.
 
@@ -412,11 +408,7 @@ async def _answer_requests(
     if stopping.is_set():
         return
     log.error("the connection to the kernel is gone: ctxd starts anew")
-    guard.end()
-    runtime.binder.close()
-    runtime.spawner.close()
-    logging.shutdown()
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    await reexecution.begin_anew()
 
 
 def _declared_in(config_file: Path) -> Path:
@@ -507,11 +499,16 @@ def _run(
         if arguments.check:
             return check(config_file, places.state, required=arguments.config is not None)
         before = handover.inherited()
-        if before is not None:
-            # they wait since before the program was executed
+        if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_UNBLOCK, ()):
+            # they wait since before the program was executed again
             for signal_number in SIGNALS:
                 signal.signal(signal_number, lambda number, _: early.append(number))
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        else:
+            # until they are handled; not SIG_IGN, which agents would inherit
+            for signal_number in (*_REFUSED, signal.SIGUSR1):
+                signal.signal(signal_number, lambda *_: None)
+        if before is not None:
             crashpoints.reach("reexec.executed")
         config = load_config(config_file, required=arguments.config is not None)
         daemon_log.owner_rate = config.owner_log_lines
@@ -525,12 +522,6 @@ def _run(
         _take_precedence()
         # where it was, if systemd ends it because the loop does not turn (SIGABRT)
         faulthandler.enable(file=sys.stderr, all_threads=True)
-        # what the guard asks for when the mount does not answer, whatever the loop does
-        faulthandler.register(signal.SIGRTMIN, file=sys.stderr, all_threads=True)
-        # until they are handled; not SIG_IGN, which agents would inherit
-        for number in (*_REFUSED, signal.SIGUSR1):
-            if before is None:
-                signal.signal(number, lambda *_: None)
         os.umask(0o022)
         trio.run(
             lambda: serve(

@@ -13,7 +13,9 @@ import logging
 import os
 import pwd
 import shutil
+import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import ceil
@@ -27,7 +29,7 @@ from ctxfs.handshake import Handshake
 from ctxfs.operations import Operations
 from runtime.cell.cell import Places
 from runtime.errors import StartupError
-from runtime.kernel import linux
+from runtime.kernel import linux, orders
 from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.privilege import Privilege
 from runtime.kernel.spawn import Spawner, run_alone
@@ -39,6 +41,8 @@ _SUBTYPE: Final = "ctxfs"
 _ANSWER_SECONDS: Final = 5.0
 #: between guards that end at once
 _AGAIN_SECONDS: Final = 1.0
+#: for the last words of who says what was being done
+_FAREWELL_SECONDS: Final = 1.0
 _CONNECTIONS: Final = Path("/sys/fs/fuse/connections")
 #: what the kernel asks for in the background at once, reads ahead mostly: as many as it allows
 _BACKGROUND_MAX: Final = (1 << 16) - 1
@@ -212,7 +216,10 @@ class MountGuard:
         """Where a guard says that it asked in vain; it is listened to."""
         told, tell = os.pipe()
         said = os.fdopen(told, "rb")
-        threading.Thread(target=_tell_at_hand, args=(said, self._operations), daemon=True).start()
+        self._teller = threading.Thread(
+            target=_tell_at_hand, args=(said, self._operations), daemon=True
+        )
+        self._teller.start()
         try:
             yield tell
         finally:
@@ -237,6 +244,8 @@ class MountGuard:
         self._ended = True
         self._process.kill()
         self._process.wait_now()
+        # it may have been held up by what held the loop; nobody else says what was being done
+        self._teller.join(_FAREWELL_SECONDS)
 
 
 @contextmanager
@@ -280,7 +289,7 @@ def mounted(
     connection = _connection(places)
     _open_background(connection, privilege)
     abort = str(connection / "abort")
-    arguments = [str(places.fuse), str(os.getpid()), abort, str(ceil(watchdog))]
+    arguments = orders.words(places.fuse, os.getpid(), abort, ceil(watchdog))
     guard = MountGuard(spawner, cgroup, [places.program("guard"), *arguments], operations)
     try:
         with _linked(places) if privilege.rootless else _bound(places, taken=taken):
@@ -301,13 +310,30 @@ def mounted(
 
 def _tell_at_hand(guard: IO[bytes], operations: Operations) -> None:
     """Says what was being done when the mount did not answer: by a thread, for it is the
-    event loop that may be stuck."""
+    event loop that may be stuck. A handler of a signal would look at calls of threads that run
+    meanwhile, which ended the daemon now and then."""
     with guard:
         if not guard.read(1):
             return
     log.error("the mount does not answer: aborting its connection and mounting anew")
+    for line in _calls():
+        log.error("thread %s", line)
     for line in operations.at_hand():
         log.error("waiting: %s", line)
+
+
+def _calls() -> list[str]:
+    """What each other thread is doing, the innermost call first; those that do the same are one."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    doing: dict[str, list[str]] = {}
+    for ident, frame in sys._current_frames().items():
+        if ident != threading.get_ident():
+            calls = [
+                f"{each.f_code.co_name} ({os.path.basename(each.f_code.co_filename)}:{line})"
+                for each, line in traceback.walk_stack(frame)
+            ]
+            doing.setdefault(", ".join(calls), []).append(names.get(ident, "of a library"))
+    return [f"{', '.join(threads)}: {calls}" for calls, threads in doing.items()]
 
 
 def _connection(places: Places) -> Path:

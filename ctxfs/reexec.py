@@ -287,40 +287,48 @@ class Reexecution:
         return self._operations.is_idle and not base.calls and base.cache.is_idle
 
     async def _execute_if_quiet(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        await self._hold_signals()
         try:
-            for _ in range(3):  # of signals that came before, those who handle them know
-                await trio.lowlevel.checkpoint()
             self._check_state()
             if self._is_quiet():
-                self._execute()
+                self._execute(passing=True)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
-    def _execute(self) -> None:
+    async def begin_anew(self) -> None:
+        """Executes the program with nothing of what this one knows, as after a crash."""
+        await self._hold_signals()
+        self._execute(passing=False)
+
+    async def _hold_signals(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        for _ in range(3):  # of signals that came before, those who handle them know
+            await trio.lowlevel.checkpoint()
+
+    def _execute(self, *, passing: bool) -> None:
         """In one step of the loop: nothing changes any more."""
         # a thread for which they are not blocked takes them, and they are handled here
         late: list[int] = []
         before = {n: signal.signal(n, lambda number, _: late.append(number)) for n in SIGNALS}
         try:
-            self._prepare_and_execute(late)
+            self._prepare_and_execute(late, passing)
         finally:
             for handled, handler in before.items():
                 signal.signal(handled, handler)
             for number in late:
                 os.kill(os.getpid(), number)
 
-    def _prepare_and_execute(self, late: list[int]) -> NoReturn:
-        crashpoints.reach("reexec.held")
-        file = self.passing.seal()
-        crashpoints.reach("reexec.saved")
+    def _prepare_and_execute(self, late: list[int], passing: bool) -> NoReturn:
+        if passing:
+            crashpoints.reach("reexec.held")
+            os.environ[handover.VARIABLE] = str(self.passing.seal())
+            crashpoints.reach("reexec.saved")
         log.info("executing %s again", sys.executable)
         try:
             self._guard.end()
             self._runtime.binder.close()
             self._runtime.spawner.close()
             logging.shutdown()
-            os.environ[handover.VARIABLE] = str(file)
             for number in late:  # they wait, as those that come now
                 signal.pthread_kill(threading.get_ident(), number)
             os.execv(sys.executable, _command())

@@ -18,8 +18,8 @@
  *
  * A child of the guard asks the filesystem regularly, because the guard itself must
  * not wait for an answer. If no answer comes within SECONDS (0: never ask), the
- * guard writes a byte to standard output and sends SIGRTMIN, so that the daemon logs
- * what waits for what, and then aborts the connection. A daemon that still runs
+ * guard writes a byte to standard output, so that a thread of the daemon logs what waits
+ * for what, and then aborts the connection. A daemon that still runs
  * mounts again. The guard kills a daemon that does not notice, so that its service
  * manager restarts it.
  */
@@ -134,7 +134,6 @@ int main(int argc, char **argv)
 	}
 	if (write(STDOUT_FILENO, "", 1) != 1)
 		errno = 0;	/* without a reader, continue */
-	kill(daemon, SIGRTMIN);
 	sigtimedwait(&told, NULL, &tell);
 	abort_connection(point, file);
 	if (sigtimedwait(&told, NULL, &notice) < 0 && getppid() == daemon)
