@@ -17,6 +17,7 @@ from runtime.errors import QuotaError
 from runtime.kernel.rooms import Rooms
 from runtime.records.spaces import Spaces
 from runtime.records.store import Store
+from tests.worlds.held import held
 from tests.worlds.natives import walker_of
 from tests.worlds.records import World, inside, operator, world_in
 
@@ -125,6 +126,32 @@ def test_what_counted_goes_on_to_count_while_the_store_cannot_be_read(
     assert "cannot measure the disk accounts: [Errno 5] disk I/O error" in caplog.text
     measure(disk, tmp_path)
     assert use(disk) == measured
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="userfaultfd(2) for what the kernel writes, as root")
+def test_who_holds_up_a_measure_holds_up_no_other_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.kernel.walker._SECONDS", 1.0)
+    for owner in (OWNER, OWNER + 1):
+        write(tmp_path / f"tree/home/{owner}/file")
+    write(tmp_path / f"home/{OWNER}/agent/coder/file")
+    disk = disk_in(tmp_path)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(disk.run, walker_of(tmp_path))
+            with trio.fail_after(20):
+                while not use(disk, OWNER + 1):
+                    await disk.measured.wait_changed()
+                    assert use(disk) <= use(disk, OWNER + 1), "the held one is not measured"
+                while not use(disk):
+                    await disk.measured.wait_changed()
+            nursery.cancel_scope.cancel()
+
+    with held(tmp_path / f"tree/home/{OWNER}"):
+        trio.run(main)
+    assert SIZE <= use(disk) < 2 * SIZE, "of his own, the trees that are not held"
 
 
 def test_another_users_operators_have_no_part_in_the_reserve(tmp_path: Path) -> None:
