@@ -25,8 +25,8 @@ PLACES  := --destdir '$(DESTDIR)' --prefix '$(PREFIX)' \
 	$(and $(UNITDIR),--units '$(UNITDIR)') $(and $(USERUNITDIR),--user-units '$(USERUNITDIR)')
 
 .PHONY: help setup programs build install uninstall deb demo test test-unit test-faults \
-	test-hostile test-systemd test-vm test-upgrade test-load test-posix test-pjdfstest \
-	test-clients test-proxy test-mcp soak fuzz mutate lint bench chart man words schema clean
+	test-hostile test-systemd test-vm test-upgrade test-load test-clients test-proxy test-mcp \
+	soak fuzz mutate lint bench chart man words schema clean
 
 help:
 	@echo "make setup   create .venv with ctxd and ctx; install missing packages"
@@ -41,8 +41,6 @@ help:
 	@echo "make test-vm       test limits and a power cut in an emulated machine"
 	@echo "make test-upgrade  take over the state and agents of an older version (OLD=COMMIT)"
 	@echo "make test-load     run many well-behaved users (SECONDS=300)"
-	@echo "make test-posix    compare durable trees with the filesystem behind them (EXAMPLES=2000)"
-	@echo "make test-pjdfstest  the same by a public suite (PJDFSTEST=CHECKOUT)"
 	@echo "make test-clients  have Claude Code, Codex and Gemini CLI be agents (installs 1.2 GB from npm)"
 	@echo "make test-proxy    test the proxy that adds keys, with nginx (contrib/proxy)"
 	@echo "make test-mcp      speak to ctx mcp with the client of the protocol's SDK"
@@ -140,14 +138,6 @@ test-upgrade: $(STAMP) $(PROGRAMS)
 
 test-load: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m tests.soak.load $(or $(SECONDS),300)
-
-test-posix: $(STAMP) $(PROGRAMS)
-	sh tests/systemd/packages.sh rsync:rsync sqlite3:sqlite3 vim:vim gpg-agent:gpg-agent
-	CTXFS_TEST_EXAMPLES=$(or $(EXAMPLES),2000) $(PYTHON) -m pytest -m "long or not long" \
-		tests/mount/test_posix.py tests/mount/test_programs.py
-
-test-pjdfstest: $(STAMP) $(PROGRAMS)
-	$(PYTHON) -m tests.posix.pjdfstest "$(PJDFSTEST)"
 
 test-clients: $(STAMP) $(PROGRAMS)
 	sh tests/systemd/packages.sh node:nodejs npm:npm nginx:nginx-light openssl:openssl

@@ -367,7 +367,7 @@ async def serve(
                     waited = time.monotonic() - before["since"]
                     log.info("taken over: callers have waited %.2f s", waited)
                     nursery.start_soon(
-                        base.cache.distrust, lambda inode: not base.durable.owns(inode)
+                        base.cache.distrust, lambda inode: not base.folders.owns(inode)
                     )
                     # who was stopped meanwhile is not started: this is no boot
                     await declaring.read(booting=False)

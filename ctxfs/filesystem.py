@@ -10,7 +10,6 @@ from ctxfs.tree.base import Base
 from ctxfs.tree.layouts import Layout, split_inode
 from ctxfs.tree.nodes import GoneNode, Node
 from ctxfs.tree.rownodes import RowNode
-from ctxfs.tree.spaces import Place, Space
 from runtime.errors import GoneError
 from runtime.runtime import Runtime
 
@@ -48,8 +47,6 @@ class Filesystem:
         """
         if self.base.folders.owns(inode):
             return self.base.folders.get(inode)
-        if self.base.durable.owns(inode):
-            return self.base.durable.get(inode)
         node = self._resolve(*split_inode(inode))
         if node is None:
             raise GoneError("this object was removed")
@@ -67,23 +64,14 @@ class Filesystem:
 
     def is_gone(self, node: Node) -> bool:
         """Whether an open file is all that is left of its object."""
-        if self.base.durable.owns(node.inode):
-            return self.base.durable.known_node(node.inode) is None
         return self._resolve(*split_inode(node.inode)) is None
 
     def opened_before(self, inode: int, path: str) -> Node:
         """What is open by this inode number, whatever has become of it."""
-        if self.base.durable.owns(inode):
-            found: Node | None = self.base.durable.known_node(inode)
-        elif self.base.folders.owns(inode):
-            found = self.base.folders.get(inode) if self.base.folders.knows(inode) else None
-        else:
-            found = self._resolve(*split_inode(inode))
-        return found if found is not None else GoneNode(inode, path)
-
-    def space_at(self, place: Place) -> Space | None:
-        """The space with this name and key; None if its object is gone."""
-        return None
+        try:
+            return self.node(inode)
+        except GoneError:
+            return GoneNode(inode, path)
 
     @property
     def root(self) -> Node:

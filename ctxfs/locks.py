@@ -66,17 +66,21 @@ _PAGES: Final = Wait(
     reason="one notification to the kernel: pages of a public value",
 )
 _LOOKED: Final = Wait(call="opened.prepare", bound=1.0, reason="one helper that looks at paths")
-_REAL: Final = "the bytes of a real file: in a thread, one for each file and agent"
-_CHANGED: Final = Wait(call="self._base.disks.change", bound=None, reason=_REAL)
-_READ: Final = Wait(call="self._base.disks.do", bound=None, reason=_REAL)
+_CHANGED: Final = Wait(
+    call="self._base.disks.change",
+    bound=None,
+    reason="the disk: a thread changes a real file, one at a time for each agent",
+)
+_READ: Final = Wait(
+    call="self._base.disks.read",
+    bound=None,
+    reason="the disk: a thread reads what is not in memory, one at a time for each agent",
+)
 _GATHERED: Final = Wait(
     call="self._base.disks.look",
     bound=None,
     reason="what processes are: in a thread of another sort, one for each agent, 5 s at most",
 )
-_UNLOCKED: Final = "the thread that changes a real file, which has its lock"
-_SETTLED: Final = Wait(call="self._base.disks.settled", bound=1.0, reason=_UNLOCKED)
-_SETTLED_NAME: Final = Wait(call="self._base.settled", bound=1.0, reason=_UNLOCKED)
 _SYNCED: Final = Wait(
     call="self._pace.synced",
     bound=None,
@@ -91,16 +95,13 @@ _READY: Final = Wait(
 )
 
 _NAMES: Final = Row(lock=Lock.DIRECTORY, over=Over.REFUSED)
-_OTHER_NAMES: Final = Row(lock=Lock.DIRECTORY, over=Over.REFUSED, waits=(_SETTLED_NAME,))
 
 TABLE: Final = {
     # FS_IOC_SETFLAGS has a directory locked and opens it
     **dict.fromkeys(("lookup", "opendir", "readdir", "create", "mkdir"), _NAMES),
-    **dict.fromkeys(("mknod", "symlink", "rmdir"), _NAMES),
-    **dict.fromkeys(("unlink", "rename"), _OTHER_NAMES),
-    "link": Row(lock=Lock.DIRECTORY, over=Over.REFUSED, waits=(_SETTLED,)),
+    **dict.fromkeys(("mknod", "symlink", "link", "unlink", "rmdir", "rename"), _NAMES),
     "getattr": Row(lock=Lock.EITHER, over=Over.LATE),
-    "setattr": Row(lock=Lock.FILE, over=Over.REFUSED, waits=(_CHANGED, _SETTLED, _PAGES)),
+    "setattr": Row(lock=Lock.FILE, over=Over.REFUSED, waits=(_CHANGED, _PAGES)),
     "write": Row(lock=Lock.FILE, over=Over.REFUSED, turn=True, waits=(_LOOKED, _CHANGED, _PAGES)),
     "read": Row(lock=Lock.READERS, over=Over.LATE, turn=True, waits=(_READ, _GATHERED)),
     "open": Row(lock=Lock.NONE, over=Over.LATE, turn=True, waits=(_CHANGED,)),
@@ -112,10 +113,9 @@ TABLE: Final = {
     "statfs": Row(lock=Lock.NONE, over=Over.LATE, turn=True),
     # nobody waits for an answer
     **dict.fromkeys(("forget", "release", "releasedir"), Row(lock=Lock.NONE)),
-    # the kernel asks for one before each write
+    # before each write the kernel would ask for one
     **dict.fromkeys(
-        ("getxattr", "listxattr", "setxattr", "removexattr"),
-        Row(lock=Lock.FILE, over=Over.REFUSED),
+        ("getxattr", "listxattr", "setxattr", "removexattr"), Row(lock=Lock.FILE, asked=False)
     ),
     # names last with what was acknowledged
     "fsyncdir": Row(lock=Lock.DIRECTORY, asked=False),

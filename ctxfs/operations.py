@@ -37,7 +37,7 @@ from ctxfs.handshake import Handshake
 from ctxfs.locks import TABLE, Over, Row
 from ctxfs.pace import Pace
 from ctxfs.scheduler import Scheduler
-from ctxfs.tree.durable import DurableNode
+from ctxfs.tree.folders import FolderNode
 from ctxfs.tree.nodes import (
     MORE_SIZE,
     Attributes,
@@ -59,7 +59,6 @@ from runtime.errors import (
     MalformedError,
     MissingError,
     QuotaError,
-    UnsupportedError,
 )
 from runtime.kernel import linux
 from runtime.kernel.handover import Descriptors, pack_caller, unpack_caller
@@ -79,10 +78,6 @@ _NOTHING_HELD: Final = nullcontext()
 _OF_NAMES: Final = 1
 #: of the requests at hand, when the mount does not answer
 _TOLD_MAX: Final = 100
-_SILENT: Final = (errno.ENOENT, errno.ENODATA, errno.EOPNOTSUPP)
-#: the extended attributes that there are: others are the kernel's and root's, to whom the
-#: daemon's rights must not be lent, and access lists, which nobody would obey
-_USER_XATTR: Final = "user."
 
 
 def _boundary(
@@ -248,11 +243,7 @@ class Operations(pyfuse3.Operations):
             ]
 
     def _reopened(self, node: Node, caller: Caller, saved: dict[str, Any]) -> OpenFile:
-        if isinstance(node, DurableNode):
-            opened = node.reopened(caller, saved["fd"], saved["flags"])
-            opened.restore(saved)
-            return opened
-        if "folder" in saved:
+        if isinstance(node, FolderNode) or "folder" in saved:
             found = self._base.folders.reopened(node.inode, caller, saved, folders.ROWS)
             if found is not None:
                 return found
@@ -261,10 +252,11 @@ class Operations(pyfuse3.Operations):
                 return reopen_row(node, node.row, caller, saved["flags"], saved)
             except (CtxError, OSError, LookupError) as error:
                 log.warning("%s cannot be taken over: %s", node.path, error)
-        text = saved.get("text") or b""
+        if "fd" in saved:
+            os.close(saved["fd"])
         still = self._base.runtime.agents.identity.still
         unfinished = saved.get("unfinished", False)
-        return OpenGone(node, caller, text, still, unfinished=unfinished)
+        return OpenGone(node, caller, saved.get("text"), still, unfinished=unfinished)
 
     def _charge_anyway(self, caller: Caller, resource: Resource, amount: int) -> Charge:
         runtime = self._base.runtime
@@ -342,8 +334,7 @@ class Operations(pyfuse3.Operations):
         """Keeps the reason for the refused caller. Missing names are not rejections."""
         if isinstance(error, GoneError):
             return  # the kernel comes again, or is told of the name
-        number = errno_of(error)
-        if number in _SILENT and operation in ("lookup", "getattr", "getxattr", "listxattr"):
+        if errno_of(error) == errno.ENOENT and operation in ("lookup", "getattr"):
             return
         caller, node = self._about(operation, args)
         if caller is None:
@@ -379,12 +370,8 @@ class Operations(pyfuse3.Operations):
 
     def _remembered(self, node: Node) -> EntryAttributes:
         entry = self._attributes(node)
-        self._note_known(node)
-        return entry
-
-    def _note_known(self, node: Node) -> None:
-        node.remembered()
         self._base.cache.note_known(node.inode)
+        return entry
 
     def _charge(self, caller: Caller, resource: Resource, amount: int) -> Charge:
         """So much on the account of the caller; ``QuotaError``."""
@@ -420,9 +407,7 @@ class Operations(pyfuse3.Operations):
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         for inode, count in inode_list:
             self._base.cache.note_forgotten(inode, count)
-            if self._base.durable.owns(inode):
-                self._base.durable.forget(inode, count)
-            elif not self._base.cache.is_known(inode):
+            if not self._base.cache.is_known(inode):
                 self._base.folders.forget(inode)
 
     @_boundary
@@ -447,8 +432,7 @@ class Operations(pyfuse3.Operations):
             else:
                 cutting = opened.truncating(size)
             if cutting is not None:
-                caller, present = self._call(ctx).caller, _extent(node)
-                await self._base.disks.change(caller, cutting, inode, present)
+                await self._base.disks.change(self._call(ctx).caller, cutting, inode)
             elif opened is not None:
                 opened.truncate(size)
             if cutting is not None or opened is not None:
@@ -462,7 +446,6 @@ class Operations(pyfuse3.Operations):
             mtime=attr.st_mtime_ns if fields.update_mtime else None,
         )
         if changes != NewAttributes():
-            await self._base.disks.settled(inode)
             mark = self._base.cache.mark()
             node.set_attributes(self._call(ctx), changes)
             await self._base.cache.settled(mark)
@@ -503,14 +486,11 @@ class Operations(pyfuse3.Operations):
     ) -> EntryAttributes:
         parent = self._fs.node(new_parent_inode)
         target = self._fs.node(inode)
-        await self._base.disks.settled(inode)
         return self._remembered(parent.link(self._call(ctx), _name(new_name), target))
 
     @_boundary
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
-        parent = self._fs.node(parent_inode)
-        await self._base.settled(parent, _name(name))
-        parent.unlink(self._call(ctx), _name(name))
+        self._fs.node(parent_inode).unlink(self._call(ctx), _name(name))
 
     @_boundary
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
@@ -531,8 +511,6 @@ class Operations(pyfuse3.Operations):
                 "unknown flags of renameat2(2); use RENAME_NOREPLACE, RENAME_EXCHANGE or none"
             )
         source, target = self._fs.node(parent_inode_old), self._fs.node(parent_inode_new)
-        await self._base.settled(source, _name(name_old))
-        await self._base.settled(target, _name(name_new))
         source.rename(
             self._call(ctx),
             _name(name_old),
@@ -540,27 +518,6 @@ class Operations(pyfuse3.Operations):
             _name(name_new),
             flags,
         )
-
-    # extended attributes
-
-    @_boundary
-    async def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
-        return self._fs.node(inode).xattr(self._call(ctx), _xattr(name))
-
-    @_boundary
-    async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[bytes]:
-        names = self._fs.node(inode).xattrs(self._call(ctx))
-        return [os.fsencode(name) for name in names if name.startswith(_USER_XATTR)]
-
-    @_boundary
-    async def setxattr(
-        self, inode: InodeT, name: bytes, value: bytes, ctx: RequestContext
-    ) -> None:
-        self._fs.node(inode).set_xattr(self._call(ctx), _xattr(name), value)
-
-    @_boundary
-    async def removexattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        self._fs.node(inode).remove_xattr(self._call(ctx), _xattr(name))
 
     # files
 
@@ -574,7 +531,7 @@ class Operations(pyfuse3.Operations):
             opened = node.open(call, flags)
             cutting = opened.truncating(0) if flags & os.O_TRUNC else None
             if cutting is not None:
-                await self._base.disks.change(call.caller, cutting, inode, _extent(node))
+                await self._base.disks.change(call.caller, cutting, inode)
         except BaseException:
             if opened is not None:
                 opened.release()
@@ -611,7 +568,7 @@ class Operations(pyfuse3.Operations):
             if opened.looks:
                 data = await self._base.disks.look(opened.caller, work)
             else:
-                data = await self._base.disks.do(opened.caller, work)
+                data = await self._base.disks.read(opened.caller, work)
         return data
 
     @_boundary
@@ -621,23 +578,13 @@ class Operations(pyfuse3.Operations):
         await opened.prepare(data)
         mark = self._base.cache.mark()
         writing = opened.writing(off, data)
-        try:
-            if writing is not None:
-                inode = opened.node.inode
-                with self._waiting(self._pace.payer(opened.caller), data):
-                    written = await self._base.disks.change(
-                        opened.caller, writing, inode, len(data)
-                    )
-            else:
-                written = opened.write(off, data)
-        except BaseException:
-            opened.unwritten()
-            raise
-        finally:
-            if not opened.exact and not opened.direct:
-                # The kernel takes the offset for the new size, which only a commit makes true.
-                # After a write past its pages it asks for the size by itself.
-                self._base.cache.forget_attributes(opened.node.inode)
+        if writing is not None:
+            with self._waiting(self._pace.payer(opened.caller), data):
+                written = await self._base.disks.change(
+                    opened.caller, writing, opened.node.inode
+                )
+        else:
+            written = opened.write(off, data)
         if opened.settles:
             await self._base.cache.settled(mark)
         return written
@@ -657,7 +604,7 @@ class Operations(pyfuse3.Operations):
         try:
             opened.flush()
         finally:
-            if opened.direct and not opened.exact:
+            if opened.direct:
                 self._base.cache.forget_attributes(opened.node.inode)
         await self._base.cache.settled(mark)
 
@@ -731,16 +678,12 @@ class Operations(pyfuse3.Operations):
                     continue  # gone since the directory was opened
                 inode, entry = attributes.inode, _entry(attributes)
                 if not pyfuse3.readdir_reply(token, os.fsencode(name), entry, position):
-                    if self._base.durable.owns(inode):
-                        self._base.durable.forget(inode, 0)
-                    elif not cache.is_known(inode):
+                    if not cache.is_known(inode):
                         self._base.folders.forget(inode)
                     break
                 told.append(inode)
-                if node is not None:
-                    node.remembered()
-                    if attributes.value is not None:
-                        cache.note_told(inode, attributes.value)
+                if node is not None and attributes.value is not None:
+                    cache.note_told(inode, attributes.value)
         finally:
             cache.note_listed(told)
 
@@ -775,22 +718,6 @@ async def _nothing() -> None:
 
 
 _READY: Final = 0x1 | 0x4  # POLLIN | POLLOUT: always, like a regular file
-
-
-def _extent(node: Node) -> int:
-    """How many bytes of a file may go. It may have more on the disk than it is long: by a line
-    of a mount table, fallocate(2) works."""
-    attributes = node.attributes()
-    real = attributes.real
-    return max(attributes.size, real.st_blocks * 512 if real is not None else 0)
-
-
-def _xattr(name: bytes) -> str:
-    """The name of an extended attribute of a user's; ``UnsupportedError``."""
-    text = os.fsdecode(name)
-    if not text.startswith(_USER_XATTR):
-        raise UnsupportedError(f"{text}: only extended attributes {_USER_XATTR}* are kept here")
-    return text
 
 
 def _entry(attributes: Attributes) -> EntryAttributes:

@@ -27,6 +27,7 @@ from ctxfs.filesystem import Filesystem
 from ctxfs.handshake import Handshake
 from ctxfs.mount import MountGuard
 from ctxfs.operations import Operations
+from ctxfs.tree.folders import saved_before
 from runtime import crashpoints
 from runtime.errors import AgainError, CtxError, NoSpaceError, UnsupportedError, WrongStateError
 from runtime.kernel import handover
@@ -76,7 +77,7 @@ class Passing:
         sockets: Sockets,
     ) -> None:
         base = fs.base
-        durable, waits = base.durable, runtime.agents.wait_files
+        waits = runtime.agents.wait_files
         #: in the order in which they are restored
         self.parts = (
             Part(name="runtime", save=runtime.save, restore=runtime.restore),
@@ -84,8 +85,6 @@ class Passing:
             Part(name="waits", save=waits.save, restore=waits.restore),
             Part(name="cache", save=lambda _: base.cache.save(), restore=base.cache.restore),
             Part(name="reasons", save=lambda _: base.reasons.save(), restore=base.reasons.restore),
-            Part(name="durable", save=durable.save,
-                restore=lambda saved: durable.restore(saved, fs.space_at)),
             Part(name="folders", save=base.folders.save,
                 restore=lambda saved: base.folders.restore(saved, ROWS)),
             Part(name="open", save=operations.save, restore=operations.restore),
@@ -98,6 +97,8 @@ class Passing:
         self.since = 0.0
 
     def restore(self, values: dict[str, Any]) -> None:
+        if "folders" not in values:
+            values["folders"] = saved_before(values["durable"])
         for part in self.parts:
             part.restore(values[part.name])
 

@@ -89,8 +89,7 @@ class Paths:
         writing = opened.writing(offset, data)
         if writing is None:
             return opened.write(offset, data)
-        inode = opened.node.inode
-        return await self._disks.change(opened.caller, writing, inode, len(data))
+        return await self._disks.change(opened.caller, writing, opened.node.inode)
 
     async def _flush(self, opened: OpenFile) -> None:
         await opened.prepare(b"\n")
@@ -102,9 +101,7 @@ class Paths:
         try:
             cutting = opened.truncating(0)
             if cutting is not None:
-                node = opened.node
-                size = node.attributes().size
-                await self._disks.change(opened.caller, cutting, node.inode, size)
+                await self._disks.change(opened.caller, cutting, opened.node.inode)
             yield opened
         finally:
             opened.release()

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from ctxfs.caching import Cache
 from ctxfs.disks import Disks
 from ctxfs.keptlines import KeptLines
 from ctxfs.program import program
 from ctxfs.reasons import Reasons
-from ctxfs.tree.durable import Durable, DurableNode
 from ctxfs.tree.folders import Folders
-from ctxfs.tree.nodes import Node
 from ctxfs.tree.queued import Queued
-from ctxfs.tree.spaces import SpaceRow, Spaces
 from runtime.authority.identity import Identity
 from runtime.authority.loop import AtHand
 from runtime.authority.reach import Reach
 from runtime.caller import INSIDERS, PARTIES, Caller, Role
 from runtime.cell.cell import working_directory, workspace
-from runtime.errors import CtxError
 from runtime.kernel.handover import Descriptors
 from runtime.kernel.output import Segments
 from runtime.records.model import Agent
 from runtime.runtime import Runtime
-
-_O = TypeVar("_O")
 
 
 class View:
@@ -82,10 +76,8 @@ class Base:
         self.kept_lines = KeptLines()
         self.queued = Queued(runtime.agents.items, runtime.agents.journal)
         self.disks = Disks(runtime.agents.identity.payer)
-        self.durable = Durable(self.cache, self.disks.close)
-        runtime.agents.disk.unnamed = self.durable.unnamed
-        self.spaces = Spaces(runtime)
         self.folders = Folders(runtime, self.cache, self.disks)
+        runtime.agents.disk.unnamed = self.folders.unnamed
         #: calls of tools that have begun to change something, or are about to be answered
         self.calls = AtHand()
         self.started = time.time()
@@ -101,23 +93,6 @@ class Base:
 
     def restore(self, saved: dict[str, Any]) -> None:
         self.started, self.requests = saved["started"], saved["requests"]
-
-    # real files
-
-    def root_of(self, row: SpaceRow[_O], obj: _O) -> DurableNode:
-        """The root directory of a space of real files."""
-        return self.durable.root(self.spaces.of(row, obj))
-
-    async def settled(self, directory: Node, name: str) -> None:
-        """Returns when no thread changes the real file of this name; ``OverTimeError``."""
-        if not self.disks.busy or not isinstance(directory, DurableNode):
-            return
-        try:
-            inode = self.durable.find(directory, name).inode
-        except (CtxError, OSError):
-            return  # the operation itself tells its caller what is wrong
-        self.durable.forget(inode, 0)
-        await self.disks.settled(inode)
 
     # what a caller may know, and is
 

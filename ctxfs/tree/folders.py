@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -53,8 +54,9 @@ from runtime.texts.names import quote
 
 _O = TypeVar("_O")
 
-#: above every computed inode number
-_FIRST: Final = 3 << 61
+#: above every computed inode number; version 0.2 gave numbers from here on
+_FIRST: Final = 1 << 62
+_OWN_FIRST: Final = 3 << 61
 #: about what a number takes, in the caches of the kernel's knowledge too
 NODE_SIZE: Final = 1 << 10
 _SHOWN: Final = 200
@@ -270,7 +272,7 @@ class Folders:
         self._runtime = runtime
         self.cache = cache
         self.disks = disks
-        self._next = _FIRST
+        self._next = _OWN_FIRST
         self._folders: dict[tuple[str, str], Folder[Any]] = {}
         self._places: dict[int, _Place] = {}
         #: by directory and name
@@ -391,6 +393,16 @@ class Folders:
         finally:
             os.close(fd)
 
+    def unnamed(self) -> dict[int, int]:
+        """Bytes on the disk of files without a name, by owner: no directory shows them."""
+        found = Counter[int]()
+        for number, fds in self.openings.items():
+            place = self._places.get(number)
+            if place is not None and not place.parent:
+                with suppress(GoneError):
+                    found[place.folder.share.owner()] += os.fstat(fds[-1]).st_blocks * 512
+        return dict(found)
+
     # names
 
     def move(self, before: tuple[int, str], after: tuple[int, str]) -> None:
@@ -438,6 +450,8 @@ class Folders:
         for each in saved["folders"]:
             folder = Folder(self._runtime, rows[each["row"]], each["key"], each["number"])
             folder.entries, folder.bytes = each["entries"], each["bytes"]
+            if folder.row.find(self._runtime, folder.key) is None:
+                continue
             names = os.fsdecode(each["names"]).split("\0")
             for number, parent, name in zip(each["numbers"], each["parents"], names, strict=True):
                 self._add(number, _Place(folder, parent, name))
@@ -446,11 +460,14 @@ class Folders:
         self, number: int, caller: Caller, saved: dict[str, Any], rows: Mapping[str, FolderRow[Any]]
     ) -> OpenFile | None:
         """What was open in the daemon before; None if its folder is gone."""
-        row, key = saved["folder"]
-        folder = self._folder(rows[row], key)
-        if folder.row.find(self._runtime, key) is None:
-            os.close(saved["fd"])
-            return None
+        place = self._places.get(number)
+        if place is not None:
+            folder = place.folder
+        else:  # it is the folder's no longer
+            row, key = saved["folder"]
+            folder = self._folder(rows[row], key)
+            if folder.row.find(self._runtime, key) is None:
+                return None
         return FolderNode(self, number, folder).opened_as(caller, saved["fd"], saved["flags"])
 
 
@@ -618,12 +635,6 @@ class FolderNode(Node):
         opened.release()
         return node
 
-    def symlink(self, call: Call, name: str, target: str) -> Node:
-        raise ForbiddenError("only files and directories can be created here")
-
-    def link(self, call: Call, name: str, target: Node) -> Node:
-        raise ForbiddenError("only files and directories can be created here")
-
     def unlink(self, call: Call, name: str) -> None:
         with self._changing(call, name) as fd:
             self._remove(os.unlink, fd, name)
@@ -757,6 +768,7 @@ class _OpenInFolder(OpenRealFile):
             may_read=lambda: folder.may_read(caller),
             may_write=lambda: folder.may_write(caller),
             changed=node.changed,
+            close=node.closed,
         )
         node.table.openings.setdefault(node.inode, []).append(fd)
 
@@ -767,5 +779,29 @@ class _OpenInFolder(OpenRealFile):
         folder = self.node.folder
         return {**super().save(descriptors), "folder": (folder.row.name, folder.key)}
 
-    def _close(self) -> None:
-        self.node.closed(self.fd)
+
+def saved_before(saved: dict[str, Any]) -> dict[str, Any]:
+    """What ``save`` gives, from what version 0.2 saved: more of each file, and of other trees, of
+    which no number is known any more."""
+    found: dict[int, dict[str, Any]] = {}
+    for at, space in enumerate(saved["spaces"]):
+        row, key = space["place"]
+        if row in ("artifact", "episode"):
+            counts = {"entries": space["entries"], "bytes": space["bytes"]}
+            found[at] = {"row": row, "key": key, "number": 0, **counts,
+                         "numbers": [], "parents": [], "names": []}  # fmt: skip
+    nodes = saved["nodes"]
+    for node in nodes:
+        folder = found.get(node["space"])
+        if folder is None or not node["listed"]:
+            continue
+        above = None if node["gone"] else node["parent"]
+        if above is None and not node["gone"]:
+            folder["number"] = node["inode"]
+        folder["numbers"].append(node["inode"])
+        folder["parents"].append(nodes[above]["inode"] if above is not None else 0)
+        folder["names"].append(node["name"] if above is not None else "")
+    for folder in found.values():
+        folder["names"] = os.fsencode("\0".join(folder["names"]))
+    known = [folder for folder in found.values() if folder["number"]]
+    return {"next": _OWN_FIRST, "folders": known}

@@ -16,7 +16,6 @@ class ShownOwner(Enum):
 
     DAEMON = "the daemon"
     AGENT = "the agent"
-    MAKER = "the creator; the agent in artifact/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,21 +61,10 @@ NAMED: Final = Treatment(
 #: What an agent owns it could lease: the system call filter of its cell closes that.
 REAL: Final = Treatment(
     name="files of artifact/, episode/",
-    owner=ShownOwner.MAKER,
+    owner=ShownOwner.AGENT,
     pages=False,
     lease="EPERM in a cell",
     lock=_ADVISORY,
     mmap="private only",
 )
-#: Programs map them to share them. Only who had the file open keeps pages that it may not
-#: read any more.
-DURABLE: Final = Treatment(
-    name="files of home/, shared/",
-    owner=ShownOwner.MAKER,
-    pages=True,
-    lease="EPERM in a cell",
-    lock=_ADVISORY,
-    mmap="private, shared",
-)
-
-TABLE: Final = (CONTROL, PUBLIC, NAMED, REAL, DURABLE)
+TABLE: Final = (CONTROL, PUBLIC, NAMED, REAL)

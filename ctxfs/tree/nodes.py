@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -23,7 +23,6 @@ from runtime.errors import (
     MalformedError,
     MissingError,
     NotADirectoryNodeError,
-    UnsupportedError,
 )
 from runtime.ids import Incarnation
 from runtime.kernel.handover import Descriptors
@@ -108,8 +107,6 @@ class OpenFile:
     flushes = True
     #: whether a write is answered only when the pages of what it changed are dropped
     settles = True
-    #: whether the kernel knows by itself what a write has made of the file
-    exact = False
     #: those of open(2)
     flags = 0
 
@@ -131,9 +128,6 @@ class OpenFile:
         """Of a real file, which is written by this and not by ``write``."""
         return None
 
-    def unwritten(self) -> None:
-        """A write was refused, or failed."""
-
     async def prepare(self, data: bytes) -> None:
         """What a write of this needs that takes a while, but not long; raises as it would."""
 
@@ -141,7 +135,8 @@ class OpenFile:
         """Of a control: alone it changes nothing."""
 
     def truncating(self, size: int) -> Work[None] | None:
-        """Of a real file, which is cut off by this and not by ``truncate`` or ``open``."""
+        """Of a real file, which is cut off by this and not by ``truncate`` or ``open``; None if
+        it is empty and stays so."""
         return None
 
     def flush(self) -> None:
@@ -283,9 +278,6 @@ class Node:
     def is_directory(self) -> bool:
         return stat.S_ISDIR(self.attributes().mode)
 
-    def remembered(self) -> None:
-        """The kernel has been given one more reference to this inode."""
-
     def shown(self, name: str) -> str:
         """A name in it as reasons may tell it."""
         return name
@@ -349,20 +341,6 @@ class Node:
         """truncate(2) of a real file, which ``set_attributes`` does not do."""
         return None
 
-    # extended attributes, of which only those of users are asked for
-
-    def xattr(self, call: Call, name: str) -> bytes:
-        raise UnsupportedError(f"{self.path} has no extended attributes")
-
-    def xattrs(self, call: Call) -> Sequence[str]:
-        return []
-
-    def set_xattr(self, call: Call, name: str, value: bytes) -> None:
-        raise UnsupportedError(f"{self.path} has no extended attributes")
-
-    def remove_xattr(self, call: Call, name: str) -> None:
-        raise UnsupportedError(f"{self.path} has no extended attributes")
-
     def set_attributes(self, call: Call, changes: NewAttributes) -> None:
         """chmod(2), chown(2), truncate(2), utimensat(2) without an open file.
 
@@ -400,13 +378,14 @@ class GoneNode(Node):
 
 
 class OpenGone(OpenFile):
-    """An open file of an object that is gone: with its last text, for who may still read it."""
+    """An open file of an object that is gone: with its last text, if it is known, for who may
+    still read it."""
 
     def __init__(
         self,
         node: Node,
         caller: Caller,
-        text: bytes,
+        text: bytes | None,
         still: Callable[[Caller], bool],
         *,
         unfinished: bool = False,
@@ -419,6 +398,8 @@ class OpenGone(OpenFile):
     def read(self, offset: int, size: int) -> bytes:
         if not self._still(self.caller):
             raise DeniedError("the agent that opened this file has ended, and its rights with it")
+        if self._text is None:
+            raise MissingError("the object of this file is gone: open the file again")
         return self._text[offset : offset + size]
 
     def write(self, offset: int, data: bytes) -> int:
@@ -434,7 +415,7 @@ class OpenGone(OpenFile):
         return self._unfinished
 
     def last_text(self) -> bytes:
-        return self._text
+        return self._text or b""
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
         return {"text": self._text, "unfinished": self._unfinished}

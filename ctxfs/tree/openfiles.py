@@ -837,4 +837,5 @@ def _in_place(
         may_read=lambda: node.check_reader(caller),
         may_write=may_write,
         changed=lambda: row.changed(base, obj),
+        close=base.disks.close,
     )

@@ -19,8 +19,8 @@ from runtime.kernel.handover import Descriptors
 class OpenRealFile(OpenFile):
     """A real file of the daemon's, read and written in place.
 
-    ``may_write`` raises when writing is not allowed any more; ``changed`` is
-    told after each change.
+    ``may_write`` raises when writing is not allowed any more; ``changed`` is told after each
+    change, and ``close`` closes the descriptor.
     """
 
     # each write is in the file once it is answered
@@ -34,10 +34,11 @@ class OpenRealFile(OpenFile):
         *,
         limit: int,
         append: bool,
-        share: Share | None,
+        share: Share,
         may_read: Callable[[], None],
         may_write: Callable[[], None],
         changed: Callable[[], None],
+        close: Callable[[int], None],
     ) -> None:
         super().__init__(node, caller)
         self.fd = fd
@@ -47,6 +48,7 @@ class OpenRealFile(OpenFile):
         self._may_read = may_read
         self._may_write = may_write
         self._changed = changed
+        self._close = close
         #: how many threads work on it, and whether it is to be closed when none does
         self._at_work = 0
         self._released = False
@@ -65,12 +67,6 @@ class OpenRealFile(OpenFile):
         """Around what makes the file at least, or by truncation exactly, so many bytes long."""
         return nullcontext()
 
-    def _on_disk(self, size: int) -> AbstractContextManager[None]:
-        """Around what writes so many bytes; with 0, what is never refused."""
-        if self._share is None:
-            return nullcontext()
-        return self._share.writing(self.caller, self.fd, size)
-
     def writing(self, offset: int, data: bytes) -> Work[int]:
         # who may not does not wait to be told, and who waited has to be allowed still
         self._may_write()
@@ -84,20 +80,21 @@ class OpenRealFile(OpenFile):
         end = offset + len(data)
         if end > self._limit:
             raise TooLargeError(f"a document may have at most {self._limit} bytes (document_max)")
-        with self._in_use(), self._on_disk(len(data)), self.resizing(end):
+        on_disk = self._share.writing(self.caller, self.fd, len(data))
+        with self._in_use(), on_disk, self.resizing(end):
             yield partial(os.pwrite, self.fd, data, offset)
         self._changed()
 
-    def truncating(self, size: int) -> Work[None]:
+    def truncating(self, size: int) -> Work[None] | None:
         self._may_write()
-        return self._truncating(size)
+        return self._truncating(size) if size or os.fstat(self.fd).st_size else None
 
     @contextmanager
     def _truncating(self, size: int) -> Iterator[Callable[[], None]]:
         self._may_write()
         if size > self._limit:
             raise TooLargeError(f"a document may have at most {self._limit} bytes (document_max)")
-        with self._in_use(), self._on_disk(0), self.resizing(size):
+        with self._in_use(), self._share.writing(self.caller, self.fd, 0), self.resizing(size):
             yield partial(os.ftruncate, self.fd, size)
         self._changed()
 
@@ -121,7 +118,7 @@ class OpenRealFile(OpenFile):
         finally:
             self._at_work -= 1
             if self._released and not self._at_work:
-                self._close()
+                self._close(self.fd)
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
         return {"fd": descriptors.keep(self.fd)}
@@ -129,10 +126,7 @@ class OpenRealFile(OpenFile):
     def release(self) -> None:
         self._released = True
         if not self._at_work:
-            self._close()
-
-    def _close(self) -> None:
-        os.close(self.fd)
+            self._close(self.fd)
 
 
 @contextmanager
@@ -142,7 +136,7 @@ def truncating_by_path(
     """truncate(2): the file is open, by ``opening``, for as long as that takes."""
     opened = opening()
     try:
-        with opened.truncating(size) as act:
+        with opened.truncating(size) or nullcontext(lambda: None) as act:
             yield act
     finally:
         opened.release()

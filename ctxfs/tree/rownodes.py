@@ -99,8 +99,6 @@ class RowNode(Member[_O]):
         row = node.row
         if not node._may_be_seen(call):
             raise DeniedError(f"the caller may not see {row.name}")
-        if isinstance(row, Directory) and row.space is not None:
-            return self.base.root_of(row.space, self.obj)
         if isinstance(row, Directory) and row.folder is not None:
             return self.base.folders.root(row.folder, self.obj)
         return node

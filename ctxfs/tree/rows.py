@@ -20,7 +20,6 @@ from ctxfs.tree.folders import FolderRow
 from ctxfs.tree.inodes import CONTROL, NAMED, PUBLIC, Treatment
 from ctxfs.tree.nodes import Attributes, Call, Node
 from ctxfs.tree.shapes import Shape
-from ctxfs.tree.spaces import SpaceRow
 from runtime.authority.disk import Share
 from runtime.authority.guard import ANY_STATUS, NEVER, Act, AnyGuard, Guard
 from runtime.caller import INSIDERS, NOBODY, Caller, Role
@@ -180,9 +179,9 @@ class Directory(Row[_O]):
     node which ``find`` finds would have, or None.
 
     ``receive`` takes files that are renamed into it. ``bind`` finds the socket that the
-    binder makes in it by another name. With a ``space`` or as a ``folder`` it is one of real
-    files. No reason shows a name in a ``secret`` one. Where nothing can be made, ``instead`` is
-    the name below it where it can.
+    binder makes in it by another name. As a ``folder`` it is one of real files. No reason shows
+    a name in a ``secret`` one. Where nothing can be made, ``instead`` is the name below it where
+    it can.
     """
 
     kind: ClassVar[Kind] = Kind.DIRECTORY
@@ -196,7 +195,6 @@ class Directory(Row[_O]):
     remove: Removal[_O] | None = None
     receive: Callable[[Base, _O, Call, Node, str, str], None] | None = None
     bind: Callable[[Base, _O, str], Node | None] | None = None
-    space: SpaceRow[_O] | None = None
     folder: FolderRow[_O] | None = None
     secret: bool = False
     instead: str = ""

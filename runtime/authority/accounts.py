@@ -20,8 +20,8 @@ from runtime.errors import QuotaError
 from runtime.records.config import Config
 from runtime.texts.names import quote
 
-#: descriptors that the daemon needs for itself: its store, its helpers, the real files it
-#: knows (ctxfs.tree.durable), and what one request opens for a moment
+#: descriptors that the daemon needs for itself: its store, its helpers, what is in line to be
+#: closed (ctxfs.disks), and what one request opens for a moment
 _OWN_DESCRIPTORS: Final = 1500
 #: the part of an account that is left to its operators, and of all accounts to uid 0
 _TENTH: Final = 10

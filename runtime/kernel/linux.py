@@ -6,8 +6,6 @@ import ctypes
 import os
 import resource
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -30,7 +28,6 @@ _AT_EMPTY_PATH: Final = 0x1000
 _OPENAT2: Final = 437
 _RESOLVE_NO_SYMLINKS: Final = 0x04
 _RESOLVE_BENEATH: Final = 0x08
-_UTIME_OMIT: Final = (1 << 30) - 2
 
 IN_MODIFY: Final = 0x2
 IN_Q_OVERFLOW: Final = 0x4000
@@ -112,76 +109,6 @@ def open_beneath(fd: int, path: str, flags: int) -> int:
     size = ctypes.c_size_t(ctypes.sizeof(how))
     number = ctypes.c_long(_OPENAT2)
     return _check(_libc.syscall(number, fd, os.fsencode(path), ctypes.byref(how), size), path)
-
-
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
-def set_times(fd: int, accessed: int | None, modified: int | None) -> None:
-    """utimensat(2) of what a descriptor refers to, also of an O_PATH one, in nanoseconds since
-    1970; None leaves a time as it is."""
-    times = (_Timespec * 2)(
-        *(
-            _Timespec(*(divmod(time, 1_000_000_000) if time is not None else (0, _UTIME_OMIT)))
-            for time in (accessed, modified)
-        )
-    )
-    _check(_libc.utimensat(fd, b"", times, _AT_EMPTY_PATH))
-
-
-class _CapHeader(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
-
-
-class _CapData(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable"))
-
-
-_CAPABILITIES: Final = _CapHeader(0x20080522, 0)
-
-
-_CAP_FOWNER: Final = 1 << 3
-
-
-@contextmanager
-def removing_as(uid: int) -> Iterator[None]:
-    """What this thread removes or moves out of a sticky directory has to belong to this user, or
-    the directory has, as the kernel finds them then (CAP_FOWNER); the thread keeps its other
-    rights. Without root, nothing changes."""
-    if os.geteuid() != 0 or uid == 0:
-        yield
-        return
-    sets = (_CapData * 2)()
-    _check(_libc.capget(ctypes.byref(_CAPABILITIES), sets))
-    sets[0].effective &= ~_CAP_FOWNER
-    _libc.setfsuid(uid)
-    try:
-        _check(_libc.capset(ctypes.byref(_CAPABILITIES), sets))
-        yield
-    finally:
-        _libc.setfsuid(0)  # which gives all of them back
-
-
-@contextmanager
-def making_as(uid: int, gid: int) -> Iterator[None]:
-    """What this thread makes on a filesystem belongs to these ids from its first moment
-    (setfsuid(2)), as if a process with them made it; the thread keeps all its rights. Without
-    root, nothing changes."""
-    if os.geteuid() != 0 or (uid, gid) == (0, 0):
-        yield
-        return
-    sets = (_CapData * 2)()
-    _check(_libc.capget(ctypes.byref(_CAPABILITIES), sets))
-    _libc.setfsgid(gid)
-    _libc.setfsuid(uid)
-    try:
-        # setfsuid(2) took those away that are about files
-        _check(_libc.capset(ctypes.byref(_CAPABILITIES), sets))
-        yield
-    finally:
-        _libc.setfsuid(0)
-        _libc.setfsgid(0)
 
 
 def inotify_init() -> int:

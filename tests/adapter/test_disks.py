@@ -18,11 +18,11 @@ import trio.testing
 
 from runtime.authority.accounts import Resource
 from runtime.records.lifecycle import Cue
-from tests.worlds.daemon import TIMEOUT
-from tests.worlds.tree import OWN_CONTEXT, Mounted, complete, refused
+from tests.worlds.records import ROOT, inside
+from tests.worlds.tree import CONTEXT, Mounted, complete, refused
 
 LARGE = 3 << 20
-HOME = f"home/{os.getuid()}/data"
+A = "agent/x.d/artifact"
 
 
 class Watched:
@@ -60,7 +60,10 @@ def _is_costly(fd: int) -> bool:
 
 @pytest.fixture
 def mounted(mounted: Mounted) -> Iterator[Mounted]:
-    yield mounted
+    """As an agent finds it that runs."""
+    agent = mounted.world.live(mounted.make("x"))
+    with mounted.as_(inside(agent)):
+        yield mounted
     close_all(mounted)
 
 
@@ -79,11 +82,12 @@ def close_all(mounted: Mounted) -> None:
 
 @pytest.fixture
 def real(mounted: Mounted) -> Path:
-    """A large file of an operator's home, as it is on the disk."""
-    inode = mounted.inode(HOME)
-    info, _ = complete(mounted.ops.create, inode, b"file", 0o644, os.O_WRONLY, OWN_CONTEXT)
+    """A large file of the agent's, as it is on the disk."""
+    info, _ = complete(
+        mounted.ops.create, mounted.inode(A), b"file", 0o644, os.O_WRONLY, CONTEXT
+    )
     complete(mounted.ops.release, info.fh)
-    path = mounted.world.state / "tree" / HOME.removesuffix("/data") / "file"
+    path = mounted.agents.documents.path(mounted.agent("x"), "artifact") / "file"
     fill(path)
     return path
 
@@ -101,15 +105,15 @@ def set_size(
     names = ("atime", "mtime", "mode", "uid", "gid")
     fields = SimpleNamespace(update_size=True, **{f"update_{name}": False for name in names})
     if inode is None:
-        inode = mounted.inode(f"{HOME}/file")
-    complete(mounted.ops.setattr, inode, entry, cast(Any, fields), fh, OWN_CONTEXT)
+        inode = mounted.inode(f"{A}/file")
+    complete(mounted.ops.setattr, inode, entry, cast(Any, fields), fh, CONTEXT)
 
 
 def test_a_large_file_is_cut_off_by_a_thread(
     mounted: Mounted, real: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = Watched(monkeypatch)
-    fh = mounted.open(f"{HOME}/file", os.O_WRONLY | os.O_TRUNC)
+    fh = mounted.open(f"{A}/file", os.O_WRONLY | os.O_TRUNC)
     assert (watched.taken(), real.stat().st_size) == ([("ftruncate", False)], 0)
     fill(real)
     set_size(mounted, 7, fh)
@@ -117,14 +121,12 @@ def test_a_large_file_is_cut_off_by_a_thread(
     fill(real)
     set_size(mounted, 5)
     assert (watched.taken(), real.stat().st_size) == ([("ftruncate", False)], 5)
-    set_size(mounted, 3, fh)
-    assert (watched.taken(), real.stat().st_size) == ([("ftruncate", True)], 3), "it is small"
     mounted.close(fh)
 
 
 def test_a_close_has_nothing_to_write(mounted: Mounted, real: Path) -> None:
     """What was written is in the file already: close(2) is answered without a turn."""
-    fh = mounted.open(f"{HOME}/file", os.O_WRONLY)
+    fh = mounted.open(f"{A}/file", os.O_WRONLY)
     assert complete(mounted.ops.write, fh, 0, b"new") == 3
     assert real.read_bytes()[:3] == b"new"
     before = mounted.base.requests
@@ -134,63 +136,13 @@ def test_a_close_has_nothing_to_write(mounted: Mounted, real: Path) -> None:
 
 
 def test_documents_are_cut_off_by_path_too(mounted: Mounted) -> None:
-    mounted.make("x")
-    mounted.put("agent/x.d/handoff.md", "hello world")
-    inode = mounted.inode("agent/x.d/handoff.md")
+    mounted.put("agent/x.d/result.md", "hello world")
+    inode = mounted.inode("agent/x.d/result.md")
     for size, text in ((5, "hello"), (0, "")):
         set_size(mounted, size, inode=inode)
-        assert mounted.get("agent/x.d/handoff.md") == text
+        assert mounted.get("agent/x.d/result.md") == text
     with refused("EFBIG"):
         set_size(mounted, 1 << 40, inode=inode)
-
-
-def test_other_changes_of_a_file_wait_for_the_thread_that_cuts_it_off(
-    mounted: Mounted, real: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They ask the kernel for the same lock. What is counted of the file is right, too."""
-    may, begun, real_cut = threading.Event(), threading.Event(), os.ftruncate
-    home, inode = mounted.inode(HOME), mounted.inode(f"{HOME}/file")
-
-    def slow(fd: int, size: int) -> None:
-        begun.set()
-        may.wait(10)
-        real_cut(fd, size)
-
-    complete(mounted.ops.link, inode, home, b"second", OWN_CONTEXT)
-    monkeypatch.setattr(os, "ftruncate", slow)
-    monkeypatch.setattr("ctxfs.disks._SETTLED_SECONDS", TIMEOUT)
-    ended: list[str] = []
-    entry = pyfuse3.EntryAttributes()
-    entry.st_mode = 0o600
-    mode = SimpleNamespace(
-        update_mode=True,
-        **{f"update_{name}": False for name in ("atime", "mtime", "size", "uid", "gid")},
-    )
-
-    async def do(name: str, operation: Callable[..., Any], *args: Any) -> None:
-        await operation(*args, OWN_CONTEXT)
-        ended.append(name)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(do, "cut", mounted.ops.open, inode, os.O_WRONLY | os.O_TRUNC)
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(do, "chmod", mounted.ops.setattr, inode, entry, mode, None)
-            nursery.start_soon(do, "link", mounted.ops.link, inode, home, b"other")
-            await trio.testing.wait_all_tasks_blocked()
-            args = (home, b"file", home, b"renamed", 0)
-            nursery.start_soon(do, "rename", mounted.ops.rename, *args)
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(do, "unlink", mounted.ops.unlink, home, b"second")
-            nursery.start_soon(do, "look-up", mounted.ops.lookup, home, b"file")
-            await trio.testing.wait_all_tasks_blocked()
-            assert begun.wait(10)
-            assert ended == ["look-up"]
-            may.set()
-
-    trio.run(main)
-    assert set(ended) == {"look-up", "cut", "chmod", "link", "rename", "unlink"}
-    assert sorted(os.listdir(real.parent)) == ["other", "renamed"]
 
 
 def test_a_large_file_is_closed_by_a_thread(
@@ -198,28 +150,35 @@ def test_a_large_file_is_closed_by_a_thread(
 ) -> None:
     """Whether it still has a name or not, and whoever is the last to have it open."""
     watched = Watched(monkeypatch)
-    open_before, home = mounted.open(f"{HOME}/file"), mounted.inode(HOME)
-    mounted.close(mounted.open(f"{HOME}/file", os.O_WRONLY))
+    open_before, home = mounted.open(f"{A}/file"), mounted.inode(A)
+    mounted.close(mounted.open(f"{A}/file", os.O_WRONLY))
     assert watched.taken() == []
-    inode = mounted.inode(f"{HOME}/file")
-    complete(mounted.ops.unlink, home, b"file", OWN_CONTEXT)
+    inode = mounted.inode(f"{A}/file")
+    complete(mounted.ops.unlink, home, b"file", CONTEXT)
     mounted.close(open_before)
-    complete(mounted.ops.forget, [(inode, 100)])
     assert watched.taken() == []
     close_all(mounted)
     assert set(watched.taken()) == {("close", False)}
+    with refused("ESTALE"):
+        complete(mounted.ops.getattr, inode, CONTEXT)
 
 
-def test_a_document_that_is_replaced_is_closed_by_a_thread(
-    mounted: Mounted, real: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("over", [A, "agent/x.d"])
+def test_what_is_replaced_is_closed_by_a_thread(
+    mounted: Mounted, real: Path, monkeypatch: pytest.MonkeyPatch, over: str
 ) -> None:
-    watched, home = Watched(monkeypatch), mounted.inode(HOME)
-    inode = mounted.inode(f"{HOME}/file")
-    complete(mounted.ops.mknod, home, b"new", 0o100644, 0, OWN_CONTEXT)
-    complete(mounted.ops.rename, home, b"new", home, b"file", 0, OWN_CONTEXT)
-    complete(mounted.ops.forget, [(inode, 100)])
+    artifact, where, name = mounted.inode(A), mounted.inode(over), b"file"
+    if over != A:
+        name = b"result.md"
+        mounted.put("agent/x.d/result.md", b"x" * LARGE)
+        close_all(mounted)
+    watched = Watched(monkeypatch)
+    complete(mounted.ops.mknod, artifact, b"new", 0o100644, 0, CONTEXT)
+    complete(mounted.ops.rename, artifact, b"new", where, name, 0, CONTEXT)
     assert watched.taken() == []
-    assert real.stat().st_size == 0
+    assert (mounted.get(f"{over}/{name.decode()}"), mounted.list(A)) == (
+        "", ["file"],
+    )
     close_all(mounted)
     assert watched.taken() == [("close", False)]
 
@@ -228,7 +187,7 @@ def test_what_is_not_in_memory_is_read_by_a_thread(
     mounted: Mounted, real: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = Watched(monkeypatch)
-    fh = mounted.open(f"{HOME}/file")
+    fh = mounted.open(f"{A}/file")
     assert mounted.read(fh, 0, 100) == b"x" * 100
     assert watched.taken() == []
 
@@ -238,28 +197,69 @@ def test_what_is_not_in_memory_is_read_by_a_thread(
     monkeypatch.setattr(os, "preadv", cold)
     assert mounted.read(fh, LARGE - 3, 100) == b"xxx"
     assert watched.taken() == [("pread", False)]
+    with mounted.as_(ROOT):
+        other = mounted.make("y")
     with mounted.agents.journal.changing() as change:
         # so many that they are in a file
-        change.move(mounted.make("x"), Cue.START, reason="x" * 2048)
-    events = mounted.open("home/0/agent/x/session/default/events.jsonl")
+        change.move(other, Cue.START, reason="x" * 2048)
+    with mounted.as_(ROOT):
+        events = mounted.open("home/0/agent/y/session/default/events.jsonl")
     assert b"agent.create" in mounted.read(events)
     assert watched.taken() == [("pread", False)]
     mounted.close(events)
     mounted.close(fh)
 
 
-def test_who_writes_much_is_left_to_threads(
+def test_what_changes_a_file_is_left_to_threads(
     mounted: Mounted, real: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ctxfs.disks.time.monotonic", lambda: 1000.0)
-    monkeypatch.setattr("ctxfs.disks._MUCH", 100)
     watched = Watched(monkeypatch)
-    fh = mounted.open(f"{HOME}/file", os.O_WRONLY)
-    for offset in (0, 60):
-        assert mounted.write(fh, b"y" * 60, offset) == 60
-    assert watched.taken() == [("pwrite", True), ("pwrite", False)]
-    assert real.read_bytes()[:121] == b"y" * 120 + b"x"
+    fh = mounted.open(f"{A}/file", os.O_WRONLY)
+    assert mounted.write(fh, b"y") == 1
+    assert watched.taken() == [("pwrite", False)]
     mounted.close(fh)
+    mounted.close(mounted.open("agent/x.d/result.md", os.O_WRONLY | os.O_TRUNC))
+    assert watched.taken() == [], "there was nothing to cut off"
+
+
+def test_a_write_waits_for_no_page_that_it_is_made_from(
+    mounted: Mounted, real: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent's other files are read while one of them is written, however long that takes."""
+    may, begun, write = threading.Event(), threading.Event(), os.pwrite
+
+    def slow(fd: int, data: bytes, offset: int) -> int:
+        begun.set()
+        may.wait(10)
+        return write(fd, data, offset)
+
+    def cold(*args: Any) -> int:
+        raise BlockingIOError(11, "not in memory")
+
+    writing, reading = mounted.open(f"{A}/file", os.O_WRONLY), mounted.open(f"{A}/file")
+    monkeypatch.setattr(os, "pwrite", slow)
+    monkeypatch.setattr(os, "preadv", cold)
+    ended: list[str] = []
+
+    async def do(name: str, operation: Callable[..., Any], *args: Any) -> None:
+        await operation(*args)
+        ended.append(name)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(do, "write", mounted.ops.write, writing, 0, b"y")
+            while not begun.is_set():
+                await trio.sleep(0)
+            nursery.start_soon(do, "read", mounted.ops.read, reading, 0, 10)
+            with trio.fail_after(10):
+                while not ended:
+                    await trio.sleep(0)
+            assert ended == ["read"]
+            may.set()
+
+    trio.run(main)
+    for fh in (writing, reading):
+        mounted.close(fh)
 
 
 def test_a_refused_cut_opens_nothing(
@@ -272,12 +272,12 @@ def test_a_refused_cut_opens_nothing(
         """Of this file: other tests have left some, which come and go."""
         return sum(path.resolve() == real for path in Path("/proc/self/fd").iterdir())
 
-    mounted.inode(f"{HOME}/file")  # which it is reached by, from now on
-    before = descriptors()
+    mounted.inode(f"{A}/file")  # which it is reached by, from now on
+    before, used = descriptors(), mounted.agents.accounts.used(Resource.DESCRIPTORS)
     monkeypatch.setattr(os, "ftruncate", full)
     with refused("EIO"):
-        mounted.open(f"{HOME}/file", os.O_WRONLY | os.O_TRUNC)
+        mounted.open(f"{A}/file", os.O_WRONLY | os.O_TRUNC)
     close_all(mounted)
     assert descriptors() == before
     assert not mounted.ops._open_files
-    assert mounted.base.runtime.accounts.used(Resource.DESCRIPTORS) == 0
+    assert mounted.agents.accounts.used(Resource.DESCRIPTORS) == used

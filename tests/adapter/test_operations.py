@@ -9,7 +9,6 @@ import re
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -76,7 +75,6 @@ class FakeNode(Node):
         self.log: list[Any] = []
         self.names: dict[str, FakeNode] = {}
         self.error: Exception | None = None
-        self.references = 0
 
     path = "place"
     incarnation = Incarnation("i1")
@@ -87,9 +85,6 @@ class FakeNode(Node):
 
     def attributes(self) -> Attributes:
         return Attributes(inode=self.inode, mode=self.mode, size=10, mtime=1.5, uid=7, gid=8)
-
-    def remembered(self) -> None:
-        self.references += 1
 
     def lookup(self, call: Call, name: str) -> Node:
         self.fail()
@@ -128,7 +123,7 @@ class FakeFilesystem:
         self.nodes = {node.inode: node for node in nodes}
         self.reasons = Reasons()
         self.cache = Cache()
-        self.durable = SimpleNamespace(owns=lambda inode: False)
+        self.folders = SimpleNamespace(forget=lambda inode: None)
         identity = SimpleNamespace(
             resolve=lambda uid, gid, pid: ME,
             is_master=lambda caller: caller.uid == 0,
@@ -151,9 +146,6 @@ class FakeFilesystem:
 
         self.disks = Disks(lambda caller: Payer(caller.uid))
         self.base = self
-
-    async def settled(self, directory: Node, name: str) -> None:
-        assert not self.disks.busy
 
     async def sync(self) -> None:
         self.synced += 1
@@ -314,17 +306,6 @@ def test_renaming(small: Small, flags: int) -> None:
     assert small.root.log == [("rename", "a", 2, "b", flags)]
 
 
-@pytest.mark.parametrize("name", [b"security.capability", b"system.posix_acl_access", b"trusted.x"])
-def test_attributes_of_the_kernel_are_not_supported(small: Small, name: bytes) -> None:
-    for operation, args in (
-        (small.ops.getxattr, (1, name)),
-        (small.ops.setxattr, (1, name, b"x")),
-        (small.ops.removexattr, (1, name)),
-    ):
-        with refused(errno.errorcode[errno.EOPNOTSUPP]):
-            complete(operation, *args, CONTEXT)
-
-
 # attributes
 
 
@@ -339,7 +320,7 @@ def test_attributes_are_the_nodes(small: Small) -> None:
 def test_a_name_that_was_looked_up_is_remembered(small: Small) -> None:
     complete(small.ops.lookup, 1, b"file", CONTEXT)
     complete(small.ops.getattr, 2, CONTEXT)
-    assert small.file.references == 1
+    assert small.fs.cache._known == {2: 1}
 
 
 def test_only_what_is_asked_for_is_changed(small: Small) -> None:
@@ -423,32 +404,6 @@ def test_a_file_without_poll_is_always_ready(small: Small) -> None:
     assert complete(small.ops.poll, 2, small.open(), None, CONTEXT) == 0x5
 
 
-def test_what_may_go_of_a_file_is_what_it_has_on_the_disk(
-    small: Small, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may be short and have blocks behind its end, as of fallocate(2): a thread frees them."""
-    sizes: list[int] = []
-
-    async def change(caller: Caller, work: Any, inode: int, size: int) -> None:
-        sizes.append(size)
-
-    monkeypatch.setattr(small.fs.disks, "change", change)
-    monkeypatch.setattr(small.file, "truncating", lambda *_: nullcontext(), raising=False)
-    wanted, fields = pyfuse3.EntryAttributes(), SimpleNamespace(
-        **{f"update_{name}": False for name in ("mode", "uid", "gid", "atime", "mtime")}
-    )
-    wanted.st_size, fields.update_size = 0, True
-    real = os.stat(__file__)
-    blocks = SimpleNamespace(
-        st_blocks=1 << 20, st_blksize=4096, st_atime_ns=0, st_mtime_ns=0, st_ctime_ns=0
-    )
-    for given in (real, blocks):
-        told = Attributes(inode=2, mode=stat.S_IFREG, size=10, real=cast(os.stat_result, given))
-        monkeypatch.setattr(small.file, "attributes", lambda told=told: told)
-        complete(small.ops.setattr, 2, wanted, fields, None, CONTEXT)
-    assert sizes == [max(10, real.st_blocks * 512), 512 << 20]
-
-
 # directories
 
 
@@ -487,7 +442,7 @@ def test_a_directory_is_listed_page_by_page_each_name_once(
         seen += [name for name, _ in taken]
         start = taken[-1][1]
     assert seen == [f"f{n}".encode() for n in range(7)]
-    assert [node.references for node in small.root.names.values()] == [1] * 7
+    assert small.fs.cache._known == {10 + n: 1 for n in range(7)}
 
 
 def test_names_of_a_large_directory_are_paid_before_they_are_read(
@@ -506,7 +461,8 @@ def test_names_of_a_large_directory_are_paid_before_they_are_read(
         with refused("EDQUOT"):
             page(small, monkeypatch, fh, len(first), 10_000)
     assert page(small, monkeypatch, fh, 10, 2000) == first[10:], "no more than were paid"
-    assert {node.references for node in small.root.names.values()} == {0, 1, 2}
+    known = small.fs.cache._known
+    assert {known[node.inode] for node in small.root.names.values()} == {0, 1, 2}
     accounts.give_back(Payer(ME.uid), Resource.MEMORY, rest)
     while more := page(small, monkeypatch, fh, len(first), 500):
         first += more

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,17 @@ import pyfuse3
 import pytest
 
 from ctxfs import filesystem
-from ctxfs.files.folders import ROWS
+from ctxfs.files.folders import ARTIFACT, ROWS
 from ctxfs.filesystem import Filesystem
 from ctxfs.operations import Operations
-from ctxfs.tree import openfiles
+from ctxfs.tree import folders, openfiles
+from ctxfs.tree.folders import Folders
 from ctxfs.tree.nodes import OpenFile, OpenGone
 from runtime.authority.accounts import Resource
+from runtime.errors import MissingError
 from runtime.kernel.handover import Descriptors, read_back, written
 from tests.worlds.records import ROOT, inside
-from tests.worlds.tree import CONTEXT, OWN_CONTEXT, Mounted, Waiter, complete, refused
+from tests.worlds.tree import CONTEXT, Mounted, Waiter, complete, refused
 
 WRITE = os.O_WRONLY | os.O_TRUNC
 APPEND = os.O_WRONLY | os.O_APPEND
@@ -42,7 +45,6 @@ def succeed(mounted: Mounted) -> list[int]:
         "base": base.save(descriptors),
         "cache": base.cache.save(),
         "reasons": base.reasons.save(),
-        "durable": base.durable.save(descriptors),
         "folders": base.folders.save(descriptors),
         "open": operations.save(descriptors),
     })))
@@ -58,7 +60,6 @@ def succeed(mounted: Mounted) -> list[int]:
     mounted.base.restore(saved["base"])
     mounted.base.cache.restore(saved["cache"])
     mounted.base.reasons.restore(saved["reasons"])
-    mounted.base.durable.restore(saved["durable"], mounted.fs.space_at)
     mounted.base.folders.restore(saved["folders"], ROWS)
     mounted.ops.restore(saved["open"])
     return descriptors.kept
@@ -283,19 +284,18 @@ def read_names(mounted: Mounted, fh: int, start: int = 0) -> list[bytes]:
 
 @pytest.fixture
 def large(mounted: Mounted) -> Path:
-    """``shared/s``, with 5,000 files."""
-    mounted.agents.spaces.adopt("s", 0)
-    space = mounted.world.state / "tree/shared/s"
-    space.mkdir()
+    """The artifacts of ``x``: 5,000 files."""
+    agent = mounted.agent("x")
+    mounted.agents.documents.ensure(agent)
+    real = mounted.agents.documents.path(agent, "artifact")
     for number in range(5000):
-        (space / f"f{number}").touch()
-    return space
+        (real / f"f{number}").touch()
+    return real
 
 
-@pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("path", ["agent", D, "shared/s"])
+@pytest.mark.parametrize("path", ["agent", D, f"{D}/artifact"])
 def test_a_directory_is_listed_on(
-    mounted: Mounted, path: str, monkeypatch: pytest.MonkeyPatch
+    mounted: Mounted, large: Path, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(10):
         mounted.make(f"n{number}")
@@ -306,8 +306,7 @@ def test_a_directory_is_listed_on(
     for _ in range(2):
         succeed(mounted)
     names = [os.fsdecode(name) for name in (*first.names, *read_names(mounted, fh, 5))]
-    shared = path == "shared/s"
-    found = os.listdir(mounted.world.state / "tree" / path) if shared else mounted.list(path)
+    found = os.listdir(large) if path == f"{D}/artifact" else mounted.list(path)
     assert len(first.names) == 5 and sorted(names) == sorted(found)
     assert read_names(mounted, fh) == [os.fsencode(name) for name in names]
     complete(mounted.ops.releasedir, fh)
@@ -317,10 +316,10 @@ def test_of_a_large_directory_no_more_names_pass_than_were_read(
     mounted: Mounted, large: Path
 ) -> None:
     """Whatever was removed and made since, the others are told once."""
-    fh = complete(mounted.ops.opendir, mounted.inode("shared/s"), CONTEXT)
+    fh = complete(mounted.ops.opendir, mounted.inode(f"{D}/artifact"), CONTEXT)
     first = read_names(mounted, fh)[:500]
     complete(mounted.ops.releasedir, fh)
-    fh = complete(mounted.ops.opendir, mounted.inode("shared/s"), CONTEXT)
+    fh = complete(mounted.ops.opendir, mounted.inode(f"{D}/artifact"), CONTEXT)
     listing = mounted.ops._listings[fh]
     known, size = list(listing.names), listing.size
     assert len(known) < 2000 and known[:500] == [os.fsdecode(name) for name in first]
@@ -341,84 +340,75 @@ def test_of_a_large_directory_no_more_names_pass_than_were_read(
 
 
 @pytest.fixture
-def space(mounted: Mounted) -> str:
-    (mounted.world.state / "tree/shared/s").mkdir()
-    mounted.agents.spaces.adopt("s", 0)
-    return "shared/s"
+def running(mounted: Mounted) -> Iterator[Mounted]:
+    """As the agent finds it."""
+    with mounted.as_(inside(mounted.world.live(mounted.agent("x")))):
+        yield mounted
+
+
+A = f"{D}/artifact"
 
 
 def create(mounted: Mounted, directory: str, name: str, flags: int = os.O_RDWR) -> tuple[int, int]:
     """(handle, inode)"""
     inode = mounted.inode(directory)
     info, entry = complete(
-        mounted.ops.create, inode, name.encode(), 0o644, flags, OWN_CONTEXT
+        mounted.ops.create, inode, name.encode(), 0o644, flags, CONTEXT
     )
     return int(info.fh), int(entry.st_ino)
 
 
-def test_a_real_file_keeps_its_inode_number_and_its_place(mounted: Mounted, space: str) -> None:
-    complete(mounted.ops.mkdir, mounted.inode(space), b"d", 0o755, OWN_CONTEXT)
-    fh, inode = create(mounted, f"{space}/d", "f")
+def test_a_real_file_keeps_its_inode_number_and_its_place(running: Mounted) -> None:
+    mounted = running
+    complete(mounted.ops.mkdir, mounted.inode(A), b"d", 0o755, CONTEXT)
+    fh, inode = create(mounted, f"{A}/d", "f")
     mounted.write(fh, b"one")
-    directory = mounted.inode(f"{space}/d")
+    directory = mounted.inode(f"{A}/d")
     succeed(mounted)
-    assert mounted.inode(f"{space}/d/f") == inode and mounted.inode(f"{space}/d") == directory
+    assert mounted.inode(f"{A}/d/f") == inode and mounted.inode(f"{A}/d") == directory
     assert mounted.read(fh) == b"one"
     mounted.write(fh, b" two", 3)
-    complete(
-        mounted.ops.rename, directory, b"f", mounted.inode(space), b"g", 0, OWN_CONTEXT
-    )
-    assert mounted.read(fh) == b"one two" and mounted.inode(f"{space}/g") == inode
+    complete(mounted.ops.rename, directory, b"f", mounted.inode(A), b"g", 0, CONTEXT)
+    assert mounted.read(fh) == b"one two" and mounted.inode(f"{A}/g") == inode
     mounted.close(fh)
-    assert mounted.get(f"{space}/g") == "one two"
+    assert mounted.get(f"{A}/g") == "one two"
 
 
-def test_a_file_without_a_name_is_read_on(mounted: Mounted, space: str) -> None:
-    fh, inode = create(mounted, space, "f")
+def test_a_file_without_a_name_is_read_on(running: Mounted) -> None:
+    mounted = running
+    fh, inode = create(mounted, A, "f")
     mounted.write(fh, b"kept")
-    complete(mounted.ops.unlink, mounted.inode(space), b"f", OWN_CONTEXT)
+    os.fsync(opened(mounted, fh).fd)  # type: ignore[attr-defined]  # it has blocks from now on
+    complete(mounted.ops.unlink, mounted.inode(A), b"f", CONTEXT)
     for _ in range(2):
         succeed(mounted)
         assert mounted.read(fh) == b"kept"
         assert complete(mounted.ops.getattr, inode, CONTEXT).st_nlink == 0
-    used = mounted.base.durable.unnamed()
-    assert sum(used.values()) > 0
+    assert sum(mounted.base.folders.unnamed().values()) > 0
     mounted.close(fh)
-    node = mounted.base.durable.known_node(inode)
-    assert node is not None
-    complete(mounted.ops.forget, [(inode, node.lookups)])
-    assert mounted.base.durable.known_node(inode) is None
-    assert mounted.base.durable.unnamed() == {}
+    assert mounted.base.folders.unnamed() == {}
+    with refused("ESTALE"):
+        complete(mounted.ops.getattr, inode, CONTEXT)
 
 
-def test_what_the_kernel_knows_is_forgotten_as_often_as_it_was_told(
-    mounted: Mounted, space: str
-) -> None:
-    (mounted.world.state / "tree" / space / "f").touch()
-    for _ in range(3):
-        inode = mounted.inode(f"{space}/f")
+def test_what_the_kernel_knows_is_forgotten_as_often_as_it_was_told(running: Mounted) -> None:
+    mounted = running
+    fh, _ = create(mounted, A, "f")
+    mounted.close(fh)
+    for _ in range(2):
+        inode = mounted.inode(f"{A}/f")
     succeed(mounted)
-    assert mounted.inode(f"{space}/f") == inode
+    assert mounted.inode(f"{A}/f") == inode
     complete(mounted.ops.forget, [(inode, 3)])
-    assert mounted.base.durable.known_node(inode) is not None
+    assert mounted.base.folders.knows(inode)
     complete(mounted.ops.forget, [(inode, 1)])
-    assert mounted.base.durable.known_node(inode) is None
-
-
-def test_another_file_of_the_same_inode_number_is_another(mounted: Mounted, space: str) -> None:
-    """The backing is replaced while nobody has it open, by a line of a mount table."""
-    path = mounted.world.state / "tree" / space / "f"
-    path.touch()
-    inode = mounted.inode(f"{space}/f")
-    succeed(mounted)
-    path.unlink()
-    path.touch()
-    assert mounted.inode(f"{space}/f") != inode
+    assert not mounted.base.folders.knows(inode)
 
 
 @pytest.mark.parametrize("flags", [os.O_WRONLY | os.O_APPEND, os.O_WRONLY, os.O_RDWR])
-def test_how_a_real_file_was_opened_counts_on(mounted: Mounted, space: str, flags: int) -> None:
-    fh, _ = create(mounted, space, "f", flags)
+def test_how_a_real_file_was_opened_counts_on(running: Mounted, flags: int) -> None:
+    mounted = running
+    fh, _ = create(mounted, A, "f", flags)
     before = opened(mounted, fh)
     mounted.write(fh, b"1")
     succeed(mounted)
@@ -426,22 +416,63 @@ def test_how_a_real_file_was_opened_counts_on(mounted: Mounted, space: str, flag
     assert (after.direct, after.keep, after.flags) == (before.direct, before.keep, before.flags)
     mounted.write(fh, b"2", 0)
     mounted.close(fh)
-    assert mounted.get(f"{space}/f") == ("12" if flags & os.O_APPEND else "2")
+    assert mounted.get(f"{A}/f") == ("12" if flags & os.O_APPEND else "2")
 
 
-def test_a_space_that_is_not_on_the_disk_yet_keeps_its_number(mounted: Mounted) -> None:
-    agent = mounted.agent("x")
-    with mounted.as_(inside(mounted.world.live(agent))):
-        inode = mounted.inode(f"{D}/artifact")
-        succeed(mounted)
-        assert mounted.inode(f"{D}/artifact") == inode
-        fh, _ = create(mounted, f"{D}/artifact", "f")
-        mounted.write(fh, b"x")
-        succeed(mounted)
-        mounted.close(fh)
-        assert mounted.inode(f"{D}/artifact") == inode
-        assert mounted.list(f"{D}/artifact") == ["f"]
-    assert stat.S_ISDIR(mounted.stat(f"{D}/artifact").st_mode)
+def test_a_folder_that_is_not_on_the_disk_yet_keeps_its_number(running: Mounted) -> None:
+    mounted = running
+    inode = mounted.inode(A)
+    succeed(mounted)
+    assert mounted.inode(A) == inode
+    fh, _ = create(mounted, A, "f")
+    mounted.write(fh, b"x")
+    succeed(mounted)
+    mounted.close(fh)
+    assert mounted.inode(A) == inode
+    assert mounted.list(A) == ["f"]
+    assert stat.S_ISDIR(mounted.stat(A).st_mode)
+
+
+def test_what_version_0_2_knew_goes_on(running: Mounted) -> None:
+    """Its numbers mean the same files; of what it served and this one does not, nothing is read."""
+    mounted = running
+    fh, _ = create(mounted, A, "f")
+    mounted.write(fh, b"text")
+    gone, _ = create(mounted, A, "gone")
+    complete(mounted.ops.unlink, mounted.inode(A), b"gone", CONTEXT)
+    agent, first = mounted.agent("x"), 1 << 62
+    space = {"place": ["artifact", f"{agent.index}.{agent.incarnation}"], "entries": 1, "bytes": 4}
+    shared = {"place": ["shared", "s"], "entries": None, "bytes": 0}
+    node = {"gone": False, "listed": True, "space": 0, "parent": None, "name": ""}
+    saved = folders.saved_before({"spaces": [space, shared], "nodes": [
+        {**node, "inode": first + 2, "parent": 1, "name": "f"},
+        {**node, "inode": first + 1},
+        {**node, "inode": first + 3, "parent": 1, "name": "gone", "gone": True},
+        {**node, "inode": first + 4, "space": 1},
+    ]})  # fmt: skip
+    base = mounted.base
+    made = Folders(base.runtime, base.cache, base.disks)
+    made.restore(read_back(b"".join(written(saved))), ROWS)
+    assert made.get(first + 2).attributes().size == 4
+    assert made.root(ARTIFACT, agent).inode == first + 1
+    kept = {"fd": os.dup(opened(mounted, gone).fd), "flags": os.O_RDONLY}  # type: ignore[attr-defined]
+    again = made.reopened(first + 3, mounted.identity.caller, kept, ROWS)
+    assert again is not None and again.read(0, 10) == b""
+    again.release()
+    assert not made.knows(first + 4)
+    for each in (fh, gone):
+        mounted.close(each)
+
+
+def test_what_version_0_2_had_open_of_other_trees_is_refused(mounted: Mounted) -> None:
+    fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    saved = {"kind": "_OpenDurable", "fd": fd, "keep": False, "flags": os.O_RDONLY}
+    node = mounted.fs.opened_before((1 << 62) + 7, "shared/s/f")
+    found = mounted.ops._reopened(node, ROOT, saved)
+    with pytest.raises(MissingError, match="open the file again"):
+        found.read(0, 10)
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(fd)
 
 
 # caches

@@ -178,9 +178,9 @@ class Mounted:
         self.ops = Operations(self.fs)
 
     def unmount(self) -> None:
-        """The kernel forgets all that it knew, and what was open for that is closed."""
-        for inode, node in list(self.base.durable._nodes.items()):
-            self.base.durable.forget(inode, node.lookups)
+        """The kernel forgets all that it knew."""
+        for inode, count in list(self.base.cache._known.items()):
+            complete(self.ops.forget, [(inode, count)])
 
     @contextmanager
     def as_(self, caller: Caller) -> Iterator[None]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -60,13 +60,20 @@ class Held:
 def under_way(
     beside: Disks, asked: Sequence[tuple[str, Caller, int | None]], let: str = ""
 ) -> list[set[str]]:
-    """Which works are begun and not ended: when all were asked for, and after each of ``let``."""
+    """Which works are begun and not ended: when all were asked for, and after each of ``let``.
+    Without a file it is a read."""
     held, seen = Held(), []
+
+    async def ask(name: str, caller: Caller, file: int | None) -> None:
+        if file is None:
+            await beside.read(caller, held.work(name))
+        else:
+            await beside.change(caller, held.work(name), file)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            for name, caller, file in asked:
-                nursery.start_soon(beside.do, caller, held.work(name), file)
+            for each in asked:
+                nursery.start_soon(ask, *each)
                 await trio.testing.wait_all_tasks_blocked()
             seen.append(set(held.begun))
             with trio.fail_after(10):
@@ -85,71 +92,37 @@ def under_way(
     return seen
 
 
-def test_an_agent_waits_for_itself_alone(beside: Disks) -> None:
-    asked = [("a", who("one"), None), ("b", who("one"), None), ("c", who("two"), None)]
+@pytest.mark.parametrize("file", [None, 5])
+def test_an_agent_waits_for_itself_alone(beside: Disks, file: int | None) -> None:
+    asked = [("a", who("one"), file), ("b", who("one"), file), ("c", who("two"), file and 6)]
     assert under_way(beside, asked, "a") == [{"a", "c"}, {"b", "c"}]
 
 
-def test_agents_of_an_owner_have_two_threads(beside: Disks) -> None:
-    asked = [(name, who(name), None) for name in "abc"]
-    asked += [("d", who("d", owner=1001), None), ("e", who("e", reserve=Reserve.OWNER), None)]
+@pytest.mark.parametrize("files", [[None] * 5, [1, 2, 3, 4, 5]])
+def test_agents_of_an_owner_have_two_threads(
+    beside: Disks, files: Sequence[int | None]
+) -> None:
+    asked = [(name, who(name), file) for name, file in zip("abc", files, strict=False)]
+    asked += [("d", who("d", owner=1001), files[3]), ("e", who("e", reserve=Reserve.OWNER), None)]
     assert under_way(beside, asked, "b") == [{"a", "b", "d", "e"}, {"a", "c", "d", "e"}]
 
 
+def test_no_read_waits_for_a_change_of_the_same_agent(beside: Disks) -> None:
+    """What it is to write may be in a page that has to be read first."""
+    asked = [("a", who("one"), 5), ("b", who("one"), 6), ("c", who("one"), None)]
+    assert under_way(beside, asked, "c") == [{"a", "c"}, {"a"}]
+    asked = [("a", who("one"), None), ("b", who("one"), None), ("c", who("one"), 5)]
+    assert under_way(beside, asked, "c") == [{"a", "c"}, {"a"}]
+
+
 def test_a_file_is_changed_by_one_at_a_time(beside: Disks) -> None:
-    asked = [("a", who("one"), 5), ("b", who("two"), 5), ("c", who("three"), 6)]
+    asked = [("a", who("one"), 5), ("b", who("two"), 5), ("c", who("three", owner=1001), 6)]
     assert under_way(beside, asked, "a") == [{"a", "c"}, {"b", "c"}]
 
 
 def test_who_waits_for_its_turn_keeps_nobody_from_a_file(beside: Disks) -> None:
     asked = [("a", who("one"), 5), ("b", who("one"), 6), ("c", who("two", owner=1001), 6)]
     assert under_way(beside, asked, "ac") == [{"a", "c"}, {"c"}, {"b"}]
-
-
-def test_an_owner_cuts_off_so_much_at_a_time(beside: Disks) -> None:
-    """The kernel holds the locks of those files, and who waits cannot be killed."""
-    gibibyte, held = 1 << 30, Held()
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            for name, size in (("a", 3 * gibibyte), ("b", gibibyte)):
-                nursery.start_soon(beside.do, who(name), held.work(name), None, size)
-            await trio.testing.wait_all_tasks_blocked()
-            with pytest.raises(OverTimeError, match="1000 is already truncating 4294967296 bytes"):
-                await beside.do(who("c"), held.work("c"), None, 2 << 20)
-            nursery.start_soon(beside.do, who("d"), held.work("d"), None, 1 << 20)
-            nursery.start_soon(beside.do, who("e", 1001), held.work("e"), None, 9 * gibibyte)
-            await trio.testing.wait_all_tasks_blocked()
-            assert set(held.begun) == {"a", "b", "e"}
-            for name in "abe":
-                held.let(name)
-            with trio.fail_after(10):
-                while "d" not in held.begun:
-                    await trio.sleep(0)
-            held.let("d")
-        assert not beside._cutting
-
-    trio.run(main)
-
-
-def test_whoever_needs_the_lock_of_a_file_waits_for_its_thread_but_not_long(beside: Disks) -> None:
-    held = Held()
-
-    async def main() -> None:
-        assert not beside.busy
-        await beside.settled(5)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(beside.do, who("one"), held.work("a"), 5)
-            await trio.testing.wait_all_tasks_blocked()
-            assert beside.busy
-            await beside.settled(6)
-            with pytest.raises(OverTimeError, match="try again"):
-                await beside.settled(5)
-            nursery.start_soon(beside.settled, 5)
-            held.let("a")
-        assert held.ended == ["a"]
-
-    trio.run(main)
 
 
 def test_what_a_work_raises_is_raised_and_its_turn_goes_on(beside: Disks) -> None:
@@ -164,11 +137,11 @@ def test_what_a_work_raises_is_raised_and_its_turn_goes_on(beside: Disks) -> Non
 
     async def main() -> None:
         with pytest.raises(PermissionError):
-            await beside.do(who("one"), refused(), 5)
+            await beside.change(who("one"), refused(), 5)
         with pytest.raises(OSError, match="descriptor"):
-            await beside.do(who("one"), failing(), 5)
+            await beside.change(who("one"), failing(), 5)
         with trio.fail_after(10):
-            await beside.do(who("one"), nullcontext(lambda: None), 5)
+            await beside.change(who("one"), nullcontext(lambda: None), 5)
 
     trio.run(main)
 
@@ -205,10 +178,11 @@ def opened_on(path: Path) -> OpenRealFile:
         os.open(path, os.O_RDWR | os.O_CREAT),
         limit=1 << 20,
         append=False,
-        share=None,
+        share=cast(Any, SimpleNamespace(writing=lambda *_: nullcontext())),
         may_read=lambda: None,
         may_write=lambda: None,
         changed=lambda: None,
+        close=os.close,
     )
 
 
@@ -285,70 +259,6 @@ async def close_beside(beside: Disks) -> None:
         nursery.cancel_scope.cancel()
 
 
-def asked_at_once(
-    beside: Disks, times: list[float], size: int, took: float = 0.0, *, waits: bool = True
-) -> list[bool]:
-    """Whether a change that takes so long, and waits meanwhile, is made at once, at each of these
-    times."""
-    now = 0.0
-    at_once = []
-
-    @contextmanager
-    def work() -> Iterator[Callable[[], int]]:
-        nonlocal now
-        yield threading.get_ident
-        now += took
-        if waits:
-            select.select([], [], [], 0.001)  # as a disk would make it
-
-    async def main() -> None:
-        nonlocal now
-        for now in times:  # noqa: B007  # read by the clock
-            by = await beside.change(who("one"), work(), 5, size)
-            at_once.append(by == threading.get_ident())
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ctxfs.disks.time.monotonic", lambda: now)
-        trio.run(main)
-    return at_once
-
-
-def test_what_is_small_is_written_at_once_but_not_much_of_it(beside: Disks) -> None:
-    mebibyte = 1 << 20
-    assert asked_at_once(beside, [0.0] * 65, mebibyte) == [True] * 64 + [False]
-    assert asked_at_once(beside, [0.25] * 17, mebibyte) == [True] * 16 + [False]
-    assert asked_at_once(beside, [2.0, 3.0], mebibyte + 1) == [False] * 2
-
-
-def test_a_slow_disk_is_left_to_threads_for_a_while(beside: Disks) -> None:
-    assert asked_at_once(beside, [0.0, 0.1], 10, took=0.004) == [True, True]
-    times = [1.0, 1.1, 9.0, 11.1, 11.2]
-    assert asked_at_once(beside, times, 10, took=0.02) == [True, False, False, True, False]
-
-
-def test_a_busy_processor_is_not_taken_for_a_slow_disk(beside: Disks) -> None:
-    assert asked_at_once(beside, [0.0, 0.1, 0.2], 10, took=0.02, waits=False) == [True] * 3
-
-
-def test_who_changes_a_file_waits_for_the_thread_that_does(beside: Disks) -> None:
-    held = Held()
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(beside.do, who("one"), held.work("a"), 5)
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(beside.change, who("two"), held.work("b"), 5, 1)
-            await trio.testing.wait_all_tasks_blocked()
-            assert held.begun == ["a"]
-            held.let("a")
-            with trio.fail_after(10):
-                while held.begun != ["a", "b"]:
-                    await trio.sleep(0)
-            held.let("b")
-
-    trio.run(main)
-
-
 def test_a_look_at_processes_keeps_nobody_from_the_file_that_they_wait_for(beside: Disks) -> None:
     held = Held()
 
@@ -356,7 +266,7 @@ def test_a_look_at_processes_keeps_nobody_from_the_file_that_they_wait_for(besid
         async with trio.open_nursery() as nursery:
             nursery.start_soon(beside.look, who("one"), held.work("look"))
             await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(beside.do, who("one"), held.work("read"))
+            nursery.start_soon(beside.read, who("one"), held.work("read"))
             await trio.testing.wait_all_tasks_blocked()
             begun = tuple(held.begun)
             held.let("look")

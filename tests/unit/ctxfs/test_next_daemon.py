@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from ctxfs.operations import Operations
 from runtime.authority.accounts import Resource
 from runtime.kernel.handover import Descriptors, read_back, written
-from tests.worlds.tree import CONTEXT, OWN_CONTEXT, USER, Mounted, complete, mounted_in, refused
+from tests.worlds.tree import CONTEXT, USER, Mounted, complete, mounted_in, refused
 
 _MEMORY = 1 << 20
 
@@ -101,23 +100,3 @@ def test_the_last_text_of_what_is_gone_is_on_an_account(mounted: Mounted) -> Non
         for file in files:
             mounted.close(file)
         assert _used(mounted) == 0
-
-
-def test_what_is_open_in_a_removed_space_is_not_in_the_next_of_its_name(mounted: Mounted) -> None:
-    def make() -> int:
-        shared = mounted.inode("shared")
-        return int(complete(mounted.ops.mkdir, shared, b"x", 0o755, OWN_CONTEXT).st_ino)
-
-    space = make()
-    info, _ = complete(mounted.ops.create, space, b"file", 0o644, os.O_RDWR, OWN_CONTEXT)
-    complete(mounted.ops.unlink, space, b"file", OWN_CONTEXT)
-    complete(mounted.ops.rmdir, mounted.inode("shared"), b"x", CONTEXT)
-    make()
-    saved = mounted.base.durable.save(Descriptors())
-    inode = mounted.ops._open_files[info.fh].node.inode
-    (number,) = (node["space"] for node in saved["nodes"] if node["inode"] == inode)
-    assert saved["spaces"][number]["path"] == "shared/x"
-    assert mounted.fs.space_at(tuple(saved["spaces"][number]["place"])) is None
-    others = [each["place"] for at, each in enumerate(saved["spaces"]) if at != number]
-    assert [mounted.fs.space_at(tuple(place)) for place in others] != [None]
-    mounted.close(int(info.fh))
