@@ -10,6 +10,8 @@
  *     io_uring          does in the kernel what the filter refuses (ENOSYS)
  *     io_setup          lets one thread make many requests at once, which wait in the
  *                       daemon without a process that pays for them (ENOSYS)
+ *     userfaultfd       lets a program hold a page for as long as it likes, and whatever
+ *                       lock the kernel has taken that waits for this page (ENOSYS)
  *     keyrings          belong to the uid, which agents share (ENOSYS); monitor.c gave
  *                       the program a session keyring of its own
  *     vsock             reaches the hypervisor of this machine (EAFNOSUPPORT)
@@ -123,6 +125,7 @@ static inline bool filter_calls(void)
 		BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, FILTER_IO_URING_REGISTER, 1, 0),
 		FILTER_REFUSE(ENOSYS),
 		FILTER_NONE(SYS_io_setup, ENOSYS),
+		FILTER_NONE(SYS_userfaultfd, ENOSYS),
 		FILTER_NONE(SYS_add_key, ENOSYS),
 		FILTER_NONE(SYS_request_key, ENOSYS),
 		FILTER_NONE(SYS_keyctl, ENOSYS),

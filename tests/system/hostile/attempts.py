@@ -178,6 +178,7 @@ TABLE: Final[tuple[Attempt, ...]] = (
                          "keys=ENOSYS limits=ENOSYS"),
               ("callx32", "getpid=ENOSYS vsock=ENOSYS lease=ENOSYS uring=ENOSYS"),
               ("rings", "setup=ENOSYS enter=ENOSYS register=ENOSYS aio=ENOSYS"),
+              ("faults", "call=ENOSYS own=ENOSYS device=ENOENT"),
               ("vsocks", "socket=EAFNOSUPPORT wide=EAFNOSUPPORT pair=EAFNOSUPPORT unix=ok"),
               ("keyrings", "session=ENOSYS add=ENOSYS request=ENOSYS")),
         *rows("29.leases", actor,

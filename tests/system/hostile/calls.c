@@ -83,6 +83,16 @@ static void do_rings(int argc, char **argv)
 	tell_step("aio", syscall(SYS_io_setup, 1, &queue));
 }
 
+/* Pages that a program fills when it likes (userfaultfd(2)): 1 is for faults of its own alone. */
+static void do_faults(int argc, char **argv)
+{
+	(void)argc;
+	(void)argv;
+	tell_step("call", syscall(SYS_userfaultfd, O_CLOEXEC));
+	tell_step("own", syscall(SYS_userfaultfd, O_CLOEXEC | 1));
+	tell_step("device", open("/dev/userfaultfd", O_RDWR | O_CLOEXEC));
+}
+
 /* Half of what the kernel looks at comes from elsewhere: it takes an int. */
 static void do_vsocks(int argc, char **argv)
 {
@@ -166,7 +176,8 @@ static void do_untouched(int argc, char **argv)
 
 const struct way CALL_WAYS[] = {
 	{"call32", 0, do_call32}, {"callx32", 0, do_callx32}, {"rings", 0, do_rings},
-	{"vsocks", 0, do_vsocks}, {"lease", 1, do_lease}, {"keyrings", 0, do_keyrings},
+	{"faults", 0, do_faults}, {"vsocks", 0, do_vsocks}, {"lease", 1, do_lease},
+	{"keyrings", 0, do_keyrings},
 	{"first", 0, do_first}, {"untouched", 0, do_untouched},
 	{NULL, 0, NULL},
 };
