@@ -156,8 +156,8 @@ class Stage:
         os.chmod(daemon.base / "service.sock", 0o666)
         pool = daemon.root / "shared" / "pool"
         pool.mkdir()
-        pool.chmod(0o777)
-        (pool / "file").write_text("pooled\n")
+        (pool / "data").chmod(0o777)
+        (pool / "data" / "file").write_text("pooled\n")
 
     def as_user(self, *command: str) -> None:
         subprocess.run(
@@ -244,12 +244,12 @@ class Stage:
         assert self.human.stdout.readline() == "left\n"
         self.as_user("mkdir", f"{daemon.root}/agent/alien.d")
         alien = daemon.agent_dir("alien")
-        write(alien / "mount", f"{daemon.base}/hostile /hostile ro")
+        write(alien / "mount", f"{daemon.base}/hostile /hostile ro\nhome: /kept rw")
         write(alien / "env", "SECRET=aliens-secret")
         write(alien / "exec", program)
         data = daemon.root / "home" / str(OWNER) / "data"
+        self.as_user("touch", str(data / "own"))  # with the owner's first look it is made
         (data / "roots").write_text("root's\n")
-        self.as_user("touch", str(data / "own"))
         write(alien / "ctl", "start")
 
     def _before(self) -> None:
