@@ -17,7 +17,7 @@ import trio
 
 from runtime.agents.parts import Agents, open_agents
 from runtime.authority.loop import Gentle, LoopMeter
-from runtime.cell import cell
+from runtime.cell import cell, treework
 from runtime.cell.cell import Places
 from runtime.errors import StartupError
 from runtime.kernel import cgroups, linux, orders, spare
@@ -29,7 +29,6 @@ from runtime.kernel.privilege import Privilege
 from runtime.kernel.spawn import Spawner
 from runtime.kernel.waitfiles import WaitFiles
 from runtime.kernel.walker import Walker
-from runtime.life import trees
 from runtime.life.streams import Streams
 from runtime.life.supervisor import Supervisor
 from runtime.records.config import Config
@@ -62,7 +61,7 @@ class Runtime:
         hierarchy: cgroups.Hierarchy,
         spawner: Spawner,
         helpers: Helpers,
-        trees: trees.Trees,
+        trees: treework.Trees,
         binder: Binder,
         held: dict[str, int],
     ) -> None:
@@ -301,8 +300,8 @@ async def open_runtime(
         spaces = Spaces(store)
         # what all agents of all users have written, whatever their policy, is root's to sort out
         closed = [] if privilege.rootless else [config.agent_ids()[0]]
-        trees.adopt(places, spawner, spaces, closed)
-        trees.show(places, privilege)
+        treework.adopt(places, spawner, spaces, closed)
+        treework.show(places, privilege)
         agents = open_agents(
             config=config,
             store=store,
@@ -323,8 +322,8 @@ async def open_runtime(
             helpers = Helpers(spawner, nursery)
             walker = Walker(helpers, places.program("walk"), places.state)
             nursery.start_soon(agents.run, walker)
-            made = trees.Trees(places, places.program("tree"), helpers, spaces)
-            nursery.start_soon(made.run)
+            trees = treework.Trees(places, places.program("tree"), helpers, spaces)
+            nursery.start_soon(trees.run)
             binder = Binder(places.program("binder"), spawner, hierarchy.daemon)
             stack.callback(binder.close)
             streams = Streams(Gentle(agents.accounts.time))
@@ -340,13 +339,14 @@ async def open_runtime(
                     places=places,
                     spawner=spawner,
                     helpers=helpers,
+                    trees=trees,
                     nursery=nursery,
                 ),
                 streams=streams,
                 hierarchy=hierarchy,
                 spawner=spawner,
                 helpers=helpers,
-                trees=made,
+                trees=trees,
                 binder=binder,
                 held=held,
             )
@@ -362,7 +362,7 @@ def _remove_runtime(places: Places) -> None:
     """Takes the runtime directory's mount away, if no filesystem is left below it."""
     if linux.mount_at(places.fuse) is not None:
         return
-    trees.hide(places)
+    treework.hide(places)
     if linux.mount_at(places.shared) is not None:
         linux.unmount(places.shared, linux.MNT_DETACH)
     places.lifeline.unlink(missing_ok=True)

@@ -18,16 +18,26 @@ from ctxfs.tree.rows import Directory, Link, Making, Removing, Row, Shown, Targe
 from runtime.authority.accounts import Resource
 from runtime.authority.guard import Facts, Guard, Unless
 from runtime.caller import OPERATORS, Caller, Role
-from runtime.errors import MissingError, NotEmptyError, OverTimeError, QuotaError, TakenError
+from runtime.errors import (
+    MissingError,
+    NotEmptyError,
+    OverTimeError,
+    QuotaError,
+    TakenError,
+    WrongStateError,
+)
 from runtime.ids import SpaceIndex
 from runtime.records.model import Space
 from runtime.records.spaces import FRESH_SECONDS, tree_of_space
+from runtime.texts import mounts
 from runtime.texts.names import check_name, quote, timestamp
 
 # what there is
 
 
 def _usage(base: Base, space: Space, caller: Caller) -> str:
+    if caller.uid in (0, space.owner):
+        base.runtime.agents.disk.look(space.owner)  # for who reads again
     measured = timestamp(space.measured) if space.measured else "-"
     return f"bytes={space.bytes}\nentries={space.entries}\nmeasured={measured}\n"
 
@@ -68,7 +78,7 @@ LAYOUT: Final = _Spaces(
             render=lambda base, space, caller: f"{space.owner}\n"),
         Shown(name="usage", public=True, generated=True, render=_usage,
             doc="key=value of its last measure: bytes on the disk, entries, and when that was "
-            "measured, - if it never was"),
+            "measured, - if it never was; its owner, and uid 0, begin a new one by reading it"),
         Shown(name="max", public=True, generated=True, render=_max,
             doc="bytes that the disk account of its owner allows, for all that is on it"),
         Link(name="data", public=True, target=_tree, ready=_make_ready,
@@ -116,6 +126,17 @@ def _space_target(base: Base, _: Base, caller: Caller, name: str) -> Target[Spac
     return Target(obj=space, roles=base.root_roles(caller) & OPERATORS if own else Role.NONE)
 
 
+def _why_used(facts: Facts, caller: Caller, space: Space) -> str:
+    """As whatever a running agent has: nothing is taken from it. And it may hold the lock of the
+    tree, for which rmdir(2) would wait with that of the directory of all spaces."""
+    tree = f"{mounts.SHARED_TREE}{space.name}"
+    for agent in facts.registry:
+        if agent.live and tree in agent.trees:
+            shown = quote(agent.name) if caller.uid in (0, agent.owner) else "another user's agent"
+            return f"the cell of {shown} has the space {quote(space.name)}: stop that first"
+    return ""
+
+
 def _why_unknown(facts: Facts, caller: Caller, space: Space) -> str:
     if time.time() - space.measured <= FRESH_SECONDS:
         return ""
@@ -141,6 +162,7 @@ REMOVING: Final = Removing(
     guard=Guard(
         who=OPERATORS,
         unless=(
+            Unless("a running agent has it", WrongStateError, _why_used),
             Unless("its last measure is older than 30 s", OverTimeError, _why_unknown),
             Unless("it had files then", NotEmptyError, _why_full),
         ),

@@ -17,10 +17,10 @@ from runtime.cell import cell, networks
 from runtime.cell.cell import Command, Places
 from runtime.cell.execution import Execution, LiveCell, LiveCells
 from runtime.cell.sources import Looker
+from runtime.cell.treework import Trees
 from runtime.errors import UnsupportedError, WrongStateError
 from runtime.kernel import orders, output
 from runtime.kernel.cgroups import Hierarchy
-from runtime.kernel.helpers import Helpers
 from runtime.kernel.inotify import Watcher
 from runtime.kernel.spawn import Spawner
 from runtime.kernel.sweeper import Sweeper
@@ -52,7 +52,7 @@ class Starter:
         live_cells: LiveCells,
         looker: Looker,
         sweeper: Sweeper,
-        helpers: Helpers,
+        trees: Trees,
     ) -> None:
         self._agents = agents
         self._hierarchy = hierarchy
@@ -62,7 +62,7 @@ class Starter:
         self._live_cells = live_cells
         self._looker = looker
         self._sweeper = sweeper
-        self._helpers = helpers
+        self._trees = trees
 
     async def launch(self, agent: Agent, live_cell: LiveCell) -> None:
         """Starts an agent's cell, in mode ``once`` with its program.
@@ -79,7 +79,7 @@ class Starter:
                     await above.wait_settled(self._watcher)
         await self._looker.complete(agent)
         self._agents.authority.check_own_mounts(agent)
-        await self._make_homes(agent)
+        await self._make_trees(agent)
         self._tell_left_out(agent)
         plan = cell.plan(self._agents, agent, places)
         await self._sweeper.removed(agent.owner, live_cell.node)
@@ -113,18 +113,20 @@ class Starter:
             )
         crashpoints.reach("start.launched")
 
-    async def _make_homes(self, agent: Agent) -> None:
-        """The agent's own durable home and its owner's tree, if it is to have them, are there."""
+    async def _make_trees(self, agent: Agent) -> None:
+        """The agent's own durable home and the trees that it is to have are there."""
+        for tree in agent.trees:
+            space = self._agents.spaces.named(mounts.space_of(tree))
+            if space is not None:
+                await self._trees.ready(space, _SETTLE_SECONDS)
         homes = []
         if agent.homedir == "durable":
             homes.append((self._agents.sessions.home(agent), agent.uid, agent.gid))
         own = f"{mounts.HOME_TREE}{agent.owner}"
         if own in agent.trees or mounts.HOME_TREE in agent.mount:
             homes.append((mounts.place_of(own), agent.owner, agent.owner))
-        program, trees = self._places.program("tree"), self._places.trees
-        for path, uid, gid in homes:
-            words = orders.words(program, trees, "have", path, uid, gid)
-            await self._helpers.ask(agent.owner, "home", words, seconds=_SETTLE_SECONDS)
+        for tree, uid, gid in homes:
+            await self._trees.have(agent.owner, tree, uid, gid, _SETTLE_SECONDS)
 
     def _tell_left_out(self, agent: Agent) -> None:
         """A cell has no more spaces than there is room for; its log says which it has not."""

@@ -22,6 +22,7 @@ from runtime.cell.cell import Places
 from runtime.cell.execution import Execution, LiveCell, LiveCells
 from runtime.cell.sources import Looker
 from runtime.cell.starting import Starter
+from runtime.cell.treework import Trees
 from runtime.errors import (
     KernelError,
     NoSpaceError,
@@ -84,6 +85,7 @@ class Supervisor(Subscriber):
         places: Places,
         spawner: Spawner,
         helpers: Helpers,
+        trees: Trees,
         nursery: trio.Nursery,
     ) -> None:
         self._agents = agents
@@ -114,7 +116,7 @@ class Supervisor(Subscriber):
             live_cells=live_cells,
             looker=self._looker,
             sweeper=sweeper,
-            helpers=helpers,
+            trees=trees,
         )
         self._ender = Ender(
             agents=agents,

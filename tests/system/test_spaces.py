@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.worlds.daemon import Daemon, read, wait_until
+from tests.worlds.daemon import Daemon, read, wait_dead, wait_until
 
 OWNER, OTHER = 1000, 1001
 
@@ -156,3 +156,17 @@ def test_spaces_are_counted_by_uid(daemon: Daemon) -> None:
         make(daemon, name, OWNER)
     assert errno_of(os.mkdir, daemon.path("shared", "c"), uid=OWNER) == "EDQUOT"
     make(daemon, "c", OTHER)
+
+
+def test_nothing_is_taken_from_a_running_agent(daemon: Daemon) -> None:
+    space = make(daemon, "team")
+    agent = daemon.run(
+        "x", "sh -c 'ls $CTX_ROOT/shared/team/data/. && echo has; sleep 1000'",
+        policy="allow x_t shared:team read",
+    )  # fmt: skip
+    wait_until(lambda: "has" in read(agent, "out"), "its cell has the tree of a space just made")
+    assert errno_of(os.rmdir, space) == "EBUSY"
+    assert "the cell of 'x' has the space 'team'" in daemon.error().replace('"', "'")
+    (agent / "ctl").write_text("kill\n")
+    wait_dead(agent)
+    removed(space)

@@ -22,10 +22,10 @@ from runtime.authority.loop import LoopMeter
 from runtime.caller import Caller
 from runtime.cell.cell import Places, native
 from runtime.cell.execution import LiveCells
+from runtime.cell.treework import Trees
 from runtime.errors import WrongStateError
 from runtime.kernel.cgroups import Hierarchy
 from runtime.life.metering import Meter
-from runtime.life.trees import Trees
 from runtime.records.items import Task, TaskStatus
 from runtime.records.lifecycle import Cue
 from runtime.records.model import Agent

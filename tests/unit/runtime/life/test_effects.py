@@ -69,6 +69,7 @@ class Scene:
             places=Places(mount=Path("/ctx"), state=world.state, runtime=world.path / "run"),
             spawner=cast(Any, None),
             helpers=cast(Any, _NoHelpers()),
+            trees=cast(Any, None),
             nursery=nursery,
         )
         self.agent = self.live("x")

@@ -80,13 +80,13 @@ class Trees:
         if not turn.locked():
             self._turns.pop(space.index, None)
 
-    async def ready(self, space: Space) -> None:
+    async def ready(self, space: Space, seconds: float = READY_SECONDS) -> None:
         """Returns when its tree is there; ``CtxError`` or ``OSError``."""
         if space.state is SpaceState.THERE:
             return
         turn = self._turns.setdefault(space.index, trio.Lock())
         try:
-            with trio.move_on_after(READY_SECONDS):
+            with trio.move_on_after(seconds):
                 async with turn:
                     await self._do(space)
                     return
@@ -115,8 +115,12 @@ class Trees:
     async def ready_home(self, uid: int, gid: int) -> None:
         """Returns when a user's own tree is there; ``CtxError`` or ``OSError``."""
         if uid not in self._homes:
-            await self._ask(uid, "have", tree_of_home(uid), uid, gid, seconds=READY_SECONDS)
+            await self.have(uid, tree_of_home(uid), uid, gid, READY_SECONDS)
             self._homes.add(uid)
+
+    async def have(self, owner: int, tree: str, uid: int, gid: int, seconds: float) -> None:
+        """Returns when a tree that is not a space's is there, and its user may use it."""
+        await self._ask(owner, "have", tree, uid, gid, seconds=seconds)
 
     async def _ask(
         self, owner: int, verb: str, *words: orders.Word, seconds: float = _SECONDS
