@@ -21,7 +21,6 @@ import trio
 from runtime.authority.accounts import Payer, Reserve
 from runtime.authority.loop import Batches
 from runtime.caller import Caller
-from runtime.errors import OverTimeError
 
 log = logging.getLogger("ctxd.disks")
 
@@ -33,8 +32,6 @@ Work = AbstractContextManager[Callable[[], _R]]
 
 _THREADS: Final = 8
 _THREADS_OF_OWNER: Final = 2
-#: an answer about processes waits no longer than this for them, and for its turn
-_LOOK_SECONDS: Final = 5.0
 #: bytes of a file that may go, or be sent to the disk, when it is closed at once
 _SMALL: Final = 1 << 20
 #: descriptors in line to be closed: they are on no account any more
@@ -69,7 +66,7 @@ class Disks:
 
     def __init__(self, payer: Callable[[Caller], Payer]) -> None:
         self._payer = payer
-        self._reads, self._changes, self._looks = _Lanes(), _Lanes(), _Lanes()
+        self._reads, self._changes = _Lanes(), _Lanes()
         self._files: WeakValueDictionary[int, trio.Lock] = WeakValueDictionary()
         self._closing = Batches[int](_close_all)
 
@@ -80,19 +77,6 @@ class Disks:
         """Changes the file with this inode number, as the only one who does."""
         lock = self._files.setdefault(file, trio.Lock())
         return await self._changes.do(self._payer(caller), work, lock)
-
-    async def look(self, caller: Caller, work: Work[_R]) -> _R:
-        """The same for what looks at processes. ``OverTimeError`` if it takes long, as where the
-        file that a process waits for is on a disk that is gone; the thread is left to itself then,
-        and is one of its owner's until it ends."""
-        who = self._payer(caller)
-        with trio.move_on_after(_LOOK_SECONDS):
-            async with self._looks.of_agent(who), self._looks.threads:
-                with work as act:
-                    return await trio.to_thread.run_sync(
-                        act, limiter=self._looks.of_owner(who), abandon_on_cancel=True
-                    )
-        raise OverTimeError("its processes cannot be looked at now: try again")
 
     def close(self, fd: int) -> None:
         """Closes a descriptor. It may be the last of a file without a name; and what replaced

@@ -564,11 +564,10 @@ class Operations(pyfuse3.Operations):
         opened = self._open_files[fh]
         data = opened.read(off, size)
         if data is None:
-            work = opened.reading(off, size)
-            if opened.looks:
-                data = await self._base.disks.look(opened.caller, work)
+            if opened.gathers:
+                data = await opened.gathered(off, size)
             else:
-                data = await self._base.disks.read(opened.caller, work)
+                data = await self._base.disks.read(opened.caller, opened.reading(off, size))
         return data
 
     @_boundary

@@ -39,7 +39,7 @@ from runtime.records.store import Store
 log = logging.getLogger("ctxd.runtime")
 
 _PROGRAMS = (
-    *("binder", "enter", "feed", "gather", "guard", "keeper"),
+    *("binder", "census", "enter", "feed", "gather", "guard", "keeper"),
     *("launcher", "lend", "look", "monitor", "relay", "stage", "sweep", "tree", "view", "walk"),
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from ctxfs.files import fields
@@ -11,7 +10,6 @@ from ctxfs.reasons import late_line
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import Gathered, Output, Row, Shown, Size
 from runtime.caller import PARTIES, Caller
-from runtime.kernel.processes import describe
 from runtime.life import room
 from runtime.records.model import Agent
 
@@ -24,13 +22,15 @@ def _since(base: Base, agent: Agent) -> float:
     return agent.since or agent.created
 
 
-def _usage(base: Base, agent: Agent, caller: Caller) -> Callable[[], str]:
-    find = base.runtime.supervisor.meter.usage(agent)
-    return lambda: "".join(f"{key}={value}\n" for key, value in find().items())
+async def _usage(base: Base, agent: Agent, caller: Caller) -> bytes:
+    payer = base.runtime.agents.identity.payer(caller).owner
+    found = await base.runtime.supervisor.meter.usage(agent, payer)
+    return "".join(f"{key}={value}\n" for key, value in found.items()).encode()
 
 
-def _processes(base: Base, agent: Agent, caller: Caller) -> Callable[[], str]:
-    return partial(describe, base.runtime.supervisor.meter.places(agent), caller.pid)
+async def _processes(base: Base, agent: Agent, caller: Caller) -> bytes:
+    payer = base.runtime.agents.identity.payer(caller).owner
+    return await base.runtime.supervisor.meter.processes(agent, caller.pid, payer)
 
 
 def _error(base: Base, agent: Agent, caller: Caller) -> str:

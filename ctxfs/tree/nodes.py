@@ -101,8 +101,8 @@ class OpenFile:
     #: how the kernel treats the pages (FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE)
     direct = True
     keep = False
-    #: whether ``reading`` looks at processes, and not at a real file
-    looks = False
+    #: whether ``gathered`` is to be awaited, and not ``reading`` to be done
+    gathers = False
     #: whether ``flush`` has anything to do
     flushes = True
     #: whether a write is answered only when the pages of what it changed are dropped
@@ -119,6 +119,9 @@ class OpenFile:
         raise ForbiddenError("this file is not open for reading")
 
     def reading(self, offset: int, size: int) -> Work[bytes]:
+        raise NotImplementedError(type(self).__name__)
+
+    async def gathered(self, offset: int, size: int) -> bytes:
         raise NotImplementedError(type(self).__name__)
 
     def write(self, offset: int, data: bytes) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Generic, TypeVar
@@ -213,18 +212,18 @@ class OpenRow(OpenFile, Generic[_O]):
 
 
 class OpenGathered(OpenFile, Generic[_O]):
-    """An open file whose text a thread makes, at each read at offset 0."""
+    """An open file whose text a helper finds out, at each read at offset 0."""
 
-    looks = True
+    gathers = True
     node: Member[_O]
 
     def __init__(self, node: Member[_O], row: Gathered[_O], caller: Caller) -> None:
         super().__init__(node, caller)
         self._row = row
         self._text: bytes | None = None
-        self._accounts = node.base.runtime.accounts
-        self._payer = node.base.runtime.agents.identity.payer(caller)
-        self._memory = Charge(self._accounts, self._payer, Resource.MEMORY)
+        runtime = node.base.runtime
+        payer = runtime.agents.identity.payer(caller)
+        self._memory = Charge(runtime.accounts, payer, Resource.MEMORY)
 
     def read(self, offset: int, size: int) -> bytes | None:
         self.node.check_reader(self.caller)
@@ -232,26 +231,12 @@ class OpenGathered(OpenFile, Generic[_O]):
             return None
         return self._text[offset : offset + size]
 
-    @contextmanager
-    def reading(self, offset: int, size: int) -> Iterator[Callable[[], bytes]]:
+    async def gathered(self, offset: int, size: int) -> bytes:
         self.node.check_reader(self.caller)
-        gather = self._row.gather(self.node.base, self.node.obj, self.caller)
-        text, spent = b"", 0.0
-
-        def act() -> bytes:
-            nonlocal text, spent
-            begun = time.thread_time()
-            text = gather().encode()
-            spent = time.thread_time() - begun
-            return text[offset : offset + size]
-
-        try:
-            yield act
-        finally:
-            # the loop waits for the interpreter meanwhile
-            self._accounts.time.pay(self._payer, spent)
+        text: bytes = await self._row.gather(self.node.base, self.node.obj, self.caller)
         self._memory.resize(len(text))  # later reads go on with it
         self._text = text
+        return text[offset : offset + size]
 
     def release(self) -> None:
         self._memory.release()

@@ -296,10 +296,9 @@ class Shown(Rendered[_O]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered(File[_O]):
-    """A value that takes a while to find out, made anew for each reader: ``gather`` says on the
-    loop what a thread is to do, which gives the text. Its size is 0, as in procfs."""
+    """A value that a helper finds out, made anew for each reader. Its size is 0, as in procfs."""
 
-    gather: Callable[[Base, _O, Caller], Callable[[], str]]
+    gather: Callable[[Base, _O, Caller], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,7 @@ from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.daemonlog import because_of
 from runtime.kernel.helpers import Helpers
 from runtime.kernel.inotify import Watcher
+from runtime.kernel.processes import Census
 from runtime.kernel.spawn import Spawner
 from runtime.kernel.sweeper import Sweeper
 from runtime.life.beginning import Beginner
@@ -172,7 +173,11 @@ class Supervisor(Subscriber):
         self._beginner = Beginner(agents=agents, worktrees=self._worktrees, boot=self._boot)
         #: what agents use
         self.meter = Meter(
-            agents=agents, hierarchy=hierarchy, places=places, live_cells=live_cells
+            agents=agents,
+            hierarchy=hierarchy,
+            places=places,
+            live_cells=live_cells,
+            census=Census(places.program("census"), helpers),
         )
         self._recorder = Recorder(
             agents=agents,

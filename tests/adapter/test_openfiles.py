@@ -7,7 +7,7 @@ import os
 import select
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -982,12 +982,9 @@ def test_what_is_generated_is_made_by_a_read_at_the_beginning_only(
 ) -> None:
     made: list[str] = []
 
-    def usage(meter: Meter, agent: Agent) -> Callable[[], dict[str, int]]:
-        def find() -> dict[str, int]:
-            made.append(agent.name)
-            return {"processes": len(made)}
-
-        return find
+    async def usage(meter: Meter, agent: Agent, payer: int) -> dict[str, int]:
+        made.append(agent.name)
+        return {"processes": len(made)}
 
     monkeypatch.setattr(Meter, "usage", usage)
     assert mounted.stat(f"{D}/usage").st_size == 0

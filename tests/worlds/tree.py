@@ -70,6 +70,7 @@ class FakeSupervisor:
             hierarchy=hierarchy,
             places=places_in(self.world),
             live_cells=LiveCells(),
+            census=cast(Any, None),
         )
 
     @property

@@ -19,7 +19,6 @@ from ctxfs.disks import Disks, _close_all, read_cached
 from ctxfs.tree.realfiles import OpenRealFile
 from runtime.authority.accounts import Payer, Reserve
 from runtime.caller import Caller
-from runtime.errors import OverTimeError
 
 
 def who(name: str, owner: int = 1000, reserve: Reserve = Reserve.NONE) -> Caller:
@@ -257,50 +256,3 @@ async def close_beside(beside: Disks) -> None:
         await trio.testing.wait_all_tasks_blocked()
         await beside._closing.idle()  # a thread that is late would be left behind
         nursery.cancel_scope.cancel()
-
-
-def test_a_look_at_processes_keeps_nobody_from_the_file_that_they_wait_for(beside: Disks) -> None:
-    held = Held()
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(beside.look, who("one"), held.work("look"))
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(beside.read, who("one"), held.work("read"))
-            await trio.testing.wait_all_tasks_blocked()
-            begun = tuple(held.begun)
-            held.let("look")
-            await trio.testing.wait_all_tasks_blocked()
-            held.let("read")
-        assert begun == ("look", "read")
-
-    trio.run(main)
-
-
-def test_who_looks_at_processes_that_hang_is_answered(beside: Disks) -> None:
-    """And has no more than its threads for that: all others have theirs."""
-    held, refused = Held(), []
-    clock = trio.testing.MockClock()
-
-    async def look(name: str) -> None:
-        with pytest.raises(OverTimeError, match="cannot be looked at now"):
-            await beside.look(who("one"), held.work(name))
-        refused.append(name)
-
-    async def main() -> None:
-        for name, running in (("a", 1), ("b", 2), ("c", 2)):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(look, name)
-                await trio.testing.wait_all_tasks_blocked()
-                while len(held.run) < running:
-                    await trio.sleep(0)
-                clock.jump(6)
-        assert (held.begun, held.run) == (["a", "b", "c"], ["a", "b"])
-        assert await beside.look(who("two", owner=1001), nullcontext(lambda: "seen")) == "seen"
-        held.let("a")
-        with trio.fail_after(10):
-            assert await beside.look(who("one"), nullcontext(lambda: "seen")) == "seen"
-        held.let("b")
-
-    trio.run(main, clock=clock)
-    assert refused == ["a", "b", "c"]

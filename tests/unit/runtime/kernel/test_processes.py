@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
+import trio
 
+from runtime.cell.cell import native
 from runtime.kernel import processes
 from runtime.kernel.cgroups import Cgroup
-from runtime.kernel.processes import Namespace, Place, describe, memory
+from runtime.kernel.processes import Census, Place
 from tests.system.hostile.compiling import compile_to
 from tests.worlds.daemon import wait_until
+from tests.worlds.unfilled import unfilled_file
 
-ARGUED = Path(__file__).parents[3] / "system" / "requests" / "argued.c"
+REQUESTS = Path(__file__).parents[3] / "system" / "requests"
+ARGUED, TANGLED = REQUESTS / "argued.c", REQUESTS / "tangled.c"
 
 
 @pytest.fixture
@@ -34,17 +39,40 @@ def asleep() -> Iterator[int]:
         process.stdin.close()
 
 
+class Alone:
+    """Helpers without a launcher."""
+
+    async def ask(
+        self, owner: int, kind: str, words: list[str | Path], *, seconds: float, fds: list[int]
+    ) -> bytes:
+        done = await trio.run_process(
+            [str(words[0]), str(fds[0])], pass_fds=fds, capture_stdout=True
+        )
+        return done.stdout
+
+
+CENSUS = Census(native("census"), cast(Any, Alone()))
+
+
+def describe(place: Place) -> list[dict[str, Any]]:
+    said = trio.run(CENSUS.describe, 0, [place], os.getpid())
+    return [json.loads(line) for line in said.decode().splitlines()]
+
+
+def memory(*places: Place) -> list[tuple[int, int]]:
+    return trio.run(CENSUS.memory, 0, places)
+
+
 def told(path: Path, *pids: int, spared: frozenset[int] = frozenset()) -> list[dict[str, Any]]:
     (path / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
-    text = describe([Place("a", (Cgroup(path),), spared)], os.getpid())
-    return [json.loads(line) for line in text.splitlines()]
+    return describe(Place("a", (Cgroup(path),), spared))
 
 
 def test_a_place_is_left_out_until_its_programs_have_begun(tmp_path: Path, asleep: int) -> None:
     (tmp_path / "cgroup.procs").write_text(f"{asleep}\n")
     place = Place("a", (Cgroup(tmp_path),), frozenset(), begun=False)
-    assert describe([place], os.getpid()) == ""
-    used, count = memory([place])
+    assert describe(place) == []
+    [(used, count)] = memory(place)
     assert used > 0
     assert count == 1, "it uses memory nevertheless"
 
@@ -76,35 +104,41 @@ def test_a_limited_number_is_told_of(
     assert len(told(tmp_path, asleep, os.getpid())) == 1
 
 
-def test_no_more_is_read_once_time_is_up(
-    tmp_path: Path, asleep: int, monkeypatch: pytest.MonkeyPatch
+def test_for_nobody_a_process_has_no_number(tmp_path: Path, asleep: int) -> None:
+    (tmp_path / "cgroup.procs").write_text(f"{asleep}\n")
+    place = Place("a", (Cgroup(tmp_path),), frozenset())
+    said = trio.run(CENSUS.describe, 0, [place], 0)
+    assert json.loads(said)["pid"] is None
+
+
+@pytest.mark.parametrize(("said", "shown"), [
+    ("\x1b[31m\x7f", r"\x1b[31m\x7f"), ("a\tb\\c\"", "a\\tb\\c\""),
+    ("gr\u00fc\u00dfe \u65e5", "gr\u00fc\u00dfe \u65e5"),
+    ("\u202egpj.exe\u2066\x85", r"\u202egpj.exe\u2066\x85"), ("\U000e0041", r"\U000e0041"),
+    (b"\xff\xc3(\xed\xa0\x80".decode(errors="surrogateescape"), "\ufffd\ufffd(\ufffd\ufffd\ufffd"),
+])  # fmt: skip
+def test_what_a_process_says_of_itself_does_nothing_to_a_terminal(
+    tmp_path: Path, said: str, shown: str
 ) -> None:
-    monkeypatch.setattr(processes, "SECONDS", -1.0)
-    assert told(tmp_path, asleep) == []
+    with subprocess.Popen(["sh", "-c", "cat; :", said], stdin=subprocess.PIPE) as process:
+        (line,) = told(tmp_path, process.pid)
+        assert process.stdin is not None
+        process.stdin.close()
+    assert line["command"] == f"sh -c cat; : {shown}"
 
 
-def test_for_nobody_a_process_has_no_number(asleep: int) -> None:
-    assert Namespace(os.getpid()).number(asleep) == asleep
-    assert Namespace(0).number(asleep) is None
-
-
-def test_of_a_command_line_of_any_size_no_more_is_read_than_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process says itself where its command line is, and psutil asks that for its name, too."""
+def test_of_a_command_line_of_any_size_no_more_is_read_than_told(tmp_path: Path) -> None:
+    """A process says itself where its command line is."""
     program = compile_to(tmp_path / "argued-by-itself", ARGUED)
     with subprocess.Popen([program, "64"], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"argued\n"
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:
             (line,) = told(tmp_path, process.pid)
         finally:
             process.kill()
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
     assert line["name"] == "argued-by-itsel"
     assert len(line["command"]) <= 1024
-    assert grown < 32 << 20
 
 
 @contextmanager
@@ -130,20 +164,76 @@ def test_a_process_whose_first_thread_has_ended_is_told_of_as_ever(tmp_path: Pat
     with headless() as pid:
         wait_until(lambda: told(tmp_path, pid)[0]["state"] == "sleeping", "its second one sleeps")
         (line,) = told(tmp_path, pid)
-        used, count = memory([Place("a", (Cgroup(tmp_path),), frozenset())])
+        [(used, count)] = memory(Place("a", (Cgroup(tmp_path),), frozenset()))
     assert line["memory"] > 40 << 20
     assert "pthread_exit" in line["command"]
     assert (used > 40 << 20, count) == (True, 1)
 
 
 def test_who_got_the_pid_of_one_that_was_listed_is_not_told_of(
-    tmp_path: Path, asleep: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, asleep: int
 ) -> None:
     """Nor counted: it may be anybody's, and its command line a secret."""
     place = Place("a", (Cgroup(tmp_path),), frozenset())
-    lists = iter(([asleep, os.getpid()], [os.getpid()]) * 2)
-    monkeypatch.setattr(Cgroup, "processes", lambda leaf: next(lists))
-    (line,) = [json.loads(line) for line in describe([place], os.getpid()).splitlines()]
-    assert line["pid"] == os.getpid()
+    procs = tmp_path / "cgroup.procs"
+    os.mkfifo(procs)
+
+    def list_twice() -> None:
+        with open(procs, "w") as first:  # it is open at the other end, too
+            procs.rename(tmp_path / "first")
+            os.mkfifo(procs)
+            first.write(f"{asleep}\n{os.getpid()}\n")
+        procs.write_text(f"{os.getpid()}\n")
+
+    with ThreadPoolExecutor() as threads:
+        lists = threads.submit(list_twice)
+        (line,) = describe(place)
+        lists.result()
+        assert line["pid"] == os.getpid()
+        lists = threads.submit(list_twice)
+        [(used, _)] = memory(place)
+        lists.result()
     mine = psutil.Process().memory_full_info().pss
-    assert abs(memory([place])[0] - mine) < 1 << 20
+    assert abs(used - mine) < 4 << 20
+
+
+def test_places_below_one_another_are_apart(tmp_path: Path, asleep: int) -> None:
+    empty, below = tmp_path / "empty", tmp_path / "run" / "own"
+    below.mkdir(parents=True)
+    empty.mkdir()
+    (below / "cgroup.procs").write_text(f"{asleep}\n{os.getpid()}\n")
+    places = [Place(name, (Cgroup(path), Cgroup(tmp_path / "none")), frozenset())
+              for name, path in (("a", empty), ("b", tmp_path / "run"))]
+    (nothing, none), (used, count) = memory(*places)
+    assert (nothing, none, count) == (0, 0, 2)
+    assert used > 1 << 20
+
+
+@contextmanager
+def tangled_in(program: Path, file: Path) -> Iterator[int]:
+    """A process that holds the lock of its memory as long as the file is held."""
+    with subprocess.Popen([program, file, "0"], stdout=subprocess.PIPE) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        pid = 0
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"tangled\n"
+            pid = int(children.read_text())
+            stat = Path(f"/proc/{pid}/stat")
+            wait_until(lambda: stat.read_text().split()[2] == "D", "it waits for a page")
+            yield pid
+        finally:
+            process.kill()
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_process_that_cannot_be_looked_into_is_told_of_and_delays_nobody(tmp_path: Path) -> None:
+    """Here for the lock of its memory: it waits for a page with it, which nobody brings."""
+    program = compile_to(tmp_path / "tangled", TANGLED)
+    with unfilled_file() as file, tangled_in(program, file) as pid:
+        (tangled, mine) = sorted(told(tmp_path, pid, os.getpid()), key=lambda e: e["pid"] != pid)
+        [(used, count)] = memory(Place("a", (Cgroup(tmp_path),), frozenset()))
+    assert (tangled["name"], tangled["memory"], tangled["command"]) == ("tangled", None, None)
+    assert mine["memory"] > 1 << 20
+    assert (used > 1 << 20, count) == (True, 2)

@@ -173,7 +173,7 @@ def test_threaded_cgroups_are_no_obstacle(top: Cgroup) -> None:
 def test_more_processes_than_are_held_at_once_are_signalled(top: Cgroup) -> None:
     leaf = top.child("run")
     leaf.path.mkdir()
-    many = "i=0; while [ $i -lt 700 ]; do sleep 1000 & i=$((i+1)); done; wait"
+    many = "exec perl -e 'for (1..700) { fork or (sleep(1000), exit) } sleep(1000)'"
     with asleep(leaf, many):
         wait_until(lambda: len(leaf.processes()) == 701, "they are there")
 

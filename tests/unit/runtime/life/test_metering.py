@@ -12,21 +12,40 @@ import trio
 from runtime.cell.cell import Places
 from runtime.cell.execution import LiveCell, LiveCells
 from runtime.kernel.cgroups import Cgroup, Hierarchy
-from runtime.kernel.processes import Place
-from runtime.life import metering
+from runtime.kernel.processes import Census, Place
 from runtime.life.metering import Meter
 from runtime.records.model import Agent
 from tests.worlds.records import World, inside, operator
 
 
-def metered(world: World, *agents: Agent, controllers: Sequence[str] = ()) -> Meter:
+class Counted:
+    """Tells how much memory agents use, by their names."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        self.sizes = sizes
+
+    async def memory(
+        self, owner: int, places: Sequence[Place], kind: str = "usage"
+    ) -> list[tuple[int, int]]:
+        return [(self.sizes[place.agent], 1) for place in places]
+
+
+def metered(
+    world: World, *agents: Agent, sizes: dict[str, int], controllers: Sequence[str] = ()
+) -> Meter:
     cells = LiveCells()
     for agent in agents:
         path = world.path / f"cgroup-{agent.name}"
         cells[agent.index] = LiveCell(Cgroup(path), path / "record", holds_cell=False)
     hierarchy = cast(Hierarchy, SimpleNamespace(controllers=controllers))
     places = Places(mount=world.path, state=world.state, runtime=world.path / "run")
-    return Meter(agents=world.agents, hierarchy=hierarchy, places=places, live_cells=cells)
+    return Meter(
+        agents=world.agents,
+        hierarchy=hierarchy,
+        places=places,
+        live_cells=cells,
+        census=cast(Census, Counted(sizes)),
+    )
 
 
 class Looked(Exception):
@@ -48,9 +67,7 @@ def peak(meter: Meter, agent: Agent) -> int | None:
     return meter.final(agent, cell).get("memory_peak_sampled")
 
 
-def test_what_a_child_uses_is_its_parents_too(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_child_uses_is_its_parents_too(world: World) -> None:
     # the adopted one is older than the agent that it becomes a child of
     older = world.agents.births.create(operator(1), "older")
     boss = world.live(world.agents.births.create(operator(1), "boss"))
@@ -58,27 +75,19 @@ def test_what_a_child_uses_is_its_parents_too(
     world.agents.births.adopt(older, kid)
     world.live(older)
     sizes = {"boss": 1, "kid": 20, "older": 300}
-
-    def memory(places: Sequence[Place], pause: object = None) -> tuple[int, int]:
-        return sum(sizes[place.agent] for place in places), len(places)
-
-    monkeypatch.setattr(metering, "memory", memory)
-    meter = metered(world, boss, kid, older)
+    meter = metered(world, boss, kid, older, sizes=sizes)
     look_once(meter)
     assert [peak(meter, agent) for agent in (boss, kid, older)] == [321, 320, 300]
     sizes["kid"] = 2
     look_once(meter)
     assert peak(meter, kid) == 320, "the highest that was found"
-    assert meter.usage(kid)()["memory_current"] == 302
+    assert trio.run(meter.usage, kid, 0)["memory_current"] == 302
     sizes["kid"] = 200
-    assert meter.usage(kid)()["memory_peak_sampled"] == 500, "somebody has read it"
+    assert trio.run(meter.usage, kid, 0)["memory_peak_sampled"] == 500, "somebody has read it"
 
 
-def test_where_the_kernel_counts_nobody_looks(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_kernel_counts_nobody_looks(world: World) -> None:
     agent = world.live(world.agents.births.create(operator(1), "a"))
-    monkeypatch.setattr(metering, "_measured", None)
-    meter = metered(world, agent, controllers=("memory",))
+    meter = metered(world, agent, sizes={"a": 1}, controllers=("memory",))
     trio.run(meter.run)
-    assert "memory_peak_sampled" not in meter.usage(agent)()
+    assert "memory_peak_sampled" not in trio.run(meter.usage, agent, 0)
