@@ -94,9 +94,8 @@ class Cgroup:
                 return None
             raise
         try:
-            # one page holds all but long lists of processes
             data = part = os.read(fd, 65536)
-            while len(part) >= 4096:
+            while part:  # of a long list each has as many lines as fit into a page
                 part = os.read(fd, 65536)
                 data += part
             return data.decode()
