@@ -28,15 +28,20 @@ _CONTENT: Final = b"a line of a file\n" * 64
 
 def _places(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Path]]:
     """(name, directory) of the space, and of what is compared with it, all empty."""
-    space = setting.ctx / "shared" / _SPACE
     for name, directory in (
-        ("shared", space),
-        ("passthrough", setting.passthrough / "through"),
+        ("shared", _tree(setting) / "direct"),
         ("backing", setting.backing / "direct"),
     ):
         directory.mkdir()
         stack.callback(shutil.rmtree, directory)
         yield name, directory
+
+
+def _tree(setting: Setting) -> Path:
+    """That of the space."""
+    space = setting.ctx / "shared" / _SPACE
+    space.mkdir(exist_ok=True)
+    return (space / "data").resolve()
 
 
 def _line(setting: Setting, stack: ExitStack) -> int:
@@ -45,9 +50,9 @@ def _line(setting: Setting, stack: ExitStack) -> int:
     name = fresh_name()
     directory = make(setting, name, b"sleep infinity\n")
     stack.callback(os.rmdir, directory)
-    space = setting.ctx / "shared" / _SPACE
-    space.mkdir()
-    stack.callback(shutil.rmtree, space)
+    direct = _tree(setting) / "line"
+    direct.mkdir()
+    stack.callback(shutil.rmtree, direct)
     write(f"{directory}/policy", f"allow {name}_t shared:{_SPACE} read,write\n".encode())
     lines = f"shared:{_SPACE} {_LINE} rw\n{setting.backing} {_BACKING} rw\n"
     write(f"{directory}/mount", lines.encode())
@@ -64,7 +69,7 @@ def _line_places(pid: int, setting: Setting, stack: ExitStack) -> Iterator[tuple
     direct.mkdir()
     stack.callback(shutil.rmtree, direct)
     view = Path(f"/proc/{pid}/root")
-    yield "line", view / _LINE.relative_to("/")
+    yield "line", view / _LINE.relative_to("/") / "line"
     yield "backing", view / _BACKING.relative_to("/") / "line"
 
 

@@ -489,8 +489,8 @@ ROWS: Final = (
     ),
     Row(
         name="shared-create",
-        doc="create, write, close of a file in shared/SPACE by root, against the same in the "
-        "pyfuse3 filesystem that passes everything on, and in its directory",
+        doc="create, write, close of a file in shared/SPACE/data by root, against the same in "
+        "another directory of that filesystem",
         measure=_in_batches(create_sides),
     ),
     Row(

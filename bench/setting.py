@@ -58,11 +58,6 @@ class Setting:
         return self.base / "kep"
 
     @property
-    def passthrough(self) -> Path:
-        """What is below it is kept in ``backing``."""
-        return self.base / "pas"
-
-    @property
     def backing(self) -> Path:
         """A directory of the filesystem that has the daemon's state."""
         return self.base / "bak"
@@ -185,7 +180,6 @@ def prepared(*, many: int) -> Iterator[Setting]:
             setting.tmpfs,
             setting.minimal,
             setting.kept,
-            setting.passthrough,
             setting.backing,
             setting.state,
         ):
@@ -195,7 +189,6 @@ def prepared(*, many: int) -> Iterator[Setting]:
         for name, point, words in (
             ("minimal", setting.minimal, ["--many", str(many)]),
             ("minimal", setting.kept, ["--keep-cache"]),
-            ("passthrough", setting.passthrough, ["--directory", str(setting.backing)]),
         ):
             server = [sys.executable, "-m", f"bench.reference.{name}", str(point)]
             server += ["--timeout", _TIMEOUT, *words]
