@@ -16,9 +16,8 @@ The kernel does not know an inode before the process that looked it up has run o
 What is to be forgotten meanwhile is told again until the kernel knows the inode, or has dropped it:
 it would keep attributes of before the change.
 
-Pages are kept of public values, and of real files that can be mapped. Forgetting
-them may wait for a read or a write of one in progress, which the event loop has
-to answer: so a thread does it, and the writer waits for that thread, but not for
+Pages are kept of public values. Forgetting them may wait for a read of one in progress, which the
+event loop has to answer: so a thread does it, and the writer waits for that thread, but not for
 long.
 
 Pages of a value that can be polled are exact in three ways. Its attributes are forgotten in the
@@ -257,10 +256,6 @@ class Cache:
         for inode, polled in gone:
             if polled:
                 self.poller.changed(inode)
-
-    def has_pages(self, inode: int) -> bool:
-        """Whether the kernel was given pages of this inode since they were forgotten."""
-        return inode in self._paged
 
     def note_pages(self, inode: int) -> None:
         """The kernel is given pages of this inode, which it may keep."""

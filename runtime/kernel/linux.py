@@ -24,7 +24,6 @@ MNT_DETACH: Final = 2
 RENAME_NOREPLACE: Final = 1
 RENAME_EXCHANGE: Final = 2
 
-_AT_EMPTY_PATH: Final = 0x1000
 _OPENAT2: Final = 437
 _RESOLVE_NO_SYMLINKS: Final = 0x04
 _RESOLVE_BENEATH: Final = 0x08
@@ -37,8 +36,6 @@ _IN_CLOEXEC: Final = os.O_CLOEXEC
 
 #: fcntl.h and linux/stat.h
 _AT_FDCWD: Final = -100
-_AT_SYMLINK_NOFOLLOW: Final = 0x100
-_STATX_BTIME: Final = 0x800
 
 SO_PEERPIDFD: Final = 77
 SO_PEERGROUPS: Final = 59
@@ -212,38 +209,6 @@ def sync_filesystem(path: Path) -> None:
         _check(_libc.syncfs(fd), path)
     finally:
         os.close(fd)
-
-
-class _Statx(ctypes.Structure):
-    """``struct statx`` up to the time at which a file was made (statx(2))."""
-
-    _fields_ = (
-        ("mask", ctypes.c_uint32),
-        ("before", ctypes.c_uint8 * 76),
-        ("birth_seconds", ctypes.c_int64),
-        ("birth_nanoseconds", ctypes.c_uint32),
-        ("after", ctypes.c_uint8 * 164),
-    )
-
-
-def birth_time(file: Path | int) -> int:
-    """When a file was made, in nanoseconds; 0 if its filesystem does not know. No link is
-    followed at the end of a path; a descriptor may be an O_PATH one."""
-    found = _Statx()
-    at, path = (_AT_FDCWD, os.fsencode(file)) if isinstance(file, Path) else (file, b"")
-    _check(
-        _libc.statx(
-            at,
-            path,
-            _AT_SYMLINK_NOFOLLOW | _AT_EMPTY_PATH,
-            ctypes.c_uint(_STATX_BTIME),
-            ctypes.byref(found),
-        ),
-        file if isinstance(file, Path) else None,
-    )
-    if not found.mask & _STATX_BTIME:
-        return 0
-    return int(found.birth_seconds) * 10**9 + int(found.birth_nanoseconds)
 
 
 def descriptors() -> tuple[int, int]:
