@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.system.hostile.guarded import BESIDE, Guard, guarded
+from tests.system.hostile.guarded import BESIDE, COSTS, Guard, guarded
 from tests.worlds.daemon import Daemon
 
 
@@ -30,3 +30,12 @@ def guard_after(daemon: Daemon) -> Iterator[Guard]:
     """So is this one, which fills what everybody shares, or takes a moment."""
     with guarded(daemon, bystanders=False) as made:
         yield made
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What attacks cost those who worked beside them, the worst first: of make test-hostile."""
+    if BESIDE and COSTS:
+        terminalreporter.section("99th percentiles of bystanders, in milliseconds")
+        terminalreporter.write_line(f"{'ratio':>6} {'without':>8} {'attack':>8}")
+        for line in sorted(COSTS, key=lambda line: -float(line.split()[0])):
+            terminalreporter.write_line(line)
