@@ -4,7 +4,7 @@ VENV    := .venv
 PYTHON  := $(VENV)/bin/python
 STAMP   := $(VENV)/.complete
 NATIVE  := runtime/native
-PROGRAMS := $(addprefix $(NATIVE)/,binder census enter feed gather guard keeper launcher lend look monitor relay stage sweep tree view walk)
+PROGRAMS := $(addprefix $(NATIVE)/,binder census enter feed gather guard keeper launcher lend look monitor relay release stage sweep tree view walk)
 # not CFLAGS, which who packs exports for what pip compiles
 NATIVE_CFLAGS := -std=gnu11 -O2 -Wall -Wextra -Werror
 # A static program of musl starts three times as fast as one of glibc, and takes a fraction of

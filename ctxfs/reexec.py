@@ -77,12 +77,10 @@ class Passing:
         sockets: Sockets,
     ) -> None:
         base = fs.base
-        waits = runtime.agents.wait_files
         #: in the order in which they are restored
         self.parts = (
             Part(name="runtime", save=runtime.save, restore=runtime.restore),
             Part(name="base", save=base.save, restore=base.restore),
-            Part(name="waits", save=waits.save, restore=waits.restore),
             Part(name="cache", save=lambda _: base.cache.save(), restore=base.cache.restore),
             Part(name="reasons", save=lambda _: base.reasons.save(), restore=base.reasons.restore),
             Part(name="folders", save=base.folders.save,
@@ -99,6 +97,8 @@ class Passing:
     def restore(self, values: dict[str, Any]) -> None:
         if "folders" not in values:
             values["folders"] = saved_before(values["durable"])
+        for fd in values.get("waits", ()):  # of version 0.2, which opened FIFOs itself
+            os.close(fd)
         for part in self.parts:
             part.restore(values[part.name])
 

@@ -9,7 +9,7 @@ import shutil
 import stat
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,10 +40,13 @@ log = logging.getLogger("ctxd.runtime")
 
 _PROGRAMS = (
     *("binder", "census", "enter", "feed", "gather", "guard", "keeper"),
-    *("launcher", "lend", "look", "monitor", "relay", "stage", "sweep", "tree", "view", "walk"),
+    *("launcher", "lend", "look", "monitor", "relay", "release", "stage", "sweep"),
+    *("tree", "view", "walk"),
 )
 
 VERSION = "0.2.0"
+#: that those who wait for an end are let go within, at the end of the daemon
+_LET_GO_SECONDS: Final = 1.0
 #: of the daemon, as ``state`` of /ctx/status
 STATES: Final = ("starting", "ready", "stopping")
 
@@ -221,6 +224,7 @@ def _prepare_shared(places: Places, privilege: Privilege) -> None:
     _private_directory(places.monitors, 0o700)
     _private_directory(places.networks, 0o700)
     _private_directory(places.rooms, 0o700)
+    _private_directory(places.released, 0o700)
     for name in _PROGRAMS:
         _install(cell.native(name), places.program(name))
 
@@ -302,12 +306,14 @@ async def open_runtime(
         closed = [] if privilege.rootless else [config.agent_ids()[0]]
         treework.adopt(places, spawner, spaces, closed)
         treework.show(places, privilege)
+        wait_files = WaitFiles(places.waits, places.released, places.program("release"))
+        stack.callback(_let_go, wait_files, spawner)
         agents = open_agents(
             config=config,
             store=store,
             spaces=spaces,
             hierarchy=hierarchy,
-            wait_files=WaitFiles(places.waits),
+            wait_files=wait_files,
             state=places.state,
             rooms=places.rooms,
             mount=places.mount,
@@ -321,7 +327,7 @@ async def open_runtime(
             nursery.start_soon(watcher.run)
             helpers = Helpers(spawner, nursery)
             walker = Walker(helpers, places.program("walk"), places.state)
-            nursery.start_soon(agents.run, walker)
+            nursery.start_soon(agents.run, walker, helpers)
             trees = treework.Trees(places, places.program("tree"), helpers, spaces)
             nursery.start_soon(trees.run)
             binder = Binder(places.program("binder"), spawner, hierarchy.daemon)
@@ -358,6 +364,13 @@ async def open_runtime(
                 nursery.cancel_scope.cancel()
 
 
+def _let_go(wait_files: WaitFiles, spawner: Spawner) -> None:
+    """Whoever waits for an end that has come just now."""
+    with suppress(OSError):
+        if wait_files.any_released:
+            spawner.start_now(spawner.home, wait_files.command(0)).wait_now(_LET_GO_SECONDS)
+
+
 def _remove_runtime(places: Places) -> None:
     """Takes the runtime directory's mount away, if no filesystem is left below it."""
     if linux.mount_at(places.fuse) is not None:
@@ -369,7 +382,7 @@ def _remove_runtime(places: Places) -> None:
     places.socket.unlink(missing_ok=True)
     for directory in (
         *(places.programs, places.records, places.monitors, places.inputs),
-        *(places.networks, places.rooms, places.waits),
+        *(places.networks, places.rooms, places.waits, places.released),
     ):
         shutil.rmtree(directory, ignore_errors=True)
     for path in (places.fuse, places.shared, places.stage, places.runtime):

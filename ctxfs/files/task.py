@@ -252,8 +252,9 @@ ROWS: Final[tuple[Row[Task], ...]] = (
         render=_verbs,
         doc="takes start, stop, kill and, for a child with a worktree, fetch, one per "
         "line"),
-    Link(name="wait", target=lambda base, task: str(base.runtime.agents.tasks.wait_path(task)),
-        doc="reading it blocks until the task has ended"),
+    Link(name="wait", listed=False,
+        target=lambda base, task: str(base.runtime.agents.tasks.wait_path(task)),
+        doc="reading it blocks until the task has ended; by name only, no listing has it"),
     Control(name="work", guard=_PARTIES, render=_value("work"), check=_check_work,
         commit=_set_work, single=True, doc="the work item that it is for"),
     Shown(name="worktree", render=_worktree, polled=True,

@@ -119,7 +119,7 @@ class RowNode(Member[_O]):
             yield from row.entries(self.base, self.obj, call)
         for number, inner in self.layout.within(self._within):
             node = RowNode(self.base, self.layout, self.index, self.obj, number)
-            if node._may_be_seen(call):
+            if inner.listed and node._may_be_seen(call):
                 yield inner.name
 
     @property

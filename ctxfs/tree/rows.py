@@ -69,7 +69,8 @@ class Row(Generic[_O]):
 
     ``within`` names the directory of the object that lists it. The ``top`` row is the
     object's own directory, which another plane lists. A row that is listed beside the top
-    has a ``path``: its directory, from the root. The kernel may keep a name that is ``kept``;
+    has a ``path``: its directory, from the root. One that is not ``listed`` is there by name
+    only. The kernel may keep a name that is ``kept``;
     a name is not if only some callers see it, or if it goes soon. All may read ``public``
     rows of a public agent; the roles in ``read`` may read the others. The ``guard`` says who
     may write, and when. A row shows the field of its name, and those in ``depends``.
@@ -83,6 +84,7 @@ class Row(Generic[_O]):
     within: str = ""
     top: bool = False
     path: Callable[[_O], str] | None = None
+    listed: bool = True
     kept: bool = True
     public: bool = False
     read: Role = INSIDERS

@@ -28,7 +28,7 @@ from runtime.kernel.privilege import ROOT, Privilege
 from runtime.kernel.rooms import Rooms
 from runtime.kernel.trash import Trash
 from runtime.kernel.waitfiles import WaitFiles
-from runtime.kernel.walker import Walker
+from runtime.kernel.walker import Asker, Walker
 from runtime.records.config import Config
 from runtime.records.documents import Documents
 from runtime.records.history import History
@@ -74,11 +74,12 @@ class Agents:
     births: Births
     answers: Answers
 
-    async def run(self, walker: Walker) -> None:
+    async def run(self, walker: Walker, helpers: Asker) -> None:
         """Runs what goes on beside requests."""
         async with trio.open_nursery() as nursery:
-            for each in (self.journal, self.wait_files, self.waiting):
+            for each in (self.journal, self.waiting):
                 nursery.start_soon(each.run)
+            nursery.start_soon(self.wait_files.run, helpers)
             nursery.start_soon(self.trash.run, walker)
             nursery.start_soon(self.disk.run, walker)
             nursery.start_soon(self.removals.run)

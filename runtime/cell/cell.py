@@ -61,6 +61,11 @@ class Places:
         return self.shared / "wait"
 
     @cached_property
+    def released(self) -> Path:
+        """Where FIFOs of ``wait`` go at the end, on the same filesystem."""
+        return self.shared / "released"
+
+    @cached_property
     def programs(self) -> Path:
         """The daemon's own copies of the compiled programs: an upgrade must not change them.
 

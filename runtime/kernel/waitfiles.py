@@ -1,13 +1,14 @@
 """Waiting for an end without the daemon: FIFOs on a tmpfs of its own (fifo(7)).
 
-The kernel blocks a process that opens one for reading. At the end the FIFO is
-replaced by an empty file and the old one opened for writing, which lets its
-readers go. The names cannot be guessed and the directory cannot be listed.
+The kernel blocks a process that opens one for reading. At the end the FIFO is replaced by an empty
+file, and a program of ours (release.c) lets its readers go: the daemon opens no FIFO that others
+have open. The names cannot be guessed and the directory cannot be listed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import stat
 from pathlib import Path
@@ -15,23 +16,30 @@ from typing import Final
 
 import trio
 
+from runtime.errors import CtxError
 from runtime.ids import WaitFileName
-from runtime.kernel.handover import Descriptors
+from runtime.kernel import orders
+from runtime.kernel.walker import Asker
 
-#: A reader may have looked the FIFO up before it was replaced and open it after: pauses before
-#: the release is repeated.
-_REPEAT_SECONDS: Final = (0.1, 0.2, 0.7)
+log = logging.getLogger("ctxd.waitfiles")
+
+_RETRY_SECONDS: Final = 1.0
+#: a reader may have looked the FIFO up before it was replaced and open it after
+_KEPT_SECONDS: Final = 1.0
+#: the program ends by itself earlier, also if there is always something to do
+_SECONDS: Final = 30.0
 
 
 class WaitFiles:
-    """The ``wait`` files of all agents, by token."""
+    """The ``wait`` files of all agents, by token; ``released`` is where the program finds those
+    whose readers it is to let go."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, released: Path, program: Path) -> None:
         self._directory = directory
-        self._released: list[int] = []
-        #: those of which the release is being repeated
-        self._due: list[int] = []
+        self._released = released
+        self._program = program
         self._wake = trio.Event()
+        self._wake.set()  # an earlier daemon may have left some
 
     def path(self, token: WaitFileName) -> Path:
         return self._directory / token
@@ -43,42 +51,25 @@ class WaitFiles:
             # written by nobody: a stranger's open for writing would release the waiters
             os.chmod(self.path(token), 0o444)
 
-    @staticmethod
-    def _make_empty(path: Path) -> None:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
-
     def release(self, token: WaitFileName) -> None:
         """Lets all readers go, those that are just opening it too; idempotent."""
         path = self.path(token)
-        held = self._hold(path)
-        if held is None:
+        if not _is_fifo(path):
             return
         temporary = path.with_name(f"{token}.ended")
-        self._make_empty(temporary)
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
+        with contextlib.suppress(FileExistsError):
+            os.link(path, self._released / token)
         os.replace(temporary, path)
-        self._let_go(held)
+        self._wake.set()
 
     def remove(self, token: WaitFileName) -> None:
         path = self.path(token)
-        held = self._hold(path)
-        path.unlink(missing_ok=True)
-        if held is not None:
-            self._let_go(held)
-
-    @staticmethod
-    def _hold(path: Path) -> int | None:
-        """The FIFO, which somebody may read; None if it was released, or is not there."""
-        try:
-            if not stat.S_ISFIFO(os.lstat(path).st_mode):
-                return None
-            return os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return None
-
-    def _let_go(self, held: int) -> None:
-        self._nudge(held)
-        self._released.append(held)
-        self._wake.set()
+        if _is_fifo(path):
+            os.replace(path, self._released / token)
+            self._wake.set()
+        else:
+            path.unlink(missing_ok=True)
 
     def keep(self, tokens: set[WaitFileName]) -> None:
         """Removes what belongs to no agent any more."""
@@ -86,37 +77,33 @@ class WaitFiles:
             if name not in tokens:
                 self.remove(name)
 
-    @staticmethod
-    def _nudge(held: int) -> None:
-        path, flags = f"/proc/self/fd/{held}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        # ENXIO: nobody reads
-        with contextlib.suppress(OSError):
-            try:
-                fd = os.open(path, flags)
-            except PermissionError:  # modes count for a daemon without root; it has no name now
-                os.chmod(path, 0o600)
-                fd = os.open(path, flags)
-            os.close(fd)
+    @property
+    def any_released(self) -> bool:
+        """Whether the program has something to do."""
+        return bool(os.listdir(self._released))
 
-    async def run(self) -> None:
-        """Repeats the release for readers that were between look-up and open."""
+    def command(self, kept: float = _KEPT_SECONDS) -> list[str]:
+        """Lets those go whose end has come, and whoever comes within so many seconds."""
+        return orders.words(self._program, self._released, int(1000 * kept))
+
+    async def run(self, helpers: Asker) -> None:
+        """Has the program let readers go, whenever there may be any."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            self._due, self._released = self._released, []
-            for seconds in _REPEAT_SECONDS:
-                await trio.sleep(seconds)
-                for held in self._due:
-                    self._nudge(held)
-            for held in self._due:
-                os.close(held)
-            self._due = []
+            while self.any_released:
+                try:
+                    await helpers.ask(
+                        os.geteuid(), "release", self.command(), seconds=_SECONDS
+                    )
+                except (CtxError, OSError) as error:
+                    log.error("who waits for an end waits longer: %s", error)
+                    await trio.sleep(_RETRY_SECONDS)
 
-    def save(self, descriptors: Descriptors) -> list[int]:
-        """The FIFOs whose release is repeated, for the next daemon."""
-        return [descriptors.keep(held) for held in (*self._due, *self._released)]
 
-    def restore(self, saved: list[int]) -> None:
-        self._released += saved
-        if saved:
-            self._wake.set()
+def _is_fifo(path: Path) -> bool:
+    """Whether it is there, and was not released."""
+    try:
+        return stat.S_ISFIFO(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return False

@@ -59,7 +59,7 @@ from runtime.sockets.server import Sockets
 from runtime.texts.names import dump_json
 from tests.adapter.test_who_may import ASKS, ITEM_PLANES, LONG, PERMS, PLACED, REF, key_of
 from tests.unit.ctxfs.tools.test_tools import CALLS as SAMPLES
-from tests.worlds.natives import walker_of
+from tests.worlds.natives import Children, walker_of
 from tests.worlds.records import ROOT, add_end, inside, operator
 from tests.worlds.tree import CONTEXT, USER, Mounted, mounted_in
 
@@ -672,7 +672,7 @@ async def measure_fans(scene: Scene, meter: LoopMeter) -> dict[str, float]:
             add_end(agents, change, agent, Outcome.CANCELLED, "operator_stop")
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(agents.run, walker_of(agents.documents.base.parent))
+        nursery.start_soon(agents.run, walker_of(agents.documents.base.parent), Children())
         add_waits("message", 64)
         await call("message", agents.messages.send, USER, x, "hello")
         for kind, task in tasks.items():

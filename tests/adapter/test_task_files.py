@@ -291,6 +291,12 @@ def test_input_goes_to_what_takes_it(mounted: Mounted) -> None:
 # the handle of a child
 
 
+def test_wait_is_there_by_name_and_in_no_listing(mounted: Mounted) -> None:
+    for directory in (D, T):
+        assert "wait" not in mounted.list(directory)
+        assert complete(mounted.ops.readlink, mounted.inode(f"{directory}/wait"), CONTEXT)
+
+
 def test_a_handle_shows_its_child(mounted: Mounted) -> None:
     child = supervised(mounted)
     mounted.agents.documents.write(child, "handoff.md", b"look at it\nclosely\n")

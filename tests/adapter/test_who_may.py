@@ -685,10 +685,10 @@ def judge(
         for party in parties:
             if party not in stage.callers[kind]:
                 continue
-            if party in named[asked]:
+            if column == "list":
+                expected = "yes" if party in named[asked] and row.listed else "no"
+            elif party in named[asked]:
                 expected = "yes"
-            elif column == "list":
-                expected = "no"
             else:
                 expected = refusal(party in knows, party, named, column)
             found = look(stage, kind, column, path, row, party)

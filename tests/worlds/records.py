@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, cast
 
 from runtime.agents.parts import Agents, open_agents
 from runtime.caller import Caller
+from runtime.cell.cell import native
 from runtime.ids import AgentIndex, SessionIndex
 from runtime.kernel.cgroups import Hierarchy
 from runtime.kernel.privilege import ROOT as ROOT_PRIVILEGE
@@ -91,12 +91,13 @@ class World:
         for directory in (
             *(self.state / name for name in ("home", "trash", "tree/home", "tree/shared")),
             path / "wait",
+            path / "released",
             path / "room",
         ):
             directory.mkdir(parents=True, exist_ok=True)
         self.config = Config(**settings)
         self.hierarchy = FakeHierarchy()
-        self.wait_files = WaitFiles(path / "wait")
+        self.wait_files = WaitFiles(path / "wait", path / "released", native("release"))
         self.store = Store(self.state / "ctxfs.db")
         self.agents = self._load()
         self.told = Told()
@@ -123,10 +124,8 @@ class World:
         return self.agents
 
     def close(self) -> None:
-        """What is open, as when a daemon dies; no task of it closes what was released."""
+        """What is open, as when a daemon dies."""
         self.store.close()
-        for held in self.wait_files._released:
-            os.close(held)
 
     def live(self, agent: Agent, status: Status = Status.BUSY) -> Agent:
         cgroup = self.agents.registry.node_path(agent)

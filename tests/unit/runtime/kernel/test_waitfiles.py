@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
 
+from runtime.cell.cell import native
 from runtime.ids import WaitFileName
 from runtime.kernel.waitfiles import WaitFiles
+from tests.worlds.natives import Children
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="the FIFOs are 0444: only root opens them for writing"
@@ -23,7 +28,20 @@ T = WaitFileName("t")
 
 @pytest.fixture
 def wait_files(tmp_path: Path) -> WaitFiles:
-    return WaitFiles(tmp_path)
+    for name in ("wait", "released"):
+        (tmp_path / name).mkdir()
+    return WaitFiles(tmp_path / "wait", tmp_path / "released", native("release"))
+
+
+class Counting(Children):
+    """Counts what is started."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def ask(self, *args: Any, **more: Any) -> bytes:
+        self.count += 1
+        return await super().ask(*args, **more)
 
 
 class Reader:
@@ -74,21 +92,21 @@ def test_releasing_twice_is_releasing_once(wait_files: WaitFiles) -> None:
 
 def test_releasing_what_is_not_there_does_nothing(wait_files: WaitFiles, tmp_path: Path) -> None:
     wait_files.release(T)
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "wait").iterdir()) == []
 
 
 def test_a_removed_wait_is_gone(wait_files: WaitFiles, tmp_path: Path) -> None:
     wait_files.create(T)
     wait_files.remove(T)
     wait_files.remove(T)
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "wait").iterdir()) == []
 
 
 @needs_root
 def test_every_reader_returns_at_the_end(wait_files: WaitFiles) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait_files.run)
+            nursery.start_soon(wait_files.run, Children())
             wait_files.create(T)
             readers = [Reader(wait_files.path(T)) for _ in range(20)]
             wait_files.release(T)
@@ -103,7 +121,7 @@ def test_every_reader_returns_at_the_end(wait_files: WaitFiles) -> None:
 def test_a_reader_between_look_up_and_open_returns_too(wait_files: WaitFiles) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait_files.run)
+            nursery.start_soon(wait_files.run, Children())
             wait_files.create(T)
             looked_up = os.open(wait_files.path(T), os.O_PATH)
             try:
@@ -120,7 +138,7 @@ def test_a_reader_between_look_up_and_open_returns_too(wait_files: WaitFiles) ->
 def test_readers_of_a_removed_wait_return(wait_files: WaitFiles) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait_files.run)
+            nursery.start_soon(wait_files.run, Children())
             wait_files.create(T)
             held = os.open(wait_files.path(T), os.O_PATH)
             try:
@@ -135,21 +153,79 @@ def test_readers_of_a_removed_wait_return(wait_files: WaitFiles) -> None:
     trio.run(main)
 
 
-def test_nothing_is_held_open_in_the_end(wait_files: WaitFiles) -> None:
-    def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))
+def test_readers_of_a_release_that_a_dead_daemon_left_return(
+    wait_files: WaitFiles, tmp_path: Path
+) -> None:
+    wait_files.create(T)
+    held = os.open(wait_files.path(T), os.O_PATH)
+    wait_files.release(T)
+    again = WaitFiles(tmp_path / "wait", tmp_path / "released", native("release"))
+
+    async def main() -> None:
+        reader = Reader(f"/proc/self/fd/{held}")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(again.run, Children())
+            await reader.wait_returned()
+            while again.any_released:
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    os.close(held)
+
+
+def test_a_crowd_of_ends_starts_few_programs(wait_files: WaitFiles) -> None:
+    started = Counting()
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait_files.run)
-            await wait_all_tasks_blocked()
-            before = descriptors()
-            for token in (WaitFileName("a"), WaitFileName("b")):
+            nursery.start_soon(wait_files.run, started)
+            tokens = [WaitFileName(f"t{number}") for number in range(300)]
+            for token in tokens:
                 wait_files.create(token)
+            readers = [Reader(wait_files.path(token)) for token in tokens]
+            for token in tokens:
                 wait_files.release(token)
-            assert descriptors() == before + 2
-            await trio.sleep(10)  # of a clock that does not wait
-            assert descriptors() == before
+                await trio.sleep(0.001)
+            for reader in readers:
+                await reader.wait_returned()
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    trio.run(main)
+    assert started.count < 10
+
+
+def test_the_mode_never_changes(wait_files: WaitFiles) -> None:
+    """Nobody may write to it, and release others before the end: also not at the end."""
+    wait_files.create(T)
+    held = os.open(wait_files.path(T), os.O_PATH)
+    wait_files.release(T)
+    assert subprocess.run(wait_files.command(0), check=False).returncode == 0
+    assert not wait_files.any_released
+    assert stat.S_IMODE(os.stat(f"/proc/self/fd/{held}").st_mode) == 0o444
+    os.close(held)
+
+
+@needs_root
+def test_an_ordinary_user_lets_go_who_waits(tmp_path: Path) -> None:
+    os.chmod(tmp_path, 0o777)
+    script = """
+import os, subprocess, sys, threading
+os.setgid(4321), os.setuid(4321)
+os.mkdir("released")
+os.mkfifo("fifo", 0o444)
+try:
+    os.open("fifo", os.O_WRONLY | os.O_NONBLOCK)
+except PermissionError:
+    pass
+reader = threading.Thread(target=lambda: open("fifo").read(), daemon=True)
+reader.start()
+os.link("fifo", "released/fifo")
+while reader.is_alive():
+    subprocess.run(["./release", "released", "0"], check=True)
+    os.path.exists("released/fifo") or os.link("fifo", "released/fifo")
+"""
+    shutil.copy(native("release"), tmp_path)
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, timeout=60,
+                          stderr=subprocess.PIPE, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
