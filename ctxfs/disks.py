@@ -42,23 +42,20 @@ class _Lanes:
     """Threads for one sort of work: one at a time for an agent, two for an owner."""
 
     def __init__(self) -> None:
-        self.threads = trio.CapacityLimiter(_THREADS)
+        self._threads = trio.CapacityLimiter(_THREADS)
         self._limits: WeakValueDictionary[Hashable, trio.CapacityLimiter] = WeakValueDictionary()
 
-    def of_agent(self, who: Payer) -> trio.CapacityLimiter:
-        return self._limits.setdefault(who, trio.CapacityLimiter(1))
-
-    def of_owner(self, who: Payer) -> trio.CapacityLimiter:
-        owner = who.owner, who.reserve is not Reserve.NONE
-        return self._limits.setdefault(owner, trio.CapacityLimiter(_THREADS_OF_OWNER))
+    def _limit(self, whose: Hashable, most: int) -> trio.CapacityLimiter:
+        return self._limits.setdefault(whose, trio.CapacityLimiter(most))
 
     async def do(
         self, who: Payer, work: Work[_R], file: AbstractAsyncContextManager[object]
     ) -> _R:
+        owner = who.owner, who.reserve is not Reserve.NONE
         # not the file first, so that nobody keeps others from it who waits for its own turn
-        async with self.of_agent(who), self.of_owner(who), file:
+        async with self._limit(who, 1), self._limit(owner, _THREADS_OF_OWNER), file:
             with work as act:
-                return await trio.to_thread.run_sync(act, limiter=self.threads)
+                return await trio.to_thread.run_sync(act, limiter=self._threads)
 
 
 class Disks:
