@@ -53,6 +53,10 @@ DEEPER = "?" * TOO_LONG + "*"
 #: where the copy of the database waits, which may be large: nobody else can replace it there
 STAGE = "/var/tmp"
 BLOCK = 1 << 20
+#: an agent may hold a directory of a tree for as long as it likes: then the tree is left out
+HELD_SECONDS = 60.0
+#: between two lines of progress
+PROGRESS_SECONDS = 10
 LINES_SHOWN = 10
 
 
@@ -71,41 +75,107 @@ def program(name: str) -> str:
     return shutil.which(name) or f"/bin/{name}"
 
 
+class HeldError(Exception):
+    """A program waits for something in a tree, which is `tree` from the state."""
+
+    def __init__(self, tree: str) -> None:
+        super().__init__(tree)
+        self.tree = tree
+
+
 def run(
-    words: Sequence[str], directory: str, archive: int, **more: Any
+    words: Sequence[str], directory: str, archive: int, state: str = ""
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run tar(1) or find(1), for which `archive` stays open; a `Failure` if it cannot be run."""
+    """Run tar(1) or find(1), for which `archive` stays open; a `Failure` if it cannot be run.
+
+    If it reads a state, tell how far it is, and raise `HeldError` if it does not get any further.
+    """
     import subprocess
 
     environment = {**os.environ, "LC_ALL": "C"}
     environment.pop("TAR_OPTIONS", None)
     try:
-        return subprocess.run(
+        process = subprocess.Popen(
             [program(words[0]), *words[1:]],
             cwd=directory,
             env=environment,
             pass_fds=(archive,),
             stdin=subprocess.DEVNULL,
-            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more},
-            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
     except OSError as error:
         raise Failure(f"{words[0]}: {error.strerror}; apt-get install tar findutils") from None
+    try:
+        output, errors = watch(process, archive, state)
+    except BaseException:
+        process.kill()
+        raise
+    return subprocess.CompletedProcess(words, process.returncode, output, errors)
 
 
-def run_tar(words: Sequence[str], directory: str, archive: int) -> list[str]:
+def watch(process: subprocess.Popen[bytes], archive: int, state: str) -> tuple[bytes, bytes]:
+    """Return what a program writes to its end; see `run`."""
+    import subprocess
+    import time
+
+    before, since, told = "", time.monotonic(), time.monotonic()
+    while True:
+        try:
+            return process.communicate(timeout=1 if state else None)
+        except subprocess.TimeoutExpired:
+            now, size = time.monotonic(), os.fstat(archive).st_size
+        reached = f"{size} {processor_time(process.pid)}"
+        if reached != before:
+            before, since = reached, now
+        elif now - since > HELD_SECONDS:
+            raise HeldError(tree_read(process.pid, state))
+        if now - told > PROGRESS_SECONDS and os.isatty(2):
+            told = now
+            STDERR.lines([f"{size} bytes so far"])
+
+
+def processor_time(pid: int) -> list[str]:
+    """Return what a process has used of the processor (proc(5))."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[11:13]
+    except OSError:
+        return []
+
+
+def tree_read(pid: int, state: str) -> str:
+    """Return which durable tree of a state a process has open; a `Failure` if it has none."""
+    from contextlib import suppress
+
+    above = os.path.join(os.path.realpath(state), "tree", "")
+    for name in sorted(os.listdir(f"/proc/{pid}/fd"), key=int, reverse=True):
+        path = ""
+        with suppress(OSError):
+            path = os.readlink(f"/proc/{pid}/fd/{name}")
+        kind, *parts = path.removeprefix(above).split("/")
+        if path.startswith(above) and len(parts) >= (count := 2 if kind == "agent" else 1):
+            return "/".join(("tree", kind, *parts[:count]))
+    raise Failure(f"{state}: cannot be read any further")
+
+
+def run_tar(words: Sequence[str], directory: str, archive: int, state: str = "") -> list[str]:
     """Run tar(1) on an open archive and return its complaints."""
-    done = run(["tar", f"--file=/dev/fd/{archive}", *words], directory, archive)
+    done = run(["tar", f"--file=/dev/fd/{archive}", *words], directory, archive, state)
     lines = decode(done.stderr).splitlines()
     if done.returncode not in (0, 1) and not lines:
         lines = [f"tar: ended with status {done.returncode}"]
     return lines
 
 
-def too_deep(state: str, trees: Sequence[str], archive: int) -> list[str]:
+def too_deep(
+    state: str, trees: Sequence[str], archive: int, left_out: Sequence[str]
+) -> list[str]:
     """Return a complaint if an archive cannot have all files."""
-    sought = ("-path", DEEPER, "-prune", "-print0", "-quit")
-    found = run(["find", *(f"./{tree}" for tree in trees), *sought], state, archive).stdout
+    skipped = [word for path in left_out for word in ("-path", f"./{path}", "-prune", "-o")]
+    sought = (*skipped, "-path", DEEPER, "-prune", "-print0", "-quit")
+    words = ["find", *(f"./{tree}" for tree in trees), *sought]
+    found = run(words, state, archive, state).stdout
     shown = f"{decode(found[:100])}..."
     return [f"left out: files whose paths are too long, such as {shown}"] if found else []
 
@@ -228,24 +298,45 @@ def write_archive(
     with open(os.path.join(staged, MANIFEST), "w", encoding="utf-8") as written:
         json.dump(manifest, written)
     trees = [tree for tree in TREES if os.path.isdir(os.path.join(state, tree))]
-    left_out = [f"--exclude=./{pattern}" for pattern in FILES] if records else []
+    left_out = list(FILES) if records else []
     compression = COMPRESSED.get(os.path.splitext(name)[1])
-    complaints = too_deep(state, trees, archive)
-    complaints += run_tar(
+    held: list[str] = []
+    while True:
+        try:
+            complaints = read_state(state, staged, archive, trees, compression, left_out)
+            break
+        except HeldError as error:
+            held.append(error.tree)
+            left_out.append(error.tree)
+    text = "something holds it; stop the agents that have it, and make another backup"
+    return agents, [*complaints, *(f"left out: {tree}: {text}" for tree in held)]
+
+
+def read_state(
+    state: str,
+    staged: str,
+    archive: int,
+    trees: Sequence[str],
+    compression: str | None,
+    left_out: Sequence[str],
+) -> list[str]:
+    """Write all to an open file but what is left out, and return what there is to complain about;
+    `HeldError`."""
+    complaints = too_deep(state, trees, archive, left_out)
+    return complaints + run_tar(
         [
             *("--create", *([compression] if compression else []), "--format=pax", "--sparse"),
             *("--one-file-system", "--ignore-failed-read", *KEPT),
             *(f"--warning={word}" for word in QUIET),
             *("--anchored", "--wildcards-match-slash", f"--exclude={DEEPER}"),
-            *("--no-wildcards-match-slash", *left_out),
+            *("--no-wildcards-match-slash", *(f"--exclude=./{path}" for path in left_out)),
             *(f"--directory={staged}", MANIFEST),
             *(f"--directory={state}", *(f"./{tree}" for tree in trees)),
             # last: an archive without it is not whole
             *(f"--directory={staged}", DATABASE),
         ],
-        staged, archive,
+        staged, archive, state,
     )  # fmt: skip
-    return agents, complaints
 
 
 def missing_of(archive: int) -> str:

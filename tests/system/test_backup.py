@@ -31,7 +31,9 @@ from tests.worlds.daemon import (
     wait_until,
     write,
 )
+from tests.worlds.held import held
 
+STATES: Final = Path(__file__).parents[1] / "unit/runtime/records/states"
 #: answers each message, with more text than the store holds before there is a file
 TALKER: Final = "sh -c 'cat; head -c 400 /dev/zero | tr \"\\\\0\" x'"
 SHOWN: Final = (
@@ -45,6 +47,51 @@ def ctx(*words: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", "from client.main import program; program()", *words],
         capture_output=True, text=True, timeout=TIMEOUT, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
+
+
+def test_a_tree_that_somebody_holds_is_left_out_and_said_so(daemon: Daemon) -> None:
+    """As an agent can hold its own: the others are in the backup, and it ends."""
+    for name in ("free", "held"):
+        daemon.path("shared", name).mkdir()
+        (daemon.path("shared", name) / "data" / "file").write_text(name)
+    impatient = "import client.backup, client.main; client.backup.HELD_SECONDS = 3; "
+    file = daemon.base / "backup.tar"
+    with held(daemon.state / "tree/shared/held"):
+        done = subprocess.run(
+            [sys.executable, "-c", f"{impatient} client.main.program()",
+             "backup", "--state", str(daemon.state), str(file)],
+            capture_output=True, text=True, timeout=TIMEOUT, check=False,
+        )  # fmt: skip
+        assert daemon.path("status").read_text()
+    assert done.returncode == 1
+    assert done.stderr.startswith("left out: tree/shared/held: something holds it")
+    with tarfile.open(file) as archive:
+        names = set(archive.getnames())
+    assert "./tree/shared/free/file" in names and "./tree/shared/held/file" not in names
+
+
+def test_a_backup_of_an_older_version_is_restored(daemon: Daemon, tmp_path: Path) -> None:
+    """Its durable trees were beside the histories; the daemon moves them when it starts."""
+    with tarfile.open(STATES / "schema-5.tar.xz") as older:
+        older.extraction_filter = getattr(tarfile, "data_filter", None)
+        older.extractall(tmp_path)
+    state = tmp_path / "state"
+    for path in ("shared/team", "home/0/data"):
+        (state / path).mkdir(parents=True, exist_ok=True)
+        (state / path / "file").write_text(path)
+    manifest = {"format": 1, "version": "0.2.0", "schema": 5, "made": "then", "agents": 1}
+    (state / MANIFEST).write_text(json.dumps(manifest))
+    backup = tmp_path / "backup.tar"
+    names = (f"./{name}" for name in ("agent", "home", "shared"))
+    words = ["tar", "--create", f"--file={backup}", MANIFEST, *names, DATABASE]
+    subprocess.run(words, cwd=state, check=True)
+    daemon.stop()
+    shutil.rmtree(daemon.state)
+    done = ctx("restore", "--state", str(daemon.state), str(backup))
+    assert done.returncode == 0, done.stderr
+    daemon.start()
+    assert daemon.path("shared", "team", "data", "file").read_text() == "shared/team"
+    assert daemon.path("home", "0", "data", "file").read_text() == "home/0/data"
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -169,8 +216,8 @@ def test_a_backup_under_load_is_whole_elsewhere(daemon: Daemon, other: Daemon) -
 
 
 def test_files_of_users_keep_what_they_are(daemon: Daemon, other: Daemon) -> None:
-    space = daemon.root / "shared" / "space"
-    space.mkdir()
+    space = daemon.root / "shared/space/data"
+    space.parent.mkdir()
     (space / "plain").write_text("text\n")
     os.setxattr(space / "plain", "user.colour", b"green\n\0")
     os.chown(space / "plain", 1234, 2345)
@@ -191,7 +238,7 @@ def test_files_of_users_keep_what_they_are(daemon: Daemon, other: Daemon) -> Non
     assert file.stat().st_size < 10 << 20, "holes take no room"
     assert ctx("restore", "--state", str(other.state), str(file)).returncode == 0
     other.start()
-    again = other.root / "shared" / "space"
+    again = other.root / "shared/space/data"
     was, now = (space / "plain").stat(), (again / "plain").stat()
     for name in ("st_mode", "st_uid", "st_gid", "st_size", "st_mtime_ns", "st_nlink"):
         assert getattr(now, name) == getattr(was, name), name
@@ -208,8 +255,8 @@ def test_files_of_users_keep_what_they_are(daemon: Daemon, other: Daemon) -> Non
 
 
 def test_files_of_users_can_be_left_out(daemon: Daemon, other: Daemon) -> None:
-    (daemon.root / "shared" / "space").mkdir()
-    (daemon.root / "shared" / "space" / "large").write_text("large")
+    (daemon.root / "shared/space").mkdir()
+    (daemon.root / "shared/space/data" / "large").write_text("large")
     wait_dead(daemon.run("homely", "sh -c 'echo kept > ~/file; echo $HOME'", homedir="durable"))
     file = daemon.base / "b.tar"
     done = daemon.ctx("backup", "--records", "--state", str(daemon.state), str(file))
@@ -283,8 +330,8 @@ def test_a_part_of_an_archive_restores_nothing(daemon: Daemon, other: Daemon) ->
 
 
 def test_no_tree_is_too_deep_for_the_others(daemon: Daemon, other: Daemon) -> None:
-    space = daemon.root / "shared" / "space"
-    space.mkdir()
+    space = daemon.root / "shared/space/data"
+    space.parent.mkdir()
     (space / "file").write_text("kept")
     deep = os.open(daemon.state / "tree/shared" / "space", os.O_RDONLY)
     for _ in range(8000):
