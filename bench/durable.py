@@ -17,60 +17,74 @@ from bench.measure import Episode, Pair, Part, Side, undisturbed
 from bench.setting import Setting
 
 _SPACE: Final = "bench"
-#: where an agent has the space, and the backing filesystem, in its view
-_LINE: Final = Path("/line")
+#: where an agent has the backing filesystem in its view
 _BACKING: Final = Path("/backing")
 #: of the repository that is cloned
 _DIRECTORIES: Final = 10
 _FILES: Final = 10
 _CONTENT: Final = b"a line of a file\n" * 64
+#: until the daemon knows that a space is empty
+_MEASURED_SECONDS: Final = 60.0
+
+
+def _space(setting: Setting, stack: ExitStack) -> Path:
+    """Where a new space really is, by the path that all have for it."""
+    space = setting.ctx / "shared" / _SPACE
+    space.mkdir()
+    tree = (space / "data").resolve()
+    stack.callback(_remove, space, tree)
+    return tree
+
+
+def _remove(space: Path, tree: Path) -> None:
+    """A space goes once the daemon has seen that it is empty, and measured is it now and then."""
+    for entry in list(tree.iterdir()):
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    deadline = time.monotonic() + _MEASURED_SECONDS
+    while True:
+        try:
+            return space.rmdir()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
 
 
 def _places(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Path]]:
     """(name, directory) of the space, and of what is compared with it, all empty."""
-    for name, directory in (
-        ("shared", _tree(setting) / "direct"),
-        ("backing", setting.backing / "direct"),
-    ):
-        directory.mkdir()
-        stack.callback(shutil.rmtree, directory)
-        yield name, directory
+    yield "shared", _space(setting, stack)
+    direct = setting.backing / "direct"
+    direct.mkdir()
+    stack.callback(shutil.rmtree, direct)
+    yield "backing", direct
 
 
-def _tree(setting: Setting) -> Path:
-    """That of the space."""
-    space = setting.ctx / "shared" / _SPACE
-    space.mkdir(exist_ok=True)
-    return (space / "data").resolve()
-
-
-def _line(setting: Setting, stack: ExitStack) -> int:
-    """The pid of an agent's program that has the space by a mount line at ``_LINE``, and the
-    backing filesystem by an ordinary one at ``_BACKING``."""
+def _agent(setting: Setting, stack: ExitStack) -> tuple[int, Path]:
+    """The pid of an agent's program that has a space, and the backing filesystem by a mount line
+    at ``_BACKING``; and where the space is in all views."""
+    tree = _space(setting, stack)
     name = fresh_name()
     directory = make(setting, name, b"sleep infinity\n")
     stack.callback(os.rmdir, directory)
-    direct = _tree(setting) / "line"
-    direct.mkdir()
-    stack.callback(shutil.rmtree, direct)
     write(f"{directory}/policy", f"allow {name}_t shared:{_SPACE} read,write\n".encode())
-    lines = f"shared:{_SPACE} {_LINE} rw\n{setting.backing} {_BACKING} rw\n"
-    write(f"{directory}/mount", lines.encode())
+    write(f"{directory}/mount", f"{setting.backing} {_BACKING} rw\n".encode())
     start(directory)
     stack.callback(await_end, directory)
     stack.callback(write, f"{directory}/ctl", b"kill\n")
     await_busy(directory)
-    return int(Path(directory, "pid").read_text())
+    return int(Path(directory, "pid").read_text()), tree
 
 
-def _line_places(pid: int, setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Path]]:
+def _agent_places(
+    pid: int, tree: Path, setting: Setting, stack: ExitStack
+) -> Iterator[tuple[str, Path]]:
     """As ``_places``, in an agent's view."""
-    direct = setting.backing / "line"
+    direct = setting.backing / "agent"
     direct.mkdir()
     stack.callback(shutil.rmtree, direct)
     view = Path(f"/proc/{pid}/root")
-    yield "line", view / _LINE.relative_to("/") / "line"
-    yield "backing", view / _BACKING.relative_to("/") / "line"
+    yield "agent", view / tree.relative_to("/")
+    yield "backing", view / _BACKING.relative_to("/") / "agent"
 
 
 def _create_side(name: str, directory: Path, stack: ExitStack) -> Side:
@@ -95,9 +109,9 @@ def create_sides(setting: Setting, stack: ExitStack) -> tuple[Side, list[Side]]:
     return subject, references
 
 
-def line_sides(setting: Setting, stack: ExitStack) -> tuple[Side, list[Side]]:
-    """The same by a mount line of an agent."""
-    places = list(_line_places(_line(setting, stack), setting, stack))
+def agent_sides(setting: Setting, stack: ExitStack) -> tuple[Side, list[Side]]:
+    """The same in an agent's view."""
+    places = list(_agent_places(*_agent(setting, stack), setting, stack))
     subject, *references = [_create_side(name, where, stack) for name, where in places]
     return subject, references
 
@@ -117,10 +131,10 @@ def clone_pairs(row: str, setting: Setting, stack: ExitStack) -> list[Pair]:
     return _clones(row, list(_places(setting, stack)), clone)
 
 
-def line_clone_pairs(row: str, setting: Setting, stack: ExitStack) -> list[Pair]:
+def agent_clone_pairs(row: str, setting: Setting, stack: ExitStack) -> list[Pair]:
     """The same by git in an agent's view, with all paths as they are there."""
     source, environment = _repository(setting, stack)
-    pid = _line(setting, stack)
+    pid, tree = _agent(setting, stack)
     inside = _BACKING / source.relative_to(setting.backing)
 
     def clone(directory: Path) -> None:
@@ -131,7 +145,7 @@ def line_clone_pairs(row: str, setting: Setting, stack: ExitStack) -> list[Pair]
             view=("nsenter", f"--target={pid}", "--mount"),
         )
 
-    return _clones(row, list(_line_places(pid, setting, stack)), clone)
+    return _clones(row, list(_agent_places(pid, tree, setting, stack)), clone)
 
 
 def _repository(setting: Setting, stack: ExitStack) -> tuple[Path, dict[str, str]]:

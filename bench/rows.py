@@ -28,7 +28,7 @@ from bench.agents import (
     whole_life,
     write,
 )
-from bench.durable import clone_pairs, create_sides, line_clone_pairs, line_sides
+from bench.durable import agent_clone_pairs, agent_sides, clone_pairs, create_sides
 from bench.many import FEW, MANY, measure_many
 from bench.measure import Pair, Part, Ratio, Side, compare, compare_episodes
 from bench.reference.commands import child_agent, finish, in_turn, inside, root_agent, spawn
@@ -323,9 +323,9 @@ def _measure_clone(row: str, setting: Setting, rounds: int) -> list[Ratio]:
         return compare_episodes(clone_pairs(row, setting, stack), rounds)
 
 
-def _measure_line_clone(row: str, setting: Setting, rounds: int) -> list[Ratio]:
+def _measure_agent_clone(row: str, setting: Setting, rounds: int) -> list[Ratio]:
     with ExitStack() as stack:
-        return compare_episodes(line_clone_pairs(row, setting, stack), rounds)
+        return compare_episodes(agent_clone_pairs(row, setting, stack), rounds)
 
 
 def _measure_sizes(row: str, setting: Setting, rounds: int) -> list[Ratio]:
@@ -489,8 +489,8 @@ ROWS: Final = (
     ),
     Row(
         name="shared-create",
-        doc="create, write, close of a file in shared/SPACE/data by root, against the same in "
-        "another directory of that filesystem",
+        doc="create, write, close of a file in data of shared/SPACE by root, against the same in a "
+        "directory of the same filesystem",
         measure=_in_batches(create_sides),
     ),
     Row(
@@ -500,15 +500,15 @@ ROWS: Final = (
         share=0.34,
     ),
     Row(
-        name="shared-line",
-        doc="create, write, close of a file in a space by root in an agent's view, by a mount line "
-        "shared:SPACE, against the same in the backing filesystem by an ordinary line",
-        measure=_in_batches(line_sides),
+        name="shared-agent",
+        doc="create, write, close of a file in a space by root in an agent's view, against the "
+        "same in the backing filesystem by an ordinary mount line",
+        measure=_in_batches(agent_sides),
     ),
     Row(
-        name="shared-line-clone",
+        name="shared-agent-clone",
         doc="git clone of a repository of 100 files into there, against the same",
-        measure=_measure_line_clone,
+        measure=_measure_agent_clone,
         share=0.34,
     ),
     Row(
