@@ -16,7 +16,6 @@ from bench.agents import await_busy, await_end, fresh_name, make, start, write
 from bench.measure import Episode, Pair, Part, Side, undisturbed
 from bench.setting import Setting
 
-_SPACE: Final = "bench"
 #: where an agent has the backing filesystem in its view
 _BACKING: Final = Path("/backing")
 #: of the repository that is cloned
@@ -29,7 +28,7 @@ _MEASURED_SECONDS: Final = 60.0
 
 def _space(setting: Setting, stack: ExitStack) -> Path:
     """Where a new space really is, by the path that all have for it."""
-    space = setting.ctx / "shared" / _SPACE
+    space = setting.ctx / "shared" / fresh_name()
     space.mkdir()
     tree = (space / "data").resolve()
     stack.callback(_remove, space, tree)
@@ -66,7 +65,7 @@ def _agent(setting: Setting, stack: ExitStack) -> tuple[int, Path]:
     name = fresh_name()
     directory = make(setting, name, b"sleep infinity\n")
     stack.callback(os.rmdir, directory)
-    write(f"{directory}/policy", f"allow {name}_t shared:{_SPACE} read,write\n".encode())
+    write(f"{directory}/policy", f"allow {name}_t shared:{tree.name} read,write\n".encode())
     write(f"{directory}/mount", f"{setting.backing} {_BACKING} rw\n".encode())
     start(directory)
     stack.callback(await_end, directory)
