@@ -89,10 +89,7 @@ def hold(daemon: Daemon) -> Path:
     """Such an agent, at work, with a space of its own."""
     space = daemon.path("shared", "data")
     space.mkdir()
-    for state in (daemon.state / "tree/shared/data", space):
-        if state.is_dir():
-            os.chown(state, AGENT_UID, AGENT_UID)
-            break
+    os.chown((space / "data").resolve(), AGENT_UID, AGENT_UID)
     directory = daemon.base / "attack"
     directory.mkdir()
     (directory / "hold.py").write_text(HOLD)
