@@ -32,7 +32,7 @@ class Place:
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
         self.real = space(daemon, "data")
-        self.path = way(daemon)
+        self.path = f"{daemon.root}/shared/data/data"
         if not daemon.rootless:
             self.real.chmod(0o777)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import shutil
@@ -73,7 +74,12 @@ def policy(directory: Path, *lines: str) -> str:
 
 def space(daemon: Daemon, name: str, owner: int = AGENT_UID) -> Path:
     """A new space; where its files really are."""
-    do(daemon, lambda: daemon.path("shared", name).mkdir())
+
+    def made() -> None:
+        daemon.path("shared", name).mkdir()
+        (daemon.path("shared", name) / "data").readlink()  # which waits for the tree
+
+    do(daemon, made)
     path = daemon.state / "tree" / "shared" / name
     if not daemon.rootless:
         os.chown(path, owner, owner)
@@ -86,7 +92,8 @@ def remove(daemon: Daemon, name: str) -> None:
     def removed() -> bool:
         try:
             daemon.path("shared", name).rmdir()
-        except BlockingIOError:
+        except OSError as error:
+            assert error.errno in (errno.EAGAIN, errno.ENOTEMPTY), error
             return False
         return True
 
@@ -276,6 +283,7 @@ def test_a_users_own_tree_comes_by_a_line_only(either: Daemon) -> None:
 def test_agents_have_no_tree_of_the_uid_that_they_run_as(daemon: Daemon) -> None:
     """All that root makes run as one uid, whatever their policies: it would be common to them."""
     use = shell(f"""
+        cd $CTX_ROOT/home/{AGENT_UID}/data && echo mine > note && cat note
         touch {way(daemon, f'home/{AGENT_UID}')}/x && echo made
     """)
     agent = make(daemon, "x", use)
@@ -492,7 +500,7 @@ def test_what_a_line_hides_in_a_tree_a_child_has_not_either(outside: Daemon) -> 
     there = way(outside)
     look = f"sh -c 'ls {there}/open {there}/secret'"
     lines = [*child("kid", look, policies("kid", BOTH)), "cat kid.d/wait kid.d/out kid.d/log"]
-    for name in ("a",):
+    for name in ("a", "b"):
         line = f"- {outside.root}/shared/data/data/secret hide" if name == "b" else (
             f"- {there}/secret hide")
         said = ran(outside, name, script(*lines, "rmdir kid.d"), BOTH, OF_CHILD, mount=line)
