@@ -314,30 +314,32 @@ def _workspace_mounts(agents: Agents, owner: Agent, agent: Agent) -> list[mounts
     Of what lies at the own place of a durable tree, an agent has what the tree gives it, and the
     worktree. ``WrongStateError`` if its worktree has not been made.
     """
-    places = agents.authority.places
     if owner.workspace == "worktree":
         if owner.worktree is None:
             raise WrongStateError(f"the worktree of {quote(owner.name)} does not exist yet")
         found = binds(Worktree.load(owner.worktree))
-        return [mount for mount in found if not _pins_tree(places, agent, mount)]
+        return [mount for mount in found if not _pins_tree(agents, agent, mount)]
     if owner.workspace.startswith(mounts.EXPLICIT_ROOT):
         path = owner.workspace.removeprefix(mounts.EXPLICIT_ROOT)
         mount = _found(agents, owner, "workspace", path, path)
-        return [] if places.tree(mount.source) else [mount]
+        return [] if agents.authority.places.tree(mount.source) else [mount]
     return []
 
 
-def _pins_tree(places: mounts.TreePlaces, agent: Agent, mount: mounts.Mount) -> bool:
+def _pins_tree(agents: Agents, agent: Agent, mount: mounts.Mount) -> bool:
     """Whether a mount that only keeps a directory from being renamed (``workspace.binds``) would
-    give more of a durable tree than the agent has."""
-    if mount.source != mount.target or mount.mode != "rw":
+    give more of a durable tree than the agent has. Where it has it read-only, nothing is renamed.
+    """
+    places, path = agents.authority.places, mount.target
+    if mount.source != path or mount.mode != "rw":
         return False
-    tree = places.tree(mount.target)
-    if not tree:
-        return _inside(places.directory, [mount.target]) or _inside(
-            mount.target, [places.directory]
-        )
-    return mount.target == places.place(tree) or agent.trees.get(tree) != "rw"
+    tree = places.tree(path)
+    if tree:
+        return path == places.place(tree) or agent.trees.get(tree) != "rw"
+    above = mounts.Index(now for _, now in agents.authority.inherited_mounts(agent))
+    cover = above.covering(path)
+    less = cover is not None and cover.of != "" and cover.mode != "rw"
+    return less or _inside(places.directory, [path]) or _inside(path, [places.directory])
 
 
 def _carried(agents: Agents, agent: Agent, mount: mounts.Mount) -> Iterator[mounts.Mount]:

@@ -678,36 +678,51 @@ def test_a_workspace_and_a_root_in_a_tree(daemon: Daemon) -> None:
     assert (backing / "here").exists(), log
 
 
-def test_a_repository_in_a_tree_has_worktrees(outside: Daemon) -> None:
+@pytest.mark.parametrize("by", ["place", "line"])
+def test_a_repository_in_a_tree_has_worktrees(outside: Daemon, by: str) -> None:
     """What a child has of it is the repository to read, and a worktree, whatever else of the
-    space its policy gives."""
+    space its policy gives. So where a line of its parent's has the tree: there a child has what
+    its policy gives, too."""
     backing = space(outside, "data")
     (backing / "secret").touch()
-    path = f"{way(outside)}/repo"
+    at = way(outside) if by == "place" else "/t"
+    path, given = f"{at}/repo", "shared:data read" if by == "line" else ""
     work = (
-        f"sh -c 'ls {way(outside)}/secret; ls {path}; touch {path}/no; cd /workspace && "
+        f"sh -c 'ls {at}/secret; ls {path}; touch {path}/no {at}/no; cd /workspace && "
         "echo theirs > file && git -c user.name=k -c user.email=k@k commit -qam by-$CTX_AGENT'"
     )
     git = "git -c user.name=b -c user.email=b@b"
     lines = [
         f"cd {path} && {git} init -q && echo mine > file && {git} add file && "
         f"{git} commit -qm mine; cd $CTX_ROOT/agent",
-        *child("kid", work, "echo > kid.d/policy", "echo worktree > kid.d/workspace"),
+        *child("kid", work, policies("kid", given) if given else "echo > kid.d/policy",
+               "echo worktree > kid.d/workspace"),
         "cat kid.d/wait kid.d/log",
         *child("two", work, policies("two", BOTH), "echo worktree > two.d/workspace"),
         f"cat two.d/wait two.d/log; cd {path}; git log --oneline --format=%s ctx/kid ctx/two",
     ]
     (backing / "repo").mkdir()
     os.chown(backing / "repo", AGENT_UID, AGENT_UID)
-    agent = make(outside, "boss", script(*lines), BOTH, OF_CHILD)
-    write(agent / "workspace", f"explicit_root:{path}")
+    boss = script(*lines)
+    if by == "line":
+        # whose workspace is a path in the view of its parent, which has the line
+        top = child("boss", boss, policies("boss", BOTH, OF_CHILD),
+                    f"echo public_named > boss.d/profile; echo explicit_root:{path} > "
+                    "boss.d/workspace")
+        boss = script(*top, "cat boss.d/wait boss.d/out boss.d/log")
+    agent = make(outside, "top" if by == "line" else "boss", boss, BOTH, OF_CHILD,
+                 "agent:* detach", mount="shared:data /t rw")
+    if by == "place":
+        write(agent / "workspace", f"explicit_root:{path}")
     said = finish(agent)
     assert {"by-kid", "by-two"} <= set(said.split("\n")), said + read(agent, "log")
     kid, two = (read(outside.agent_dir(name), "log") for name in ("kid", "two"))
-    assert "secret': No such file" in kid
+    assert ("secret': No such file" in kid) is (by == "place")
     assert "secret" not in two
     for log in (kid, two):
-        assert "no': Read-only file system" in log
+        assert "repo/no': Read-only file system" in log
+    assert f"{at}/no': Read-only file system" in kid
+    assert (backing / "no").exists(), two
 
 
 # what outlives the daemon
