@@ -115,7 +115,8 @@ class Starter:
 
     async def _make_trees(self, agent: Agent) -> None:
         """The agent's own durable home and the trees that it is to have are there."""
-        for tree in agent.trees:
+        lines = {mount.source for mount in mounts.parse(agent.mount) if mount.tree}
+        for tree in {*agent.trees, *lines}:
             space = self._agents.spaces.named(mounts.space_of(tree))
             if space is not None:
                 await self._trees.ready(space, _SETTLE_SECONDS)
@@ -123,7 +124,7 @@ class Starter:
         if agent.homedir == "durable":
             homes.append((self._agents.sessions.home(agent), agent.uid, agent.gid))
         own = f"{mounts.HOME_TREE}{agent.owner}"
-        if own in agent.trees or mounts.HOME_TREE in agent.mount:
+        if own in agent.trees or mounts.HOME_TREE in lines:
             homes.append((mounts.place_of(own), agent.owner, agent.owner))
         for tree, uid, gid in homes:
             await self._trees.have(agent.owner, tree, uid, gid, _SETTLE_SECONDS)
