@@ -77,9 +77,9 @@ _READ: Final = Wait(
     reason="the disk: a thread reads what is not in memory, one at a time for each agent",
 )
 _GATHERED: Final = Wait(
-    call="self._base.disks.look",
-    bound=None,
-    reason="what processes are: in a thread of another sort, one for each agent, 5 s at most",
+    call="opened.gathered",
+    bound=1.0,
+    reason="one helper of an owner that looks at processes",
 )
 _SYNCED: Final = Wait(
     call="self._pace.synced",
