@@ -1,0 +1,143 @@
+"""Agents that hold the mutex of a pipe of theirs, into which or from which others move bytes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.system.hostile.guarded import OBEDIENCE, Guard
+from tests.worlds.daemon import Daemon, read, wait_dead, wait_until, write
+
+PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
+OWNER = "4000"
+#: that an attack goes on, in seconds
+LONG_ENOUGH = 4.0
+
+#: writes to its own standard input or output from pages that only ctxd can fill: the pipe's mutex
+#: is held meanwhile
+HOLD = """
+import mmap, os, sys, threading
+path, number = f'{sys.argv[2]}/artifact/page', int(sys.argv[1])
+SIZE = 16 << 20
+with open(path, 'wb') as file:
+    for _ in range(SIZE >> 16):
+        file.write(b'x' * (1 << 16))
+pipe = os.open(f'/proc/self/fd/{number}', os.O_WRONLY)
+
+def holding():
+    while True:
+        fd = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        with mmap.mmap(fd, SIZE, mmap.MAP_PRIVATE, mmap.PROT_READ) as pages:
+            pages.madvise(mmap.MADV_RANDOM)
+            for at in range(0, SIZE, 4096):
+                with memoryview(pages)[at:at + 8] as part:
+                    os.write(pipe, part)
+        os.close(fd)
+
+for _ in range(4):
+    threading.Thread(target=holding).start()
+print('attacks', flush=True)
+while number == 0:
+    os.read(0, 1 << 16)
+"""
+
+
+def script(daemon: Daemon) -> str:
+    directory = daemon.base / "attack"
+    directory.mkdir(exist_ok=True)
+    (directory / "hold.py").write_text(HOLD)
+    return f"{directory} /attack ro\n"
+
+
+def command(number: int) -> str:
+    return f"{PYTHON} /attack/hold.py {number} $CTX_SELF"
+
+
+def resident(
+    daemon: Daemon, number: int, **fields: str
+) -> tuple[Path, Callable[[], object]]:
+    """An agent that does so, and what hands it bytes."""
+    fields = {"owner": OWNER, "mount": script(daemon), "mode": "resident", **fields}
+    agent = daemon.make("hold", f"sh -c '{command(number)}'", **fields)
+    write(agent / "ctl", "start")
+    wait_until(lambda: "attacks" in read(agent, "out"), "it attacks")
+    return agent, lambda: write(agent / "inbox", "x" * 100)
+
+
+def task(daemon: Daemon, number: int, **fields: str) -> tuple[Path, Callable[[], object]]:
+    """An agent with such a command."""
+    fields = {"owner": OWNER, "mount": script(daemon), **fields}
+    agent = daemon.make("hold", "sleep 1000", **fields)
+    write(agent / "ctl", "start")
+    made = agent / "task" / "t"
+    made.mkdir()
+    write(made / "cmd", command(number))
+    write(made / "accepts_input", "1")
+    write(made / "ctl", "start")
+    wait_until(lambda: "attacks" in read(made, "output"), "it attacks")
+    return agent, lambda: write(made / "input", "x" * 100)
+
+
+Kind = Callable[..., tuple[Path, Callable[[], object]]]
+KINDS = pytest.mark.parametrize("kind", [resident, task])
+PIPES = pytest.mark.parametrize("number", [0, 1], ids=["stdin", "stdout"])
+
+
+@KINDS
+@PIPES
+def test_who_holds_its_own_pipe_holds_up_nobody_else(
+    daemon: Daemon, guard: Guard, kind: Kind, number: int
+) -> None:
+    """Nor who hands it bytes: what is not read is refused, or waits."""
+    _, hand = kind(daemon, number)
+    slowest, until = 0.0, time.monotonic() + LONG_ENOUGH
+    while time.monotonic() < until:
+        begun = time.monotonic()
+        try:
+            hand()
+        except OSError as error:
+            assert error.strerror in ("Device or resource busy", "Disk quota exceeded"), error
+        slowest = max(slowest, time.monotonic() - begun)
+        time.sleep(0.02)  # what is measured is time
+    assert slowest < OBEDIENCE
+
+
+@pytest.mark.alone
+@KINDS
+@PIPES
+def test_it_is_killed_by_the_client(daemon: Daemon, kind: Kind, number: int) -> None:
+    agent, hand = kind(daemon, number)
+    hand()
+    begun = time.monotonic()
+    done = daemon.ctx("kill", "hold")
+    assert done.returncode == 0, done.stderr
+    wait_dead(agent)
+    assert time.monotonic() - begun < 2 * OBEDIENCE
+
+
+@KINDS
+@PIPES
+def test_it_ends_with_its_parent(daemon: Daemon, kind: Kind, number: int) -> None:
+    boss = daemon.run("boss", "sleep 1000", owner=OWNER, mount=script(daemon))
+    agent, _ = kind(daemon, number, mount="", parent="agent:boss")  # it sees the same
+    write(boss / "ctl", "kill")
+    wait_dead(agent)
+
+
+@KINDS
+@PIPES
+def test_the_death_of_the_daemon_is_obeyed(daemon: Daemon, kind: Kind, number: int) -> None:
+    agent, hand = kind(daemon, number)
+    hand()
+    node = daemon.cgroup.child(f"user-{OWNER}", "agent-hold")
+    daemon.kill()
+    node.child("run").kill()  # a resident's program is the agent, and so is that of mode once
+    wait_until(lambda: not node.populated(), "its cell ends without a daemon")
+    daemon.start()
+    wait_dead(agent)
