@@ -131,13 +131,15 @@ class Trees:
 
 def adopt(places: Places, spawner: Spawner, spaces: Spaces, closed: Collection[int]) -> None:
     """Trees of an older version get their places, before the daemon serves; homes of ``closed``
-    uids, for root alone. ``StartupError``.
+    uids, for root alone. A tree that no record is of, as after a power loss, is its owner's space.
+    ``StartupError``.
 
     An earlier start may have died at any step of it. The directory that had the spaces goes last,
     so that the next start does what is left.
     """
-    older = places.state / "shared"
-    if not older.is_dir():
+    older, own = places.state / "shared", places.trees / "shared"
+    names = os.listdir(own) if own.is_dir() else []
+    if not older.is_dir() and all(spaces.has(name) for name in names):
         return
     with ExitStack() as stack:
         fds = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("said", "complained")]
@@ -157,10 +159,11 @@ def adopt(places: Places, spawner: Spawner, spaces: Spaces, closed: Collection[i
         )
     for line in said.splitlines():
         owner, _, name = line.partition(" ")
-        if spaces.named(name) is None:
+        if not spaces.has(name):
             spaces.adopt(name, int(owner))
-    places.trees.mkdir(exist_ok=True)
-    os.rename(older, places.trees / "shared")
+    if not older.is_dir():
+        return
+    os.rename(older, own)
     log.info(
         "the durable trees of an older ctxd are now in %s: data of a space or home leads there",
         places.trees,

@@ -228,6 +228,7 @@ static void adopt(int state, struct orders *orders)
 		die("tree: %m");
 	for_each(state, "home", adopt_user, &adoption);
 	for_each(state, "shared", tell_space, NULL);
+	for_each(trees, "shared", tell_space, NULL);
 }
 
 int main(int argc, char **argv)

@@ -354,29 +354,6 @@ def test_editors_can_write_controls(daemon: Daemon, tmp_path: Path) -> None:
     assert read(agent, "meta.json") == '{"a":\n 1}\n'
 
 
-def test_spaces_and_data_are_real_directories(daemon: Daemon) -> None:
-    space = daemon.root / "shared" / "team"
-    space.mkdir(mode=0o755)
-    (space / "a").write_text("text")
-    (space / "b").mkdir()
-    os.rename(space / "a", space / "b" / "c")
-    os.symlink("b/c", space / "link")
-    assert (space / "link").read_text() == "text"
-    with pytest.raises(PermissionError):
-        os.mknod(space / "node", stat.S_IFCHR | 0o666, os.makedev(1, 3))
-    with pytest.raises(OSError, match="Errno 39"):
-        space.rmdir()
-    data = daemon.root / "home" / "0" / "data"
-    (data / "notes").write_text("kept")
-    daemon.restart()
-    assert (data / "notes").read_text() == "kept"
-    assert (space / "b" / "c").read_text() == "text"
-    for path in (space / "link", space / "b" / "c"):
-        path.unlink()
-    (space / "b").rmdir()
-    space.rmdir()
-
-
 def test_a_thousand_agents_are_listed(daemon: Daemon) -> None:
     for number in range(1000):
         (daemon.root / "agent" / f"a{number}.d").mkdir()

@@ -152,7 +152,7 @@ def test_the_process_without_any_descriptor_knows_its_callers(daemon: Daemon) ->
 
 
 FILLER = """
-cat /dev/zero > $CTX_ROOT/home/{owner}/data/zeros
+cat /dev/zero > $CTX_SELF/artifact/zeros
 cat $CTX_ROOT/error
 dd if=/dev/zero of=$CTX_SELF/result.md bs=256K count=1 || echo refused
 n=0; while mkdir $CTX_ROOT/agent/more-$n.d; do n=$((n+1)); done; echo refused
@@ -164,20 +164,19 @@ sleep 1000
 @pytest.mark.settings(owner_disk_max="8M", grace="1s")
 def test_an_owner_that_fills_its_disk_account_touches_nobody_else(daemon: Daemon) -> None:
     ids = {"uid": OWNER, "gid": OWNER}
-    agent = boss(daemon, FILLER.format(owner=OWNER), **ids)
+    agent = boss(daemon, FILLER, **ids)
     wait_until(lambda: read(agent, "out").count("refused") == 2, "it is refused")
     assert "EDQUOT" in read(agent, "out")
     assert f"account disk of uid {OWNER}" in read(agent, "out")
-    zeros = daemon.root / "home" / OWNER / "data" / "zeros"
-    assert zeros.stat().st_size <= 8 << 20
+    assert (agent / "artifact" / "zeros").stat().st_size <= 8 << 20
     other = daemon.finish("other", "sh -c 'echo fine > $CTX_SELF/result.md'", owner="4001")
     assert read(other, "result.md") == "fine\n"
-    zeros.unlink()
+    write(agent / "ctl", "stop")
+    wait_dead(agent)
+    agent.rmdir()
     again = daemon.make("again", "true", owner=OWNER)
     wait_until(lambda: accepted(again / "ctl", "start"), "there is room again")
     wait_dead(again)
-    write(agent / "ctl", "stop")
-    wait_dead(agent)
 
 
 def accepted(path: Path, text: str) -> bool:

@@ -140,24 +140,3 @@ def test_one_write_of_thousands_of_messages_is_one_change(daemon: Daemon, tmp_pa
     kept = [json.loads(text) for text in messages]
     assert [message["id"] for message in kept] == [f"m{n}" for n in range(1, 4682)]
     assert longest_step(daemon) < LONGEST
-
-
-@pytest.mark.usefixtures("guard_beside")
-def test_what_threads_write_read_and_cut_off_is_right(daemon: Daemon) -> None:
-    """Far more than is written at once, by two who add to one file and one who goes on alone."""
-    numbers = "seq 12000000 | dd bs=64K iflag=fullblock status=none"
-    adding = "dd if=/dev/zero bs=64K count=700 status=none oflag=append conv=notrunc of=both"
-    script = (
-        "cd $CTX_ROOT/home/4000/data && touch both && "
-        f"({adding} & {adding} & {numbers} of=alone; wait) && "
-        "stat -c %s both && sha256sum < alone && seq 12000000 | sha256sum && "
-        "cp alone cut && truncate -s 2000000 cut && : > both && rm alone && "
-        "sha256sum < cut && seq 12000000 | head -c 2000000 | sha256sum && stat -c %s both && ls"
-    )
-    agent = daemon.finish("writer", f"sh -c {json.dumps(script)}", owner="4000", uid="4000",
-                          gid="4000")
-    size, all_read, all_made, cut_read, cut_made, emptied, *names = read(agent, "out").split("\n")
-    assert int(size) == 2 * 700 << 16
-    assert all_read == all_made
-    assert cut_read == cut_made
-    assert (emptied, names) == ("0", ["both", "cut", ""])

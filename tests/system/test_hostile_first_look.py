@@ -167,14 +167,3 @@ def test_a_long_document_holds_nobody_up(daemon: Daemon) -> None:
     agent = daemon.make("reader")
     data = b'{"path":"/a"}\n' * 150_000
     assert held_up(daemon, lambda: (agent / "input.jsonl").write_bytes(data)) < PATIENCE
-
-
-@pytest.mark.settings(owner_disk_max="8M", grace="300ms")
-def test_homes_count_on_the_owners_disk_account(daemon: Daemon) -> None:
-    script = (
-        "head -c 20000000 /dev/zero > $CTX_ROOT/home/4000/data/zeros; cat $CTX_ROOT/error; "
-        "wc -c < $CTX_ROOT/home/4000/data/zeros"
-    )
-    agent = daemon.finish("filler", f"sh -c {shlex.quote(script)}", owner="4000",
-                          uid="4000", gid="4000")
-    assert int(read(agent, "out").split()[-1]) <= 8 << 20

@@ -217,8 +217,8 @@ def test_processes_that_wait_for_a_file_keep_nobody_from_files() -> None:
     daemon.arguments += ["--state", str(state)]
     with running(daemon), guarded(daemon, bystanders=False):
         compiled(daemon, "tangled")
-        space = daemon.path("shared", "space")
-        space.mkdir()
+        daemon.path("shared", "space").mkdir()
+        space = daemon.path("shared", "space", "data")
         space.chmod(0o1777)
         with open(space / "file", "w") as file:
             file.truncate(16 << 30)

@@ -124,8 +124,8 @@ def test_half_written_controls_go_on(daemon: Replaceable) -> None:
 def test_open_files_go_on(daemon: Replaceable) -> None:
     new = daemon.make("new")
     busy, _ = sleeper(daemon, "busy")
-    shared = daemon.path("shared", "space")
-    shared.mkdir()
+    daemon.path("shared", "space").mkdir()
+    shared = daemon.path("shared", "space", "data")
     (shared / "file").write_bytes(b"x" * 8192)
     for number in range(3000):
         (shared / f"n{number}").touch()

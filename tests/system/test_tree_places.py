@@ -116,3 +116,13 @@ def test_trees_of_an_older_version_get_their_places_once(
     assert (daemon.state / "tree/agent/1000/coder").stat().st_mode & 0o777 == 0o711
     daemon.restart()
     assert daemon.log.read_text().count(MOVED) == 1
+
+
+def test_a_tree_without_a_record_is_its_owners_space(daemon: Daemon) -> None:
+    """A power loss takes records that nobody synced, and not what was synced in a tree."""
+    daemon.stop()
+    leave(daemon.state, {"tree/shared/team": (1000, 0o755)})
+    daemon.start()
+    assert (daemon.root / "shared/team/owner").read_text() == "1000\n"
+    assert (daemon.root / "shared/team/data/file").read_text() == "tree/shared/team"
+    assert MOVED not in daemon.log.read_text()

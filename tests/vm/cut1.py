@@ -36,6 +36,7 @@ def main() -> None:
     # the last that is synced is so by a descriptor for reading
     write(by_file / "label", "synced")
     sync(by_file / "label")
+    (service.root / "shared/power").mkdir()
     for tree in durable_trees(service.root):
         tree.mkdir()
         append_synced(tree / "synced", b"first\nsecond\n")

@@ -38,7 +38,7 @@ def append_synced(path: Path, data: bytes) -> None:
 
 def durable_trees(root: Path) -> list[Path]:
     """A directory in each tree of real files, which a test makes."""
-    return [root / "shared/power", root / "home/0/data/power"]
+    return [root / "shared/power/data/power", root / "home/0/data/power"]
 
 
 def version(number: int) -> bytes:

@@ -36,7 +36,7 @@ def disk(service: Service) -> Iterator[Disk]:
 def space(service: Service, disk: Disk) -> Path:
     made = service.root / "shared/disk-errors"
     made.mkdir()
-    return made
+    return made / "data"
 
 
 def _refused(action: Callable[[], object]) -> str:
