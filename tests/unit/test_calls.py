@@ -86,3 +86,12 @@ def test_calls_are_found(tmp_path: Path) -> None:
     source = tmp_path / "source.py"
     source.write_text("os.open(a, b)\nos.close(c)\n(d / e).read_text()\nwith open(f): pass\n")
     assert sorted(_called(source)) == [".read_text", "open", "os.open"]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_fifo_is_opened_for_writing(module: str) -> None:
+    """Others may have it open: programs of ours write to it, and let go of its readers."""
+    for node in ast.walk(ast.parse((HOUSE / module).read_text())):
+        if isinstance(node, ast.BinOp):
+            flags = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+            assert "O_NONBLOCK" not in flags or not flags & {"O_WRONLY", "O_RDWR"}
