@@ -285,8 +285,8 @@ async def open_runtime(
             ) from None
         spare.keep()
         stack.callback(spare.release)
-        # what sandboxes see of the daemon
-        _private_directory(places.runtime, 0o711)
+        # what sandboxes see of the daemon; without root all are the user's
+        _private_directory(places.runtime, 0o700 if privilege.rootless else 0o711)
         _private_directory(places.stage, 0o755)
         stack.callback(_remove_runtime, places)
         _prepare_shared(places, privilege)

@@ -86,7 +86,7 @@ def test_a_family_and_the_end_of_its_parent(user: OrdinaryDaemon) -> None:
     user.do(lambda: wait_dead(user.agent_dir("boss")))
     assert user.do(lambda: read(user.agent_dir("worker"), "reason")) == "parent_dead\n"
     assert not alive(worker)
-    assert not list(user.cgroup.path.glob("user-*/agent-*"))
+    wait_until(lambda: not list(user.cgroup.path.glob("user-*/agent-*")), "their cgroups are gone")
 
 
 @pytest.mark.parametrize("network", [False, True])
