@@ -85,7 +85,7 @@
 #define LOOK_AGAIN_MS 100
 /* After the end of a run a call for one of its pipes may take so long: others may hold it. */
 #define DRAIN_MS 1000
-#define STACK_SIZE (64 << 10)
+#define STACK_SIZE (160 << 10)	/* of which an idle one touches a page */
 
 /*
  * Lines wait so long for the next one. Each write wakes the daemon, which looks at the
@@ -105,9 +105,9 @@ static pthread_mutex_t ours = PTHREAD_MUTEX_INITIALIZER;
 
 /* Lines that are not written yet, and when they will be. */
 static struct {
-	char text[4096];
 	size_t length;
 	long long due;
+	char text[4096];
 } gathered;
 
 static void write_record(void)
@@ -489,13 +489,13 @@ static bool take_report(struct state *state)
 /* What the two threads share, beside what ours guards. */
 static struct {
 	struct source out, log;
-	struct inlet in;
 	int in_pipe;		/* -1 without SOCKET */
 	int others[3];		/* the program's ends of the pipes, to be closed */
 	int to_pipes, to_main;	/* eventfds that wake the threads */
 	atomic_llong calling;	/* since when the thread of pipes is in a call for one; or 0 */
 	atomic_bool deaf;	/* nobody reads standard input */
 	atomic_bool ending, drained;
+	struct inlet in;	/* last: what it takes is a page that most never touch */
 } pipes = {.in = {.listener = -1}, .in_pipe = -1, .others = {-1, -1, -1}};
 
 static void wake(int eventfd)
@@ -511,7 +511,7 @@ static void woken(int eventfd)
 /* Moves available data; returns the length, 0 at the end or if none is left. */
 static size_t drain(struct source *from)
 {
-	static char data[65536];
+	char data[65536];
 	ssize_t n;
 
 	pipes.calling = now_ms();

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -386,6 +387,22 @@ def test_the_task_cannot_be_changed_through_standard_input(shared_user: Ordinary
         return read(agent, "out") + read(agent, "handoff.md")
 
     assert shared_user.do(life) == "task\ntask\n"
+
+
+def test_no_agent_releases_who_waits_for_another(shared_user: OrdinaryDaemon) -> None:
+    """Though the FIFOs belong to its uid: nobody may write, and its view of them is read-only."""
+    def life() -> tuple[str, int]:
+        asleep = shared_user.run("asleep", "sleep 1000")
+        fifo = os.readlink(asleep / "wait")
+        script = f"chmod 600 {fifo}; unshare -Umr sh -c \"mount -o remount,rw,bind /; " \
+                 f"chmod 600 {fifo}\"; timeout 1 sh -c \": > {fifo}\"; rm -f {fifo}; ls -l {fifo}"
+        intruder = shared_user.finish("intruder", f"sh -c '{script}'")
+        return read(intruder, "out") + read(intruder, "log"), os.stat(fifo).st_mode
+
+    said, mode = shared_user.do(life)
+    assert mode == stat.S_IFIFO | 0o444, said
+    assert said.count("Read-only file system") >= 1, said
+    assert "Permission denied" in said or "cannot create" in said, said
 
 
 def test_cgroups_of_an_agents_own_are_bounded_and_end_with_it(shared_user: OrdinaryDaemon) -> None:
