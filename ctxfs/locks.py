@@ -105,11 +105,11 @@ TABLE: Final = {
     "write": Row(lock=Lock.FILE, over=Over.REFUSED, turn=True, waits=(_LOOKED, _CHANGED, _PAGES)),
     "read": Row(lock=Lock.READERS, over=Over.LATE, turn=True, waits=(_READ, _GATHERED)),
     "open": Row(lock=Lock.NONE, over=Over.LATE, turn=True, waits=(_CHANGED,)),
-    # what was written is committed, or refused for what it is
-    "flush": Row(lock=Lock.NONE, turn=True, waits=(_LOOKED, _PAGES)),
+    # what was written is committed, or refused for what it is, however late
+    "flush": Row(lock=Lock.NONE, over=Over.LATE, turn=True, waits=(_LOOKED, _PAGES)),
     "fsync": Row(lock=Lock.FILE, waits=(_SYNCED,)),
-    "readlink": Row(lock=Lock.NONE, turn=True, waits=(_READY,)),
-    "poll": Row(lock=Lock.NONE, turn=True),
+    "readlink": Row(lock=Lock.NONE, over=Over.LATE, turn=True, waits=(_READY,)),
+    "poll": Row(lock=Lock.NONE, over=Over.LATE, turn=True),
     "statfs": Row(lock=Lock.NONE, over=Over.LATE, turn=True),
     # nobody waits for an answer
     **dict.fromkeys(("forget", "release", "releasedir"), Row(lock=Lock.NONE)),
