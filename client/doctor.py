@@ -253,6 +253,22 @@ def check_room(root: Root) -> Iterator[Finding]:
         yield "FAIL", f"{waiting} changes are in memory only: the disk is full", remedy
 
 
+def check_trees(root: Root) -> Iterator[Finding]:
+    """Judge how durable trees are bounded."""
+    try:
+        bound = read_status(root)["trees"]
+    except (Failure, KeyError):
+        return  # no daemon, or an older one
+    soft = "the bound of durable trees is soft: who fills one is paused once that is measured"
+    remedy = (
+        "root's daemon, on ext4 (tune2fs -O quota,project) or xfs: mount the file system of the "
+        "state with prjquota, set disk_projects and start ctxd again"
+    )
+    yield judge(
+        bound == "hard", "the kernel bounds durable trees by project quotas", "warn", soft, remedy
+    )
+
+
 def check_networks(root: Root) -> Iterator[Finding]:
     """Judge the sockets of the networks that the daemon has."""
     try:
@@ -437,6 +453,7 @@ def findings(root: Root) -> Iterator[Finding]:
             yield check_lingering(pwd.getpwuid(uid).pw_name, f"/run/user/{uid}/systemd")
     yield check_daemon(root)
     yield from check_room(root)
+    yield from check_trees(root)
     yield from check_networks(root)
     yield from check_policies(root)
     if rootless:

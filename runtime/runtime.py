@@ -26,6 +26,7 @@ from runtime.kernel.handover import Descriptors
 from runtime.kernel.helpers import Helpers
 from runtime.kernel.inotify import Watcher
 from runtime.kernel.privilege import Privilege
+from runtime.kernel.quotas import Quotas, are_enforced
 from runtime.kernel.spawn import Spawner
 from runtime.kernel.waitfiles import WaitFiles
 from runtime.kernel.walker import Walker
@@ -123,6 +124,7 @@ class Runtime:
             "cgroup": str(self.hierarchy.root.path),
             "controllers": ",".join(self.hierarchy.controllers),
             "mount": str(self.places.mount),
+            "trees": "soft" if self.agents.disk.quotas is None else "hard",
             "limits": limits,
             **{
                 f"network.{name}": f"{network.port} {relay} {network.socket}"
@@ -250,6 +252,17 @@ def _open_lifeline(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 
+def _open_quotas(state: Path, projects: tuple[int, int]) -> Quotas | None:
+    if not are_enforced(state):
+        log.warning(
+            "disk_projects: the filesystem of %s is not mounted with prjquota: what durable trees "
+            "have is measured, and agents that fill them are paused",
+            state,
+        )
+        return None
+    return Quotas(state, *projects)
+
+
 @asynccontextmanager
 async def open_runtime(
     *,
@@ -325,6 +338,8 @@ async def open_runtime(
         stack.callback(watcher.close)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watcher.run)
+            if config.disk_projects is not None and not privilege.rootless:
+                agents.disk.quotas = _open_quotas(places.state, config.disk_projects)
             helpers = Helpers(spawner, nursery)
             walker = Walker(helpers, places.program("walk"), places.state)
             nursery.start_soon(agents.run, walker, helpers)

@@ -164,7 +164,7 @@ ROWS: Final[tuple[Row[Base], ...]] = (
     Directory(name="/", top=True, public=True,
         entries=_list_self, find=_find_self, bind=_bind_daemon),
     Shown(name="status", public=True, generated=True, render=_status,
-        doc="key=value: version state uptime agents.STATUS cgroup controllers mount limits, "
+        doc="key=value: version state uptime agents.STATUS cgroup controllers mount trees limits, "
         "and network.NAME: the port, the uid of relays, the socket"),
     Shown(name="error", public=True, generated=True, render=_error,
         doc="the caller's own last rejection: TIME ERRNO PATH: SENTENCE"),

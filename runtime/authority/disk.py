@@ -23,6 +23,7 @@ from runtime.authority.accounts import Accounts, Charge, Payer, Reserve, Resourc
 from runtime.caller import Caller
 from runtime.errors import CtxError
 from runtime.kernel.inotify import Wakeup
+from runtime.kernel.quotas import Quotas
 from runtime.kernel.rooms import Rooms
 from runtime.kernel.walker import Walker
 from runtime.records.model import Agent, Session
@@ -33,11 +34,11 @@ log = logging.getLogger("ctxd.disk")
 _SECONDS: Final = 30.0
 #: measuring may take this part of the time
 _PART: Final = 10
-#: about how long it takes at a time
-_PORTION_SECONDS: Final = 0.005
 #: of an account, written since it was measured: then it is measured again soon
 _MUCH: Final = 32
 _SOON_SECONDS: Final = 1.0
+#: of an account: when what trees may have has moved by that, the kernel is told
+_MOVED: Final = 16
 #: what an entry costs though its file is empty, in bytes; as in walk.c
 ENTRY_SIZE: Final = 512
 #: about what the rows of an incarnation and its session take in the store, and the directories
@@ -52,25 +53,6 @@ _UNNAMED: Final = "files that were removed and are open"
 
 #: (owner, who of it holds it)
 Holder = tuple[int, str]
-
-
-class Gait:
-    """Has a thread pause, so that it works a part of the time only, and little at a time.
-
-    A thread takes the interpreter from the event loop whenever the loop calls the kernel. One
-    that works for a second makes everybody late who waits for the lock of a directory: each of
-    their requests takes twice as long, and they are served one after the other.
-    """
-
-    def __init__(self) -> None:
-        self._begun = time.monotonic()
-
-    def step(self) -> None:
-        """Goes before each small piece of work."""
-        took = time.monotonic() - self._begun
-        if took > _PORTION_SECONDS:
-            time.sleep(_PART * took)
-            self._begun = time.monotonic()
 
 
 @dataclass(slots=True)
@@ -89,6 +71,9 @@ class _Measure:
     #: what the filesystem had left when it began
     free: int = -1
     wanted: bool = False
+    #: the directories of trees that are in the owner's project, and what that may have
+    bound: set[str] = field(default_factory=set)
+    most: int = -1 << 62
     #: there when the daemon began, and not measured since: nobody knows what has grown
     adopted: bool = False
 
@@ -142,6 +127,8 @@ class Disk:
         self.free = self.size = -1
         #: bytes of files that are open and have no name, by owner
         self.unnamed: Callable[[], dict[int, int]] = dict
+        #: where the kernel bounds durable trees
+        self.quotas: Quotas | None = None
 
     # for those who write
 
@@ -255,6 +242,7 @@ class Disk:
         written = self._written[owner].amount if owner in self._written else 0
         try:
             order = sorted(trees, key=lambda tree: known.tried.get(tree, 0.0))
+            project = await self._give_to_project(walker, owner, trees)
             found = await walker.measure(owner, order) if order else []
             known.tried = {tree: known.tried.get(tree, 0.0) for tree in order}
             # the next one was begun, and may be held up
@@ -269,8 +257,10 @@ class Disk:
             grown = {tree for tree, (_, size) in sizes.items() if size > known.size(tree)}
             known.sizes = sizes
             self._note_measured(owner, written, stored)
-            self._note_full(owner, set() if known.adopted else grown)
+            self._note_full(owner, set() if known.adopted or project is not None else grown)
             known.adopted = False
+            if project is not None:
+                await self._limit(owner, project)
         except (CtxError, OSError) as error:
             log.warning("cannot measure the disk account of uid %d: %s", owner, error)
         finally:
@@ -312,6 +302,34 @@ class Disk:
         for space in self._spaces:
             path = tree_of_space(space.name)
             yield f"tree/{path}", (space.owner, path)
+
+    async def _give_to_project(
+        self, walker: Walker, owner: int, trees: Collection[str]
+    ) -> int | None:
+        """The project that has all durable trees of an owner, if the kernel bounds them."""
+        project = self.quotas.project(owner) if self.quotas is not None else None
+        known = self._measures[owner]
+        # one for all homes of agents, so that a new one is in the project at once
+        tops = {"/".join(tree.split("/")[:3]) for tree in trees if tree.startswith(_TREES)}
+        known.bound &= tops
+        if project is None or not tops:
+            return None
+        missing = sorted(tops - known.bound)
+        if missing:
+            done = await walker.bound(owner, missing, project)
+            whole = zip(missing, done, strict=False)
+            known.bound |= {top for top, each in whole if not each.partial}
+        return project if known.bound == tops else None
+
+    async def _limit(self, owner: int, project: int) -> None:
+        """What the trees of an owner may have: what the account has left for them."""
+        known = self._measures[owner]
+        trees = sum(size for tree, (_, size) in known.sizes.items() if tree.startswith(_TREES))
+        most = trees + self.room(owner)
+        moved = abs(most - known.most) > self._accounts.limit(Resource.DISK) // _MOVED
+        if moved and self.quotas is not None:
+            await trio.to_thread.run_sync(self.quotas.limit, project, most, abandon_on_cancel=True)
+            known.most = most
 
     def _note_full(self, owner: int, grown: set[str]) -> None:
         """Of trees that ctxd sees nobody write, those that grow over the account; until there is

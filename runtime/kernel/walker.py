@@ -65,12 +65,22 @@ class Walker:
     async def measure(self, owner: int, trees: Sequence[str]) -> list[Measured]:
         """What the first of these trees have, as many as were measured in time; one that is not
         there has nothing. ``CtxError`` or ``OSError`` if none could be looked at."""
+        return await self._walk("measure", owner, trees)
+
+    async def bound(self, owner: int, trees: Sequence[str], project: int) -> list[Measured]:
+        """The same, and gives all that is in them to a project of the filesystem's quotas: what
+        is not ``partial`` has nothing else, and will get nothing else."""
+        return await self._walk("bound", owner, trees, project)
+
+    async def _walk(
+        self, verb: str, owner: int, trees: Sequence[str], *more: int
+    ) -> list[Measured]:
         with ExitStack() as stack:
             names = orders.memory_file("names", orders.message(trees))
             stack.callback(os.close, names)
             answer = os.memfd_create("measured", os.MFD_CLOEXEC)
             stack.callback(os.close, answer)
-            words = orders.words(self._program, "measure", owner, _WALK, self._top, 3, 4)
+            words = orders.words(self._program, verb, owner, _WALK, self._top, 3, 4, *more)
             with suppress(OverTimeError):  # what it wrote before is true
                 await self._helpers.ask(
                     owner, "measure", words, seconds=_SECONDS, fds=[names, answer]

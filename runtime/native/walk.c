@@ -1,7 +1,8 @@
 /*
- * walk: measures and removes trees that agents may hold, lock and change meanwhile.
+ * walk: measures, bounds and removes trees that agents may hold, lock and change meanwhile.
  *
  *     walk measure UID SECONDS TOP NAMES_FD ANSWER_FD
+ *     walk bound UID SECONDS TOP NAMES_FD ANSWER_FD PROJECT
  *     walk remove UID SECONDS TOP NAME
  *
  * NAME is the path of a tree below the directory TOP, and what is above the tree is the daemon's
@@ -14,10 +15,13 @@
  * read. Trees that were not reached in time have no line. Each entry counts ENTRY_SIZE, and a
  * file of several names its part for each.
  *
+ * bound does the same, and gives all that it finds to a project of the filesystem's quotas, each
+ * directory before what is in it: what is made there from then on inherits it.
+ *
  * remove empties the directory, and says "done", or "more" if SECONDS are over; "stuck" if
  * something cannot be removed.
  *
- * Both run as UID. Where the daemon is root they may read all, and remove all; elsewhere a
+ * All run as UID. Where the daemon is root they may read all, and bound or remove all; elsewhere a
  * directory that is closed to its owner is opened up, by measure for a moment.
  *
  * An agent chooses depth, size and names, and changes them meanwhile. So the memory for a level
@@ -27,7 +31,9 @@
  */
 #define _GNU_SOURCE
 #include <dirent.h>
+#include <linux/fs.h>
 #include <stddef.h>
+#include <sys/ioctl.h>
 
 #include "common.h"
 #include "filter.h"
@@ -63,6 +69,7 @@ _Alignas(8) static char list[1024];
 static size_t listed, at;	/* bytes of the list, and how many are done */
 
 static bool removing, partial;
+static uint32_t project;	/* 0 for none */
 static unsigned long long size, entries;
 static long long deadline;
 static unsigned steps;
@@ -76,6 +83,23 @@ static void close_level(struct level *level)
 {
 	close_quietly(level->fd);
 	level->fd = -1;
+}
+
+static void give_to_project(int fd, bool directory)
+{
+	struct fsxattr now;
+
+	if (ioctl(fd, FS_IOC_FSGETXATTR, &now) < 0) {
+		partial = true;
+		return;
+	}
+	if (now.fsx_projid == project && (!directory || now.fsx_xflags & FS_XFLAG_PROJINHERIT))
+		return;
+	now.fsx_projid = project;
+	if (directory)
+		now.fsx_xflags |= FS_XFLAG_PROJINHERIT;
+	if (ioctl(fd, FS_IOC_FSSETXATTR, &now) < 0)
+		partial = true;
 }
 
 static bool add_level(int fd)
@@ -94,6 +118,8 @@ static bool add_level(int fd)
 	}
 	if (fstat(fd, &st) < 0)
 		return false;
+	if (project)
+		give_to_project(fd, true);
 	if (!removing)
 		size += (unsigned long long)st.st_blocks * 512 + ENTRY_SIZE;
 	levels[depth++] = (struct level){.fd = fd, .device = st.st_dev, .inode = st.st_ino};
@@ -204,6 +230,17 @@ static void take_file(struct level *here, const char *name)
 	} else if (fstatat(here->fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0) {
 		size += ((unsigned long long)st.st_blocks * 512 + ENTRY_SIZE) /
 			(st.st_nlink ? st.st_nlink : 1);
+		if (project && S_ISREG(st.st_mode)) {
+			/* what took its place may be a FIFO, or a device */
+			int fd = open_path(here->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK,
+					   BENEATH | RESOLVE_NO_XDEV);
+
+			if (fd >= 0)
+				give_to_project(fd, false);
+			else
+				partial |= errno != ENOENT;
+			close_quietly(fd);
+		}
 	}
 }
 
@@ -301,7 +338,10 @@ static void take_rights(uid_t uid)
 		return;
 	sets[0].permitted = sets[0].effective = 1U << CAP_DAC_READ_SEARCH;
 	if (removing)
-		sets[0].permitted = sets[0].effective |= 1U << CAP_DAC_OVERRIDE | 1U << CAP_FOWNER;
+		sets[0].permitted |= 1U << CAP_DAC_OVERRIDE;
+	if (removing || project)
+		sets[0].permitted |= 1U << CAP_FOWNER;
+	sets[0].effective = sets[0].permitted;
 	if (prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) < 0 || empty_bounding_set() < 0 ||
 	    become_groups(&ids) < 0 || become_user(&ids) < 0 ||
 	    syscall(SYS_capset, &header, sets) < 0)
@@ -387,11 +427,13 @@ int main(int argc, char **argv)
 {
 	struct orders orders = orders_of_arguments(argc, argv);
 	int names = -1, answer = -1;
+	bool bounding;
 	const char *top, *name = NULL;
 	uid_t uid;
 
-	removing = !take_if(&orders, "measure");
-	if (removing && !take_if(&orders, "remove"))
+	removing = take_if(&orders, "remove");
+	bounding = !removing && take_if(&orders, "bound");
+	if (!removing && !bounding && !take_if(&orders, "measure"))
 		orders.damaged = true;
 	uid = take_id(&orders);
 	deadline = now_ms() + 1000 * (long long)take_number(&orders, INT_MAX);
@@ -402,8 +444,11 @@ int main(int argc, char **argv)
 		names = take_descriptor(&orders);
 		answer = take_descriptor(&orders);
 	}
+	if (bounding)
+		project = take_id(&orders);
 	if (!all_taken(&orders)) {
 		fputs("usage: walk measure UID SECONDS TOP NAMES_FD ANSWER_FD\n"
+		      "       walk bound UID SECONDS TOP NAMES_FD ANSWER_FD PROJECT\n"
 		      "       walk remove UID SECONDS TOP NAME\n", stderr);
 		return 2;
 	}

@@ -22,6 +22,8 @@ FALLBACK_AGENT_ID: Final = 61000
 FALLBACK_RELAY_ID: Final = 61001
 #: of a Unix socket (unix(7)), in bytes
 _SOCKET_PATH_MAX: Final = 107
+#: of quotas (quotactl(2))
+_PROJECT_MAX: Final = (1 << 32) - 1
 _PORTS: Final = range(1024, 65536)
 
 
@@ -58,6 +60,8 @@ class Config:
     owner_memory_max: int = 128 << 20
     owner_tasks: int = 1024
     owner_monitors: int = 4096
+    #: first and count of the projects that owners get (quotactl(2))
+    disk_projects: tuple[int, int] | None = None
     owner_disk_max: int = 16 << 30
     owner_time: float = 0.5
     owner_log_lines: int = 50
@@ -185,6 +189,15 @@ def _network(name: str, value: Any) -> Network:
     return Network(socket=path, port=port)
 
 
+def _projects(value: Any) -> tuple[int, int]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise MalformedError(f"{value!r} is not [FIRST, COUNT]")
+    first, count = map(_count, value)
+    if not first or not count or first + count > _PROJECT_MAX:
+        raise MalformedError(f"{first} and {count} more are not numbers of projects")
+    return first, count
+
+
 _PARSERS: Final = {
     "depth": _count,
     "children": _count,
@@ -207,6 +220,7 @@ _PARSERS: Final = {
     "owner_memory_max": _size,
     "owner_tasks": _count,
     "owner_monitors": _count,
+    "disk_projects": _projects,
     "owner_disk_max": _size,
     "owner_time": _share,
     "owner_log_lines": _count,

@@ -26,8 +26,8 @@ class Children:
     ) -> bytes:
         moved = [str(word) for word in words]
         given = [fd for fd in fds if fd is not None]
-        if given:  # those that it would find from 3 on come last
-            moved[-len(given) :] = [str(fd) for fd in given]
+        if given:  # those that it would find from 3 on come after its directory
+            moved[5 : 5 + len(given)] = [str(fd) for fd in given]
         with trio.move_on_after(seconds):
             done = await trio.run_process(
                 moved, capture_stdout=True, capture_stderr=True, check=False, env={}, pass_fds=given

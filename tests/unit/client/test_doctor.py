@@ -259,6 +259,18 @@ def test_a_disk_that_is_nearly_full(tmp_path: Path, text: str, levels: list[str]
         assert ("ctx quota" in remedy) == (level != "ok")
 
 
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [("trees=hard\n", ["ok"]), ("trees=soft\n", ["warn"]), ("state=ready\n", [])],
+)
+def test_whether_the_kernel_bounds_trees(tmp_path: Path, text: str, levels: list[str]) -> None:
+    (tmp_path / "status").write_text(text)
+    found = list(doctor.check_trees(Root(str(tmp_path))))
+    assert [level for level, _, _ in found] == levels
+    for level, what, remedy in found:
+        assert ("soft" in what) == ("prjquota" in remedy) == (level != "ok")
+
+
 #: words with which a command begins that one can type, or what it changes
 _COMMANDS = (
     *("apt-get install", "systemctl", "systemd-run", "journalctl", "chmod", "chgrp", "mount -"),

@@ -33,7 +33,9 @@ def measure(top: Path, *names: str) -> list[Measured]:
 
 
 def remove(top: Path, name: str) -> Removed:
-    return trio.run(walker_of(top).remove, OWNER, name)
+    while (done := trio.run(walker_of(top).remove, OWNER, name)) is Removed.MORE:
+        pass
+    return done
 
 
 def deep_below(path: Path, depth: int) -> int:
