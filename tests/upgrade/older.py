@@ -104,7 +104,9 @@ class Executed(Successor):
 
     def execute_this(self) -> dict[str, Any]:
         """What is answered. No process is started, which would close what is open here."""
-        shutil.rmtree(self._program)
+        # not the directory itself, in which the daemon runs
+        for package in self._program.iterdir():
+            shutil.rmtree(package)
         self._copy(HOUSE)
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(TIMEOUT)

@@ -12,6 +12,7 @@ import pytest
 from tests.upgrade.older import Executed, Successor
 from tests.upgrade.scene import SLEEP, STATUSES, begin_all, ends, has_said
 from tests.worlds.daemon import (
+    AGENT_UID,
     TIMEOUT,
     Daemon,
     alive,
@@ -332,3 +333,45 @@ def test_the_state_of_dead_agents_is_read(daemon: Successor) -> None:
     for name in ("talker", "worker"):
         write(daemon.agent_dir(name) / "ctl", "kill")
     remove_all(daemon, *STATUSES)
+
+
+#: has one file of a space open by a line of its mount table, and adds to it when it may
+WRITER = (
+    "sh -c 'exec 3>> /t/file; echo before >&3; echo holds; "
+    "until test -e /gate/open; do sleep 0.02; done; echo after >&3; echo kept > ~/note'"
+)
+
+
+@pytest.mark.parametrize("way", ["killed", "executed"])
+def test_durable_trees_are_below_data(
+    way: str, daemon: Successor, executed: Executed
+) -> None:
+    """Who has one by a line goes on with it."""
+    host = executed if way == "executed" else daemon
+    if way == "executed":
+        host.start()
+    else:
+        host.start_older()
+    team, own = host.path("shared", "team"), host.path("home", "0", "data")
+    team.mkdir(mode=0o777)
+    team.chmod(0o777)
+    (team / "old").write_text("of a space\n")
+    (own / "old").write_text("of a home\n")
+    agent = host.run(
+        "writer", WRITER, homedir="durable", policy="allow writer_t shared:team read,write",
+        mount=f"{host.gate} /gate ro\nshared:team /t rw",
+    )  # fmt: skip
+    has_said(agent, "holds")
+    if way == "executed":
+        assert executed.execute_this()["type"] == "reexec"
+    else:
+        host.kill_older()
+        host.start()
+    assert read(team, "owner") == "0\n"
+    assert read(team / "data", "old") == "of a space\n"
+    assert read(own, "old") == "of a home\n"
+    assert "the durable trees of an older ctxd are now in" in host.log.read_text()
+    host.open_gate()
+    wait_dead(agent)
+    assert read(team / "data", "file") == "before\nafter\n"
+    assert read(host.state / "tree/agent/0/writer" / str(AGENT_UID), "note") == "kept\n"
