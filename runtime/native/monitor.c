@@ -786,7 +786,7 @@ int main(int argc, char **argv)
 {
 	struct stream out, log, reply;
 	struct state state = {0};
-	int sockets[2], signals, lifeline, lead, events = -1, yes = 1, null;
+	int sockets[2], signals, lifeline, lead, watched_group, events = -1, yes = 1, null;
 	bool reaped = false, shared, replies;
 	struct orders orders = orders_of_arguments(argc, argv);
 	struct order order;
@@ -842,6 +842,8 @@ int main(int argc, char **argv)
 	if (!begin_thread())
 		give_up("thread");
 
+	/* later the agent may hold the lock of the directory */
+	watched_group = open_events(order.leaf);
 	chain = fork_into(order.leaf, 0, SIGCHLD);
 	if (chain < 0)
 		give_up(order.leaf);
@@ -890,8 +892,7 @@ int main(int argc, char **argv)
 		}
 		telling = leading && next_word;
 		if (silent) {
-			if (events < 0)
-				events = open_events(order.leaf);
+			events = watched_group;	/* its changes matter from now on */
 			if (!populated(events))
 				break;
 		}
