@@ -223,13 +223,7 @@ class Ender:
         """
         # a later life may have the path of one that is over
         members = [each for each in members if not each.over.is_set()]
-        leaves = [leaf for each in members for leaf in each.leaves()]
-        spared = [pid for each in members for ex in _all_of(each) for pid in ex.spared()]
-        try:
-            await self._sweeper.signal(top.owner, signal.SIGTERM, leaves, spared)
-        except (CtxError, OSError) as error:
-            why = because_of(top.owner, agents=[top.name])
-            log.error("%s: cannot signal it: %s", top.name, error, extra=why)
+        await self._tell(top, members)
         for each in members:
             if each.record().held:
                 each.release()
@@ -237,6 +231,18 @@ class Ender:
         for each in members:
             thaw(each.node)
         crashpoints.reach("cancel.thawed")
+
+    async def _tell(self, top: Agent, members: list[LiveCell]) -> None:
+        live_cell = self._live_cells.get(top.index)
+        if live_cell is not None and live_cell.given_up:
+            return  # it was sent SIGKILL
+        leaves = [leaf for each in members for leaf in each.leaves()]
+        spared = [pid for each in members for ex in _all_of(each) for pid in ex.spared()]
+        try:
+            await self._sweeper.signal(top.owner, signal.SIGTERM, leaves, spared)
+        except (CtxError, OSError) as error:
+            why = because_of(top.owner, agents=[top.name])
+            log.error("%s: cannot signal it: %s", top.name, error, extra=why)
 
     def kill(self, agent: Agent) -> None:
         """SIGKILL to the subtree of an ending agent, without the rest of its grace.

@@ -36,6 +36,9 @@ class _Unfilled(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         return self._attributes(_INODE)
 
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        return pyfuse3.StatvfsData()
+
     async def open(
         self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.FileInfo:
