@@ -33,7 +33,7 @@ from tests.worlds.daemon import (
 
 #: ptrace(2), waitpid(2)
 _SEIZE, _INTERRUPT, _DETACH, _WALL = 0x4206, 0x4207, 17, 0x40000000
-_SETTINGS = "watchdog: 1s\ngrace: 1s\n"
+_SETTINGS = "watchdog: 3s\ngrace: 1s\n"
 _PAGES = 16
 #: functions of the kernel that take the mutex of a pipe
 _PIPE = "fifo_open|fifo_pipe_read|anon_pipe_read|pipe_read"
@@ -120,10 +120,11 @@ def behind_the_lock_of_a_directory(daemon: Daemon) -> Iterator[None]:
     for number in range(_PAGES * 16):  # to list them takes many pages
         (fifos / f"{number:0240}").touch()
     made = daemon.agent_dir("made")
-    maker = subprocess.Popen(["sh", "-c", 'while mkdir "$0" && rmdir "$0"; do :; done', made],
+    maker = subprocess.Popen(["sh", "-c", 'while :; do mkdir "$0"; rmdir "$0"; done', made],
                              stderr=subprocess.DEVNULL)
     with _held(daemon, "directory", fifos, lambda: None, "do_unlinkat|filename_create"):
         yield
+    maker.kill()
     maker.wait()
     assert re.search("waiting: (mkdir|rmdir) ", daemon.log.read_text())
 
