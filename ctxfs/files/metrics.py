@@ -157,6 +157,8 @@ def _of_process(base: Base) -> Iterator[_Family]:
              "What others than root may still write below the state; -1 until it is known."),
             ("state_size_bytes", "gauge", disk.size,
              "Size of that file system; -1 until it is known."),
+            ("trees_hard", "gauge", int(disk.quotas is not None),
+             "Whether the kernel bounds durable trees."),
         )  # fmt: skip
     for name, kind, figure, doc in values:
         yield _Family(name, kind, doc, [_Sample(figure, {})])

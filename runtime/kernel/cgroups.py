@@ -468,11 +468,12 @@ class Hierarchy:
     def close(self) -> None:
         """Removes what was made here, if nothing is left in it.
 
-        A monitor records the end of a program, and then ends itself: it may still be there.
+        A monitor records the end of a program, and then ends itself: it may still be there. So may
+        a helper that was just killed.
         """
-        for path in (*self.root.path.glob("user-*"), self.root.child("monitor").path):
+        ending = (*self.root.path.glob("user-*"), self.root.child("monitor").path)
+        for path in (*ending, self.helpers.path):
             Cgroup(path).remove_when_empty(_MONITOR_SECONDS)
-        self.helpers.remove()
         if _has_mark(self.root.path, _MADE_HERE):
             if self.root.path in self.daemon.path.parents:
                 # of a daemon that began anew in its leaf it is not known where it came from

@@ -100,6 +100,7 @@ def test_metrics_have_each_fact_of_status_and_keep_it_at_zero(daemon: Daemon) ->
     for limit in status.pop("limits").split(","):
         name, value = limit.split("=")
         assert after.pop(f'ctxfs_limit{{limit="{name}"}}') == float(value.removesuffix("s"))
+    assert after.pop("ctxfs_trees_hard") == (status.pop("trees") == "hard")
     assert 0 < after.pop("ctxfs_uptime_seconds") <= float(status.pop("uptime"))
     assert not status
     for resource in Resource:

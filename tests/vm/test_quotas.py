@@ -49,16 +49,20 @@ def state(tmp_path: Path) -> Iterator[Path]:
 def fill(path: Path) -> int:
     """What an agent's program can write; the kernel says no with EDQUOT."""
     read_end, write_end = os.pipe()
+    # it cannot search what is above
+    top = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     if os.fork() == 0:
-        os.setresuid(OWNER, OWNER, OWNER)
-        fd = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
         try:
+            os.setresuid(OWNER, OWNER, OWNER)
+            fd = os.open(path.name, os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=top)
             while True:
                 os.write(fd, bytes(MIB))
         except OSError as error:
             os.write(write_end, str(error.errno).encode())
-        os._exit(0)
+        finally:
+            os._exit(0)
     os.close(write_end)
+    os.close(top)
     with open(read_end, "rb") as said:
         assert int(said.read()) == errno.EDQUOT
     os.wait()
