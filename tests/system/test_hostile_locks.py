@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.system.hostile.guarded import OBEDIENCE, TIMES_BASELINE
+from tests.system.hostile.guarded import LATENCY, OBEDIENCE, TIMES_BASELINE
+from tests.system.test_hostile_requests import compiled
 from tests.worlds.daemon import TIMEOUT, Daemon, wait_dead, wait_status, wait_until
 
 #: who has no rights to anything
@@ -44,6 +45,46 @@ def killed(daemon: Daemon, name: str) -> float:
     took = time.monotonic() - begun
     wait_dead(daemon.agent_dir(name))
     return took
+
+
+def late(daemon: Daemon, there: Path) -> float:
+    """The second slowest of what needs the lock of /ctx/agent: names that are not there, and a
+    directory that is."""
+    times = []
+    for number in range(50):
+        for call, path in ((os.stat, daemon.agent_dir(f"none-{number}")), (os.mkdir, there)):
+            begun = time.monotonic()
+            with suppress(FileNotFoundError, FileExistsError):
+                call(path)
+            times.append(time.monotonic() - begun)
+    return sorted(times)[-2]
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("operation", [
+    "fsyncdir", "setxattr",
+    *(pytest.param(name, marks=pytest.mark.long)
+      for name in ("removexattr", "getxattr", "listxattr", "setattr", "getattr", "fsync", "open")),
+])
+def test_hundreds_who_queue_for_a_lock_hold_up_nobody(daemon: Daemon, operation: str) -> None:
+    """Of the first two the kernel knows the answer, and asks no more."""
+    program = compiled(daemon, "queue")
+    agent = daemon.run("other", "sleep 100000")
+    wait_status(agent, "busy")
+    usual = late(daemon, agent)
+    words = [str(program), operation, "500", str(agent)]
+    # a session of its own has its own share of the processors
+    with subprocess.Popen(words, stdout=subprocess.PIPE, user=STRANGER, group=STRANGER,
+                          extra_groups=[], start_new_session=True,
+                          env={"CTX_ROOT": str(daemon.root)}) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith(b"attacks")
+            took = late(daemon, agent)
+            assert took < max(LATENCY, TIMES_BASELINE * usual), f"{took:.2f} s"
+            killed(daemon, "other")
+        finally:
+            process.kill()
 
 
 #: writes to a file from a page that nobody fills (userfaultfd(2)), as a user can from a page of a
