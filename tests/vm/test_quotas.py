@@ -69,7 +69,9 @@ def fill(path: Path) -> int:
     return path.stat().st_blocks * 512
 
 
-def test_the_kernel_bounds_trees_by_what_the_account_has_left(state: Path) -> None:
+def test_the_kernel_bounds_trees_by_what_the_account_has_left(
+    state: Path, tmp_path: Path
+) -> None:
     assert are_enforced(state)
     home, agents = state / f"tree/home/{OWNER}", state / f"tree/agent/{OWNER}/coder"
     for tree in (home, agents):
@@ -79,7 +81,7 @@ def test_the_kernel_bounds_trees_by_what_the_account_has_left(state: Path) -> No
     (home / "below" / "old").write_bytes(bytes(4 * MIB))
     disk = Disk(
         Accounts(dict.fromkeys(Resource, LIMIT)), state, Rooms(state),
-        Spaces(Store(state / "ctxfs.db")), lambda names: {}, lambda: {},
+        Spaces(Store(tmp_path / "ctxfs.db")), lambda names: {}, lambda: {},
         lambda caller: Payer(caller.uid),
     )  # fmt: skip
     disk.quotas = Quotas(state, 1000, 10)
