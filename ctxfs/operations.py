@@ -586,6 +586,8 @@ class Operations(pyfuse3.Operations):
             written = opened.write(off, data)
         if opened.settles:
             await self._base.cache.settled(mark)
+        elif opened.mark is None:
+            opened.mark = mark
         return written
 
     def flush(self, fh: FileHandleT) -> Coroutine[Any, Any, None]:
@@ -599,7 +601,9 @@ class Operations(pyfuse3.Operations):
     async def _flush(self, fh: FileHandleT) -> None:
         opened = self._open_files[fh]
         await opened.prepare(b"\n")
-        mark = self._base.cache.mark()
+        mark, opened.mark = opened.mark, None
+        if mark is None:
+            mark = self._base.cache.mark()
         try:
             opened.flush()
         finally:

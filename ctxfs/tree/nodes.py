@@ -105,8 +105,10 @@ class OpenFile:
     gathers = False
     #: whether ``flush`` has anything to do
     flushes = True
-    #: whether a write is answered only when the pages of what it changed are dropped
+    #: whether a write is answered only when the pages of what it changed are dropped; else the
+    #: next flush is, and ``mark`` is what ``Cache.mark`` was before the first such write
     settles = True
+    mark: int | None = None
     #: those of open(2)
     flags = 0
 

@@ -457,7 +457,8 @@ class OpenControl(OpenRow[_O]):
 class OpenVerbs(OpenRow[_O]):
     """``ctl``: each complete line acts at once; a last line without newline at flush.
 
-    Nothing waits with its lock, which who wants to kill the agent waits for.
+    Nothing waits with its lock, which who wants to kill the agent waits for: close(2) does, for
+    which the kernel holds none.
     """
 
     settles = False

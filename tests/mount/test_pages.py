@@ -69,15 +69,11 @@ def test_a_steady_status_is_read_without_the_daemon(daemon: Daemon, agent: Path)
 def test_a_verb_returns_when_no_page_is_left(agent: Path) -> None:
     """Whoever said it, and everybody else, reads what it has made."""
     with opened(agent / "status") as fd:
-        ctl = os.open(agent / "ctl", os.O_WRONLY)
-        try:
-            for number in range(CHANGES):
-                verb = ("pause", "resume")[number % 2]
-                os.write(ctl, f"{verb}\n".encode())
-                assert os.pread(fd, 64, 0) == SAID[verb], number
-                assert (agent / "status").read_bytes() == SAID[verb], number
-        finally:
-            os.close(ctl)
+        for number in range(CHANGES):
+            verb = ("pause", "resume")[number % 2]
+            (agent / "ctl").write_text(f"{verb}\n")
+            assert os.pread(fd, 64, 0) == SAID[verb], number
+            assert (agent / "status").read_bytes() == SAID[verb], number
 
 
 # Where readers are pre-empted between two steps of the kernel, see ctxfs/caching.py, one may be
@@ -98,16 +94,14 @@ def test_pollers_are_told_once_the_page_is_gone(agent: Path) -> None:
         assert not polled(fd, 0), "nothing changed since it was opened"
         for filler in fillers:
             filler.start()
-        ctl = os.open(agent / "ctl", os.O_WRONLY)
         try:
             for number in range(CHANGES):
                 verb = ("pause", "resume")[number % 2]
-                os.write(ctl, f"{verb}\n".encode())
+                (agent / "ctl").write_text(f"{verb}\n")
                 assert polled(fd), number
                 assert os.pread(fd, 64, 0) == SAID[verb], number
         finally:
             over.set()
-            os.close(ctl)
             for filler in fillers:
                 filler.join()
 
