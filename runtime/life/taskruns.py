@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 
 import trio
 
@@ -193,7 +194,9 @@ def _judge(task: Task, record: RunRecord) -> tuple[TaskCue, str]:
     elif record.signal is not None:
         text = f"signal:{record.signal}"
     if task.status is TaskStatus.CANCELLING:
-        return TaskCue.CANCEL, text
+        # SIGKILL to its leaf reaches who would tell of it, too
+        killed = bool(record.started and record.finished)
+        return TaskCue.CANCEL, text or (f"signal:{int(signal.SIGKILL)}" if killed else "")
     if record.exit_code == 0:
         return TaskCue.COMPLETE, text
     # a failure before the exec is in the output, and is not an interruption

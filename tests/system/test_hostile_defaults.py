@@ -137,13 +137,19 @@ def test_tasks_and_runs_that_somebody_ends_say_who(daemon: Daemon) -> None:
     agent = daemon.make("turner", "sh -c 'sleep 1000'", mode="turn")
     write(agent / "ctl", "start")
     wait_status(agent, "idle")
-    task = agent / "task" / "long"
-    task.mkdir()
-    write(task / "cmd", SLEEP)
-    write(task / "ctl", "start")
-    wait_until(lambda: read(task, "status") == "running\n", "it runs")
-    write(task / "ctl", "stop")
-    wait_until(lambda: read(task, "status") == "cancelled\n", "it is cancelled")
+    write(agent / "limits", "grace=1s")
+    for name, command, end in (
+        ("long", f"echo up; exec {SLEEP}", "signal:15"),
+        ("deaf", f"trap '' TERM; echo up; {SLEEP}; {SLEEP}", "signal:9"),
+    ):
+        task = agent / "task" / name
+        task.mkdir()
+        write(task / "cmd", command)
+        write(task / "ctl", "start")
+        wait_until(lambda t=task: read(t, "output") == "up\n", "it runs")  # type: ignore[misc]
+        write(task / "ctl", "stop")
+        wait_until(lambda t=task: read(t, "status") == "cancelled\n", "it ends")  # type: ignore[misc]
+        assert read(task, "exit") == f"{end}\n"
     write(agent / "inbox", "work")
     wait_until(lambda: read(agent, "pid"), "a run begins")
     write(agent / "ctl", "abort")

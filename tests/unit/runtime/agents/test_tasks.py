@@ -378,6 +378,9 @@ def started(world: World, agent: Agent, task: Task) -> Task:
         ("cancelling", {"exit_code": 0}, ("cancel", "exit:0")),
         ("cancelling", {"signal": 15}, ("cancel", "signal:15")),
         ("cancelling", {"monitor": 7}, ("cancel", "")),
+        ("cancelling", {"monitor": 7, "started": 1, "lost": True}, ("cancel", "")),
+        ("cancelling", {"started": 1, "lost": True, "finished": True}, ("cancel", "signal:9")),
+        ("cancelling", {"failed": "no such shell", "finished": True}, ("cancel", "")),
     ],
 )
 def test_what_becomes_of_a_command(
