@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.kernel.cgroups import Cgroup
 from tests.worlds.daemon import (
     AGENT_UID,
     TIMEOUT,
@@ -123,8 +124,8 @@ def test_a_child(rich: Daemon, script: Path, life: str) -> None:
 def held_cell(agent: Path) -> str:
     """The rights of the PID 1 of a cell; its securebits, which nobody can ask for, as a
     program's."""
-    processes = Path(read(agent, "cgroup").strip(), "cell", "cgroup.procs").read_text()
-    status = Path(f"/proc/{max(map(int, processes.split()))}/status").read_text()
+    leaf = Cgroup(Path(read(agent, "cgroup").strip())).child("cell")
+    status = Path(f"/proc/{max(leaf.processes())}/status").read_text()
     wanted = [line.split(":")[0] for line in left_by_setpriv(()).splitlines()]
     lines = [" ".join(line.split()) for line in status.splitlines() if line.split(":")[0] in wanted]
     return "\n".join([*lines, "Securebits: 0", ""])

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from runtime.kernel.cgroups import Cgroup
 from tests.worlds.daemon import (
     TIMEOUT,
     Daemon,
@@ -345,8 +346,7 @@ def test_what_a_run_leaves_behind_ends_before_the_run(
     )
     talk = talk_to(daemon, name)
     assert text_of(talk.send("x", "m"), "message") == "up\n"
-    processes = Path(f"{read(agent, 'cgroup').strip()}/run/cgroup.procs")
-    assert not processes.exists() or not processes.read_text()
+    assert not Cgroup(Path(read(agent, "cgroup").strip())).child("run").populated()
 
 
 def test_stopping_itself_is_the_good_end_of_a_turn_agent(daemon: Daemon, name: str) -> None:

@@ -560,8 +560,7 @@ class Invariants:
             if not pid or not alive(int(pid)):
                 yield "its program does not live"
             elif not any(
-                pid in (Cgroup(node).read(f"{leaf}/cgroup.procs") or "").split()
-                for leaf in ("run", "again")
+                int(pid) in Cgroup(node).child(leaf).processes() for leaf in ("run", "again")
             ):
                 yield "its program is not in its leaf"
 
