@@ -149,7 +149,8 @@ def _check_told(scene: Scene, name: str) -> None:
             message = event["message"]
             assert lines[f"told {message}"] == 1
             if event["outcome"] == "processed":
-                assert lines[json.dumps({"note": message}, separators=(",", ":"))] == 1
+                # a daemon that dies while it keeps a block that is no reply repeats that
+                assert lines[json.dumps({"note": message}, separators=(",", ":"))] >= 1
 
 
 # the stages
