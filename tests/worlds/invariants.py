@@ -373,7 +373,7 @@ class Invariants:
     def check(self, operator: Operator) -> None:
         """After a start: at once what may not wait, then what the daemon has to do."""
         lost = list(operator.lost())
-        wrong = [*self._torn(), *lost, *self._strays()]
+        wrong = [*self._torn(), *lost]
         assert not wrong, "\n".join(["once it is ready:", *wrong, *self._lives(lost, operator)])
         self.settle(operator)
 
@@ -479,13 +479,6 @@ class Invariants:
                 yield f"{path} is gone"
             elif not now.startswith(before):
                 yield f"{path} was {before[-200:]!r} at its end, now {now[len(before) - 200 :]!r}"
-
-    def _strays(self) -> Iterator[str]:
-        """3: a cgroup is that of a live agent."""
-        for name, path in self._nodes():
-            ended = _status(self._daemon.agent_dir(name)) in (None, "new", "dead")
-            if ended and path.exists():
-                yield f"{path} is the cgroup of no live agent"
 
     def _bugs(self) -> Iterator[str]:
         log = self._daemon.log.read_text(errors="replace")
