@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from pathlib import Path
@@ -77,13 +78,16 @@ def staged(found: Plan) -> list[str]:
     return mounts
 
 
-def taken(found: Plan) -> tuple[str, str, str, list[str], list[str], list[str]]:
-    """What stage.c takes: directory, uid, gid, groups, forbidden paths, mounts."""
+def taken(found: Plan) -> tuple[str, str, str, list[str], list[str], list[str], list[str]]:
+    """What stage.c takes: directory, uid, gid, groups, forbidden paths, those in them that are
+    permitted, mounts."""
     directory, uid, gid, *rest = strings(found.stage)
     groups, rest = first_list(rest)
-    forbidden, (count, *rest) = first_list(rest)
+    forbidden, rest = first_list(rest)
+    permitted, (count, *rest) = first_list(rest)
     assert len(rest) == 4 * int(count) and set(rest[::4]) <= {"3"}
-    return directory, uid, gid, groups, forbidden, [w for i, w in enumerate(rest) if i % 4]
+    words = [word for number, word in enumerate(rest) if number % 4]
+    return directory, uid, gid, groups, forbidden, permitted, words
 
 
 def first_list(found: list[str]) -> tuple[list[str], list[str]]:
@@ -288,7 +292,8 @@ def test_operators_mounts_are_staged_with_the_creators_rights(world: World, agen
     assert stage.endswith("/stage")
     assert rest[:4] == [FD["extra"], "-", str(len(rest[3:])), "/run/c/root/bin/view"]
     assert taken(found) == (
-        *("/run/c/stage", "1000", "1000", ["9"], ["/var/lib/c", "/run/c"]),
+        *("/run/c/stage", "1000", "1000", ["9"]),
+        *(["/var/lib/c", "/run/c"], ["/run/c/tree", "/var/lib/c/tree"]),
         ["r", "-", "/tree", "r", "-", "/work", "r", "-", "/a", "sdx", "-", "/b"],
     )
     stage = "/run/c/stage"
@@ -353,6 +358,26 @@ def test_numbers_of_another_boot_are_not_compared(world: World, agent: Agent) ->
         agent, mount="/a /m rw\n", sources={"mount": found_at("an earlier one", a="/real/a")}
     )
     assert staged(plan(world, agent)) == ["r", "*", "/real/a"]
+
+
+def test_what_is_staged_of_a_durable_tree_is_named_where_it_really_is(
+    world: World, agent: Agent, tmp_path: Path
+) -> None:
+    """Without root a link leads there, and what was found is opened without following any."""
+    places = Places(mount=Path("/ctx"), state=tmp_path / "state", runtime=tmp_path / "run")
+    places.trees.mkdir(parents=True, exist_ok=True)
+    places.runtime.mkdir()
+    places.tree.symlink_to(places.trees)
+    authority = world.agents.authority
+    authority.places = dataclasses.replace(authority.places, directory=str(places.tree))
+    world.agents.journal.update(
+        agent,
+        policy=f"allow {agent.label} shared:s read\nallow {agent.label} shared:s write\n",
+        mount=f"{places.tree}/shared/s/a /m rw\n",
+    )
+    found = cell.plan(world.agents, agent, places)
+    assert staged(found) == ["r", "-", f"{places.trees}/shared/s/a"]
+    assert taken(found)[5] == [str(places.tree), str(places.trees)]
 
 
 def test_planning_thousands_of_lines_is_not_quadratic(world: World, agent: Agent) -> None:

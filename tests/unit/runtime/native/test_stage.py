@@ -27,22 +27,30 @@ pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 @pytest.fixture
 def tree() -> Iterator[Path]:
-    """``stage`` for the tmpfs, ``given`` for a source; the creator reaches both."""
+    """``stage`` for the tmpfs, ``given`` for a source, ``own`` for what is forbidden except for
+    ``own/kept``; the creator reaches all."""
     base = Path(tempfile.mkdtemp(prefix="ctxfs-stage-"))
     base.chmod(0o755)
-    for name in ("stage", "given"):
-        (base / name).mkdir()
+    for name in ("stage", "given", "own/kept"):
+        (base / name).mkdir(parents=True)
     yield base
     shutil.rmtree(base)
 
 
 def run(
-    tree: Path, source: Path, *, before: str = "", around: tuple[str, ...] = ()
+    tree: Path,
+    source: Path,
+    *,
+    before: str = "",
+    around: tuple[str, ...] = (),
+    show: str = SHOW,
 ) -> subprocess.CompletedProcess[str]:
     """What a shell shows of a staged source. The host sees none of the mounts made before."""
-    message = orders.message(tree / "stage", UID, UID, [], [], [("r", "-", str(source))])
+    own = tree / "own"
+    wanted = [("r", "-", str(source))]
+    message = orders.message(tree / "stage", UID, UID, [], [own], [own / "kept"], wanted)
     spec = orders.memory_file("stage", message)
-    step = ["/bin/sh", "-c", f"cd '{tree}/stage/0' && {SHOW}"]
+    step = ["/bin/sh", "-c", f"cd '{tree}/stage/0' && {show}"]
     words = orders.words(native("stage"), spec, "-", step)
     try:
         return subprocess.run(
@@ -68,6 +76,35 @@ def test_a_procfs_is_removed_whatever_its_name(tree: Path, name: str, source: st
     assert f"{tree}/stage/0 " in done.stdout
     staged = [line for line in done.stdout.splitlines() if f"{tree}/stage/0/" in line]
     assert staged == []
+
+
+@pytest.mark.parametrize("name", ["own/kept", "own/kept/a", "own/kept/a/b", "given/in"])
+def test_what_is_permitted_can_be_given_although_it_is_in_what_is_forbidden(
+    tree: Path, name: str
+) -> None:
+    (tree / "own/kept/a/b").mkdir(parents=True)
+    (tree / "given/in").symlink_to(tree / "own/kept/a")
+    (tree / name / "here").touch()
+    done = run(tree, tree / name)
+    assert done.returncode == 0, done.stderr
+    assert "here" in done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "name", ["own", "own/kept2", "own/kep", "own/other/kept", "own/kept/../other", "own/kept/out"]
+)
+def test_what_is_beside_or_above_the_permitted_cannot_be_given(tree: Path, name: str) -> None:
+    for other in ("own/kept2", "own/kep", "own/other/kept"):
+        (tree / other).mkdir(parents=True)
+    (tree / "own/kept/out").symlink_to(tree / "own/other")
+    done = run(tree, tree / name)
+    assert done.returncode == 125
+    assert "own directories cannot be given to an agent" in done.stderr
+
+
+def test_a_source_above_the_forbidden_does_not_show_what_is_permitted_in_it(tree: Path) -> None:
+    covered = run(tree, tree, show="ls -A own")
+    assert (covered.returncode, covered.stdout) == (0, ""), covered.stderr
 
 
 @pytest.mark.parametrize("bits", ["", "+no_setuid_fixup"])
