@@ -40,7 +40,7 @@ from runtime.records.model import Agent
 from runtime.sockets.connection import Connection, Server
 from runtime.sockets.replay import Replays, check_event_id
 from runtime.texts import policy
-from runtime.texts.names import quote
+from runtime.texts.names import check_name, quote
 
 #: characters of a reply in one frame
 _DELTA_MAX: Final = 16 << 10
@@ -200,6 +200,8 @@ async def _ctl(request: Request) -> None:
     agent, task, line = (request.fields.get(name, "") for name in ("agent", "task", "line"))
     if not isinstance(agent, str) or not isinstance(task, str):
         raise MalformedError("agent, task: write names")
+    for name in filter(None, (agent, task)):
+        check_name(name)
     if not isinstance(line, str) or not line.strip():
         raise MalformedError("line: write a verb, as in ctl")
     if "said" not in request.progress:

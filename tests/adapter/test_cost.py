@@ -28,7 +28,7 @@ import trio.testing
 from ctxfs import reasons
 from ctxfs.errnos import name_of
 from ctxfs.files import agent as agent_files
-from ctxfs.files import history, home
+from ctxfs.files import history, home, shared
 from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
 from ctxfs.files import tool as tool_files
@@ -183,6 +183,7 @@ class Scene:
                 for n in range(count):
                     change.make(plane.cls(agent=index, name=f"i{n}"))
         self.mounted.agents.journal.commit(change)
+        self.mounted.agents.spaces.adopt("room", 1000)
         self.token = next(w.token for w in self.mounted.agents.items.of(index, Wait))
 
     # where a row is
@@ -214,6 +215,8 @@ class Scene:
             yield f"tool/AgentGet.d/{name}" if row.is_inside else f"tool/AgentGet{name}"
         elif row.name == "TOKEN":
             yield f"trigger/{self.token}"
+        elif layout is shared.LAYOUT:
+            yield f"shared/room/{name}".rstrip("/")
         else:
             assert isinstance(layout, ItemLayout)
             items = self.mounted.agents.items.of(self.x.index, layout.cls)

@@ -396,8 +396,8 @@ def test_no_agent_releases_who_waits_for_another(shared_user: OrdinaryDaemon) ->
         fifo = os.readlink(asleep / "wait")
         script = f"chmod 600 {fifo}; unshare -Umr sh -c \"mount -o remount,rw,bind /; " \
                  f"chmod 600 {fifo}\"; timeout 1 sh -c \": > {fifo}\"; rm -f {fifo}; ls -l {fifo}"
-        intruder = shared_user.finish("intruder", f"sh -c '{script}'")
-        return read(intruder, "out") + read(intruder, "log"), os.stat(fifo).st_mode
+        releaser = shared_user.finish("releaser", f"sh -c '{script}'")
+        return read(releaser, "out") + read(releaser, "log"), os.stat(fifo).st_mode
 
     said, mode = shared_user.do(life)
     assert mode == stat.S_IFIFO | 0o444, said
