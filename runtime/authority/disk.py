@@ -37,6 +37,8 @@ _PART: Final = 10
 #: of an account, written since it was measured: then it is measured again soon
 _MUCH: Final = 32
 _SOON_SECONDS: Final = 1.0
+#: while no agent has a tree that may grow: how much output there is is looked at so seldom
+_SELDOM_SECONDS: Final = 5.0
 #: of an account: when what trees may have has moved by that, the kernel is told
 _MOVED: Final = 16
 #: what an entry costs though its file is empty, in bytes; as in walk.c
@@ -118,6 +120,9 @@ class Disk:
         #: when all trees were looked for last, and what the filesystem had left then
         self._surveyed = 0.0
         self._surveyed_free = -1
+        #: whether an agent lives that may have a durable tree grow
+        self.grows: Callable[[], bool] = lambda: False
+        self._wake = trio.Event()
         #: durable trees that grew over the account of their owner, who still has no room
         self.full: set[str] = set()
         #: is told when an owner was measured
@@ -176,6 +181,11 @@ class Disk:
     def look(self, owner: int) -> None:
         """Something changed that has to be measured soon."""
         self._measures.setdefault(owner, _Measure()).wanted = True
+        self.wake()
+
+    def wake(self) -> None:
+        """An agent has a tree that may grow, or something is to be measured."""
+        self._wake.set()
 
     # measuring
 
@@ -191,6 +201,10 @@ class Disk:
                     await self._survey(walker, nursery)
                 took = time.monotonic() - begun
                 await trio.sleep(max(_SOON_SECONDS, _PART * took))
+                if not self.grows():
+                    with trio.move_on_after(_SELDOM_SECONDS):
+                        await self._wake.wait()
+                self._wake = trio.Event()
 
     async def measure(self, walker: Walker) -> None:
         """All that there is, now."""

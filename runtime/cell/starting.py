@@ -86,6 +86,8 @@ class Starter:
         live_cell.leaf.make_own(self._hierarchy.controllers)
         apply_limits(self._hierarchy, live_cell.node, agent.limits)
         log.debug("%s %s: %s", agent.name, agent.cell, plan.describe())
+        if plan.lend:
+            self._agents.disk.wake()
         networks.prepare(self._agents, agent, places.networks, plan.networks)
         crashpoints.reach("start.planned")
         with contextlib.ExitStack() as stack:

@@ -32,6 +32,15 @@ class Room:
         self._agents = agents
         # of those that an earlier daemon paused, until it is measured anew
         agents.disk.full |= {agent.no_room for agent in agents.registry if agent.no_room}
+        agents.disk.grows = self._may_any_grow
+
+    def _may_any_grow(self) -> bool:
+        """Asked often: so by what an agent has, and not by where that leads."""
+        return any(
+            agent.trees or agent.mount or agent.root or agent.homedir == "durable"
+            for agent in self._agents.registry
+            if agent.live
+        )
 
     async def run(self) -> None:
         while True:

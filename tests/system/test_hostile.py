@@ -255,7 +255,8 @@ def test_who_is_spoken_to_says_what_it_likes_and_holds_up_nobody(
         assert daemon.kept(kept) < 3 << 20, f"{kept} is limited"
     events = (agent / "session" / "events.jsonl").read_text().split("\n")
     assert max(map(len, events)) < 10_000, "what goes wrong is told in short"
-    assert not list((daemon.runtime / "input").iterdir()), "its FIFO goes with it"
+    wait_until(lambda: not list((daemon.runtime / "monitor").iterdir()),
+               "the socket of its input goes with it")
 
 
 @pytest.mark.usefixtures("guard_beside")
