@@ -208,7 +208,7 @@ def test_a_hundred_random_moments(daemon: Daemon) -> None:
             assert read(directory, "outcome") in ("done\n", "interrupted\n")
             stops = [e for e in daemon.events(name) if e["type"] == "agent.stop"]
             assert len(stops) == 1
-    assert list(daemon.cgroup.path.glob("user-0/agent-*")) == []
+    wait_until(lambda: not list(daemon.cgroup.path.glob("user-0/agent-*")), "no cgroup is left")
 
 
 def test_a_run_of_a_newer_ctxd_is_lost_and_ended(daemon: Daemon) -> None:
