@@ -197,7 +197,7 @@ def _is_aborted(daemon: Daemon) -> bool:
 
 def _answers(daemon: Daemon) -> bool:
     with suppress(OSError):
-        return "ready" in (daemon.root / "status").read_text()
+        return "state=ready\n" in (daemon.root / "status").read_text()
     return False
 
 
