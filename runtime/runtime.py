@@ -19,6 +19,7 @@ from runtime.agents.parts import Agents, open_agents
 from runtime.authority.loop import Gentle, LoopMeter
 from runtime.cell import cell, treework
 from runtime.cell.cell import Places
+from runtime.cell.host import Host
 from runtime.errors import StartupError
 from runtime.kernel import cgroups, linux, orders, spare
 from runtime.kernel.binder import Binder
@@ -28,6 +29,7 @@ from runtime.kernel.inotify import Watcher
 from runtime.kernel.privilege import Privilege
 from runtime.kernel.quotas import Quotas, are_enforced
 from runtime.kernel.spawn import Spawner
+from runtime.kernel.sweeper import Sweeper
 from runtime.kernel.waitfiles import WaitFiles
 from runtime.kernel.walker import Walker
 from runtime.life.streams import Streams
@@ -349,20 +351,19 @@ async def open_runtime(
             stack.callback(binder.close)
             streams = Streams(Gentle(agents.accounts.time))
             agents.journal.subscribe(streams)
+            host = Host(
+                agents=agents,
+                places=places,
+                hierarchy=hierarchy,
+                watcher=watcher,
+                spawner=spawner,
+                sweeper=Sweeper(places.program("sweep"), helpers, nursery),
+                nursery=nursery,
+            )
             runtime = Runtime(
                 places=places,
                 agents=agents,
-                supervisor=Supervisor(
-                    agents=agents,
-                    hierarchy=hierarchy,
-                    watcher=watcher,
-                    streams=streams,
-                    places=places,
-                    spawner=spawner,
-                    helpers=helpers,
-                    trees=trees,
-                    nursery=nursery,
-                ),
+                supervisor=Supervisor(host, helpers, streams, trees),
                 streams=streams,
                 hierarchy=hierarchy,
                 spawner=spawner,

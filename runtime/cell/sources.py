@@ -11,11 +11,12 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
 from runtime.cell import networks
+from runtime.cell.host import Host, Part
 from runtime.errors import (
     CtxError,
     ExceedingError,
@@ -25,18 +26,12 @@ from runtime.errors import (
     UnansweredError,
 )
 from runtime.kernel import linux, orders
-from runtime.kernel.cgroups import Cgroup, Hierarchy
-from runtime.kernel.inotify import Watcher
-from runtime.kernel.spawn import Process, Spawner
+from runtime.kernel.cgroups import Cgroup
+from runtime.kernel.spawn import Process
+from runtime.records.model import Agent
 from runtime.texts import mounts
 from runtime.texts.mounts import Source
 from runtime.texts.names import check_absolute, quote
-
-if TYPE_CHECKING:
-    from runtime.agents.parts import Agents
-    from runtime.cell.cell import Places
-    from runtime.cell.execution import LiveCells
-    from runtime.records.model import Agent
 
 _SECONDS: Final = 1.0
 #: helpers at once for one agent's view, or for one user's paths on the host: some may hang
@@ -58,27 +53,11 @@ class Asker:
     words: str = ""
 
 
-class Looker:
+class Looker(Part):
     """Starts the helpers."""
 
-    def __init__(
-        self,
-        *,
-        agents: Agents,
-        hierarchy: Hierarchy,
-        places: Places,
-        live_cells: LiveCells,
-        watcher: Watcher,
-        spawner: Spawner,
-        nursery: trio.Nursery,
-    ) -> None:
-        self._agents = agents
-        self._hierarchy = hierarchy
-        self._places = places
-        self._live_cells = live_cells
-        self._watcher = watcher
-        self._spawner = spawner
-        self._nursery = nursery
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
         #: helpers by view, and by owner
         self._running: Counter[str] = Counter()
         self._of: Counter[int] = Counter()

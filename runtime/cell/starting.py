@@ -11,19 +11,15 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
-from runtime.agents.parts import Agents
 from runtime.authority.limits import apply_limits
 from runtime.cell import cell, networks
-from runtime.cell.cell import Command, Places
-from runtime.cell.execution import Execution, LiveCell, LiveCells
+from runtime.cell.cell import Command
+from runtime.cell.execution import Execution, LiveCell
+from runtime.cell.host import Host, Part
 from runtime.cell.sources import Looker
 from runtime.cell.treework import Trees
 from runtime.errors import UnsupportedError, WrongStateError
 from runtime.kernel import orders, output
-from runtime.kernel.cgroups import Hierarchy
-from runtime.kernel.inotify import Watcher
-from runtime.kernel.spawn import Spawner
-from runtime.kernel.sweeper import Sweeper
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.texts import mounts
@@ -38,30 +34,12 @@ _FIRST_PASSED: Final = 3
 _COMPLAINT_MAX: Final = 1000
 
 
-class Starter:
+class Starter(Part):
     """Launches runs."""
 
-    def __init__(
-        self,
-        *,
-        agents: Agents,
-        hierarchy: Hierarchy,
-        watcher: Watcher,
-        places: Places,
-        spawner: Spawner,
-        live_cells: LiveCells,
-        looker: Looker,
-        sweeper: Sweeper,
-        trees: Trees,
-    ) -> None:
-        self._agents = agents
-        self._hierarchy = hierarchy
-        self._watcher = watcher
-        self._places = places
-        self._spawner = spawner
-        self._live_cells = live_cells
+    def __init__(self, host: Host, looker: Looker, trees: Trees) -> None:
+        super().__init__(host)
         self._looker = looker
-        self._sweeper = sweeper
         self._trees = trees
 
     async def launch(self, agent: Agent, live_cell: LiveCell) -> None:

@@ -14,7 +14,7 @@ from runtime.authority.guard import Facts, Unless, of_move
 from runtime.caller import CONTROLLERS, Caller, Role
 from runtime.cell import cell
 from runtime.errors import WrongStateError
-from runtime.kernel import output
+from runtime.kernel import linux, output
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change
 from runtime.records.lifecycle import Cue, Status
@@ -53,10 +53,9 @@ STARTING: Final = of_move(
 class Beginner:
     """Records that an agent starts; the supervisor, which is told, makes its cell."""
 
-    def __init__(self, *, agents: Agents, worktrees: Worktrees, boot: str) -> None:
+    def __init__(self, agents: Agents, worktrees: Worktrees) -> None:
         self._agents = agents
         self._worktrees = worktrees
-        self._boot = boot
 
     def begin(self, agent: Agent) -> None:
         """Commits a start; the guard (``STARTING``) was asked.
@@ -106,7 +105,7 @@ class Beginner:
             run_cause=None,
             run_started=now,
             started=now,
-            boot=self._boot,
+            boot=linux.boot_id(),
             cgroup=self._agents.registry.node_path(agent),
             output_start=output_start,
             result_from_output=False,

@@ -9,13 +9,11 @@ from collections.abc import Callable
 import trio
 
 from runtime import crashpoints
-from runtime.agents.parts import Agents
-from runtime.cell.execution import LiveCell, LiveCells
+from runtime.cell.execution import LiveCell
 from runtime.cell.record import RunRecord
 from runtime.kernel import linux
 from runtime.kernel.cgroups import Cgroup
 from runtime.life.conclusions import add_run_start, judge_agent
-from runtime.life.ending import Ender
 from runtime.life.leading import Lead, Leader
 from runtime.life.networks import Networks
 from runtime.life.worktrees import Worktrees
@@ -33,29 +31,22 @@ class LedCell(Lead):
         agent: Agent,
         live_cell: LiveCell,
         *,
-        agents: Agents,
         worktrees: Worktrees,
-        ender: Ender,
-        live_cells: LiveCells,
         networks: Networks,
-        nursery: trio.Nursery,
         serve: Callable[[Agent, LiveCell], None],
         launch: bool,
     ) -> None:
         super().__init__(leader, agent, live_cell, live_cell, live_cell.wakeup)
-        self._agents = agents
         self._worktrees = worktrees
-        self._ender = ender
-        self._live_cells = live_cells
+        self._ender = leader.ender
         self._networks = networks
-        self._nursery = nursery
         self._serve = serve
         self._is_new = launch
 
     async def start(self) -> None:
         if self._is_new:
             await self._worktrees.make(self._agent)
-            await self._leader.launch(self._agent, self._live_cell)
+            await self._leader.starter.launch(self._agent, self._live_cell)
 
     def cgroup(self) -> Cgroup:
         return self._live_cell.node

@@ -13,15 +13,14 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
-from runtime.agents.parts import Agents
-from runtime.cell.execution import Execution, LiveCell, LiveCells
+from runtime.cell.execution import Execution, LiveCell
+from runtime.cell.host import Host, Part
 from runtime.errors import CtxError, KernelError
 from runtime.ids import AgentIndex
 from runtime.kernel import cgroups, output
 from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.daemonlog import because_of
-from runtime.kernel.inotify import Wakeup, Watcher
-from runtime.kernel.sweeper import Sweeper
+from runtime.kernel.inotify import Wakeup
 from runtime.records.change import Change
 from runtime.records.items import Message
 from runtime.records.lifecycle import Cue, Status
@@ -45,25 +44,11 @@ _FIRST_LOOK: Final = 0.01
 _LAST_LOOK: Final = 0.5
 
 
-class Ender:
+class Ender(Part):
     """Leads ends until the processes are gone; recording them is the recorder's."""
 
-    def __init__(
-        self,
-        *,
-        agents: Agents,
-        hierarchy: Hierarchy,
-        watcher: Watcher,
-        live_cells: LiveCells,
-        sweeper: Sweeper,
-        nursery: trio.Nursery,
-    ) -> None:
-        self._agents = agents
-        self._hierarchy = hierarchy
-        self._watcher = watcher
-        self._live_cells = live_cells
-        self._sweeper = sweeper
-        self._nursery = nursery
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
         #: of large trees that are being marked: set when all that lives in them is
         self._marking: dict[AgentIndex, trio.Event] = {}
 

@@ -11,13 +11,12 @@ from typing import Final
 
 import trio
 
-from runtime.agents.parts import Agents
-from runtime.cell.cell import Command, Places
-from runtime.cell.execution import Execution, LiveCell, LiveCells
+from runtime.cell.cell import Command
+from runtime.cell.execution import Execution, LiveCell
+from runtime.cell.host import Host, Part
 from runtime.cell.record import RunRecord
 from runtime.errors import UnsupportedError, WrongStateError
 from runtime.kernel.output import Segments
-from runtime.kernel.sweeper import Sweeper
 from runtime.life.leading import EnteringLead, Leader
 from runtime.records.model import Agent
 from runtime.texts.names import quote
@@ -27,23 +26,12 @@ _SECONDS: Final = 60.0
 _OUTPUT_MAX: Final = 256 << 10
 
 
-class Inside:
+class Inside(Part):
     """Runs commands where an agent is."""
 
-    def __init__(
-        self,
-        *,
-        agents: Agents,
-        places: Places,
-        sweeper: Sweeper,
-        leader: Leader,
-        live_cells: LiveCells,
-    ) -> None:
-        self._agents = agents
-        self._places = places
-        self._sweeper = sweeper
+    def __init__(self, host: Host, leader: Leader) -> None:
+        super().__init__(host)
         self._leader = leader
-        self._live_cells = live_cells
         self._numbers = itertools.count(1)
 
     def end_left(self, agent: Agent, live_cell: LiveCell) -> None:

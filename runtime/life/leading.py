@@ -17,13 +17,13 @@ import trio
 from runtime import crashpoints
 from runtime.cell.cell import Command
 from runtime.cell.execution import Execution, LiveCell
+from runtime.cell.host import Host, Part
 from runtime.cell.record import RunRecord
 from runtime.cell.starting import Starter
 from runtime.errors import CtxError
-from runtime.kernel.cgroups import Cgroup, Hierarchy
-from runtime.kernel.inotify import Wakeup, Watcher
-from runtime.kernel.sweeper import Sweeper
-from runtime.life.ending import watch_monitor
+from runtime.kernel.cgroups import Cgroup
+from runtime.kernel.inotify import Wakeup
+from runtime.life.ending import Ender, watch_monitor
 from runtime.records.model import Agent
 from runtime.texts.names import escape
 
@@ -34,31 +34,14 @@ _RETRY_SECONDS: Final = 0.5
 _LOOK_AGAIN: Final = 3600.0
 
 
-class Leader:
+class Leader(Part):
     """What it takes to lead a program."""
 
-    def __init__(
-        self,
-        *,
-        hierarchy: Hierarchy,
-        watcher: Watcher,
-        starter: Starter,
-        sweeper: Sweeper,
-    ) -> None:
-        self._hierarchy = hierarchy
-        self._watcher = watcher
-        self._starter = starter
-        self._sweeper = sweeper
-
-    async def enter(
-        self, agent: Agent, live_cell: LiveCell, execution: Execution, command: Command
-    ) -> None:
-        """Starts a program in an agent's cell; ``CtxError`` or ``OSError`` if it cannot be."""
-        await self._starter.enter(agent, live_cell, execution, command)
-
-    async def launch(self, agent: Agent, live_cell: LiveCell) -> None:
-        """Starts an agent's cell; ``CtxError`` or ``OSError`` if it cannot be."""
-        await self._starter.launch(agent, live_cell)
+    def __init__(self, host: Host, starter: Starter, ender: Ender) -> None:
+        super().__init__(host)
+        self.host = host
+        self.starter = starter
+        self.ender = ender
 
     def watching(self, wakeup: Wakeup, *paths: Path) -> AbstractContextManager[None]:
         """While changes of these files, as far as they exist, are told to ``wakeup``."""
@@ -75,7 +58,7 @@ class Leader:
         execution.inlet.remove()
 
 
-class Lead(ABC):
+class Lead(Part, ABC):
     """How one program is led: what differs from program to program, and what does not."""
 
     def __init__(
@@ -86,6 +69,7 @@ class Lead(ABC):
         execution: Execution,
         wakeup: Wakeup,
     ) -> None:
+        super().__init__(leader.host)
         self._leader = leader
         self._agent = agent
         self._live_cell = live_cell
@@ -129,7 +113,7 @@ class Lead(ABC):
         """When it has taken too long, on the clock of the event loop."""
         return trio.current_time() + _LOOK_AGAIN
 
-    def be_late(self) -> None:  # noqa: B027 (most have no deadline)
+    def be_late(self) -> None:
         """It has taken too long."""
 
     async def wait_changed(self) -> None:
@@ -227,6 +211,7 @@ class EnteringLead(Lead):
 
     async def start(self) -> None:
         if not self._execution.record_path.exists() and (command := self.command()) is not None:
-            await self._leader.enter(self._agent, self._live_cell, self._execution, command)
+            starter = self._leader.starter
+            await starter.enter(self._agent, self._live_cell, self._execution, command)
             if self.launched:
                 crashpoints.reach(self.launched)

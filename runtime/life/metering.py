@@ -13,14 +13,12 @@ from typing import Final
 
 import trio
 
-from runtime.agents.parts import Agents
 from runtime.authority.limits import spent
 from runtime.cell import networks
-from runtime.cell.cell import Places
-from runtime.cell.execution import LiveCell, LiveCells
+from runtime.cell.execution import LiveCell
+from runtime.cell.host import Host, Part
 from runtime.errors import CtxError
 from runtime.ids import AgentIndex
-from runtime.kernel.cgroups import Hierarchy
 from runtime.kernel.processes import Census, Place
 from runtime.records.model import Agent
 
@@ -31,23 +29,13 @@ _TIMES_A_LOOK: Final = 100
 _AT_ONCE: Final = 256
 
 
-class Meter:
+class Meter(Part):
     """Tells what agents use."""
 
-    def __init__(
-        self,
-        *,
-        agents: Agents,
-        hierarchy: Hierarchy,
-        places: Places,
-        live_cells: LiveCells,
-        census: Census,
-    ) -> None:
-        self._agents = agents
-        self._places = places
-        self._live_cells = live_cells
+    def __init__(self, host: Host, census: Census) -> None:
+        super().__init__(host)
         self._census = census
-        self._counted = "memory" in hierarchy.controllers
+        self._counted = "memory" in host.hierarchy.controllers
 
     async def processes(self, agent: Agent, asker: int, payer: int) -> bytes:
         """``Census.describe`` of an agent and all that it owns, in the turn of who asks."""

@@ -17,18 +17,17 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
-from runtime.agents.parts import Agents
 from runtime.cell import networks
-from runtime.cell.cell import Places
-from runtime.cell.execution import LiveCell, LiveCells
+from runtime.cell.execution import LiveCell
+from runtime.cell.host import Host, Part
 from runtime.cell.networks import Counters
 from runtime.errors import CtxError
 from runtime.ids import AgentIndex
 from runtime.kernel import linux, orders, output
-from runtime.kernel.cgroups import Cgroup, Hierarchy
+from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.daemonlog import because_of
-from runtime.kernel.inotify import Wakeup, Watcher
-from runtime.kernel.spawn import Process, Spawner
+from runtime.kernel.inotify import Wakeup
+from runtime.kernel.spawn import Process
 from runtime.life.ending import guarded
 from runtime.records.config import Config
 from runtime.records.model import Agent
@@ -55,27 +54,11 @@ class Trouble:
     what: str
 
 
-class Networks:
+class Networks(Part):
     """Leads the relays of cells."""
 
-    def __init__(
-        self,
-        *,
-        agents: Agents,
-        hierarchy: Hierarchy,
-        watcher: Watcher,
-        places: Places,
-        spawner: Spawner,
-        live_cells: LiveCells,
-        nursery: trio.Nursery,
-    ) -> None:
-        self._agents = agents
-        self._hierarchy = hierarchy
-        self._watcher = watcher
-        self._places = places
-        self._spawner = spawner
-        self._live_cells = live_cells
-        self._nursery = nursery
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
         #: agents whose cells have relays
         self._led: set[AgentIndex] = set()
         self._troubles: dict[AgentIndex, Trouble] = {}

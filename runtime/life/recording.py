@@ -15,15 +15,12 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
-from runtime.agents.parts import Agents
 from runtime.cell import networks
-from runtime.cell.cell import Places
-from runtime.cell.execution import LiveCell, LiveCells
+from runtime.cell.execution import LiveCell
+from runtime.cell.host import Host, Part
 from runtime.cell.record import RunRecord
 from runtime.kernel import output
-from runtime.kernel.cgroups import Hierarchy
 from runtime.kernel.daemonlog import because_of
-from runtime.kernel.sweeper import Sweeper
 from runtime.life.conclusions import (
     add_delegation,
     add_result,
@@ -50,27 +47,13 @@ _LAST_BACK_OFF: Final = 60.0
 _AT_ONCE: Final = 8
 
 
-class Recorder:
+class Recorder(Part):
     """Records runs that are over, in batches, and lets go of what they held."""
 
-    def __init__(
-        self,
-        *,
-        agents: Agents,
-        meter: Meter,
-        hierarchy: Hierarchy,
-        streams: Streams,
-        places: Places,
-        live_cells: LiveCells,
-        sweeper: Sweeper,
-    ) -> None:
-        self._agents = agents
+    def __init__(self, host: Host, meter: Meter, streams: Streams) -> None:
+        super().__init__(host)
         self._meter = meter
-        self._sweeper = sweeper
-        self._hierarchy = hierarchy
         self._streams = streams
-        self._places = places
-        self._live_cells = live_cells
         self._due: list[tuple[Agent, LiveCell]] = []
         self._wake = trio.Event()
         #: whether agents are started again that want to be

@@ -10,11 +10,10 @@ import trio
 from runtime import crashpoints
 from runtime.agents.parts import Agents
 from runtime.cell import networks
-from runtime.cell.cell import Places
-from runtime.cell.execution import LiveCell, LiveCells
-from runtime.kernel.cgroups import Cgroup, Hierarchy
-from runtime.kernel.spawn import Spawner
-from runtime.kernel.sweeper import Sweeper
+from runtime.cell.execution import LiveCell
+from runtime.cell.host import Host, Part
+from runtime.kernel import linux
+from runtime.kernel.cgroups import Cgroup
 from runtime.life import oldinputs
 from runtime.life.conclusions import end_message
 from runtime.life.ending import Ender, thaw
@@ -28,7 +27,7 @@ from runtime.records.model import Agent, Outcome
 _SETTLE_SECONDS: Final = 10.0
 
 
-class Recovery:
+class Recovery(Part):
     """What a daemon does before it serves.
 
     ``make_live_cell`` makes what is known of an agent's programs, ``live`` leads them, and
@@ -37,31 +36,19 @@ class Recovery:
 
     def __init__(
         self,
+        host: Host,
         *,
-        agents: Agents,
-        hierarchy: Hierarchy,
-        places: Places,
-        spawner: Spawner,
-        live_cells: LiveCells,
         ender: Ender,
-        sweeper: Sweeper,
         inside: Inside,
         worktrees: Worktrees,
-        boot: str,
         make_live_cell: Callable[[Agent], LiveCell],
         live: Callable[[Agent, LiveCell, bool], None],
         restore: Callable[[Agent], None],
     ) -> None:
-        self._agents = agents
-        self._hierarchy = hierarchy
-        self._places = places
-        self._spawner = spawner
-        self._live_cells = live_cells
+        super().__init__(host)
         self._ender = ender
-        self._sweeper = sweeper
         self._inside = inside
         self._worktrees = worktrees
-        self._boot = boot
         self._make_live_cell = make_live_cell
         self._live = live
         self._restore = restore
@@ -87,7 +74,7 @@ class Recovery:
         for agent in self._agents.registry:
             if agent.index in self._live_cells:
                 continue  # this daemon has started it: requests are served already
-            if agent.live and agent.boot == self._boot:
+            if agent.live and agent.boot == linux.boot_id():
                 adopted.append((agent, self._make_live_cell(agent)))
             elif agent.live:
                 lost.append(agent)

@@ -14,12 +14,13 @@ from runtime import crashpoints
 from runtime.agents.parts import Agents
 from runtime.authority.accounts import Payer
 from runtime.cell.execution import LiveCell
+from runtime.cell.host import Host, Part
 from runtime.cell.inlet import Inlet
 from runtime.errors import CtxError, NoSpaceError
 from runtime.ids import ItemIndex
 from runtime.kernel import output
 from runtime.kernel.daemonlog import because_of
-from runtime.kernel.inotify import Wakeup, Watcher
+from runtime.kernel.inotify import Wakeup
 from runtime.life.conclusions import as_content, end_message
 from runtime.life.streams import Streams
 from runtime.life.tails import Tail
@@ -185,28 +186,20 @@ class Listener:
                 output.append(directory, others, self._agents.settings.log_max(self._agent))
 
 
-class Resident:
+class Resident(Part):
     """One run of a resident program."""
 
     def __init__(
-        self,
-        *,
-        agents: Agents,
-        watcher: Watcher,
-        streams: Streams,
-        agent: Agent,
-        live_cell: LiveCell,
-        inlet: Inlet,
+        self, host: Host, streams: Streams, agent: Agent, live_cell: LiveCell, inlet: Inlet
     ) -> None:
-        self._agents = agents
-        self._watcher = watcher
+        super().__init__(host)
         self._streams = streams
         self._agent = agent
         self._live_cell = live_cell
         self._inlet = inlet
         #: whose line was told in full, and whether the program was told to end it since
         self._told: tuple[ItemIndex, int] | None = None
-        self._listener = Listener(agents, streams, agent)
+        self._listener = Listener(self._agents, streams, agent)
         live_cell.hear_rest = self._listener.hear_all
 
     async def serve(self) -> None:

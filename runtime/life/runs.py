@@ -11,14 +11,13 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
-from runtime.agents.parts import Agents
 from runtime.authority.accounts import Payer
 from runtime.authority.limits import spent
 from runtime.cell import cell
-from runtime.cell.cell import Command, Places
+from runtime.cell.cell import Command
 from runtime.cell.execution import Execution, LiveCell
+from runtime.cell.host import Host, Part
 from runtime.cell.record import RunRecord
-from runtime.cell.starting import Starter
 from runtime.errors import NoSpaceError
 from runtime.kernel import linux, output
 from runtime.kernel.daemonlog import because_of
@@ -34,7 +33,7 @@ from runtime.life.conclusions import (
     message_status,
     reply_of_run,
 )
-from runtime.life.ending import Ender, guarded
+from runtime.life.ending import guarded
 from runtime.life.leading import EnteringLead, Leader
 from runtime.life.residents import Resident, give_up
 from runtime.life.streams import Streams
@@ -50,25 +49,11 @@ _RETRY_SECONDS: Final = 1.0
 _REPEAT_SECONDS: Final = 0.2
 
 
-class Runs:
+class Runs(Part):
     """Leads the runs of agents whose cell is held, and hands them their messages."""
 
-    def __init__(
-        self,
-        *,
-        agents: Agents,
-        watcher: Watcher,
-        places: Places,
-        starter: Starter,
-        ender: Ender,
-        leader: Leader,
-        streams: Streams,
-    ) -> None:
-        self._agents = agents
-        self._watcher = watcher
-        self._places = places
-        self._starter = starter
-        self._ender = ender
+    def __init__(self, host: Host, leader: Leader, streams: Streams) -> None:
+        super().__init__(host)
         self._leader = leader
         self._streams = streams
 
@@ -155,17 +140,7 @@ class Runs:
                 live_cell.run = Execution(live_cell.run_leaf, record_path)
                 live_cell.run.wakeup = live_cell.wake
             execution = live_cell.run
-        led = _LedRun(
-            self._leader,
-            agent,
-            live_cell,
-            execution,
-            agents=self._agents,
-            watcher=self._watcher,
-            starter=self._starter,
-            ender=self._ender,
-            streams=self._streams,
-        )
+        led = _LedRun(self._leader, agent, live_cell, execution, self._streams)
         await led.lead()
         if live_cell.goes_on(agent) and live_cell.hear_rest is not None:
             await live_cell.hear_rest()
@@ -260,20 +235,11 @@ class _LedRun(EnteringLead):
         agent: Agent,
         live_cell: LiveCell,
         execution: Execution,
-        *,
-        agents: Agents,
-        watcher: Watcher,
-        starter: Starter,
-        ender: Ender,
         streams: Streams,
     ) -> None:
         super().__init__(leader, agent, live_cell, execution, live_cell.wake)
-        self._agents = agents
-        self._watcher = watcher
-        self._starter = starter
-        self._ender = ender
         self._streams = streams
-        self._message = agents.messages.current(agent)
+        self._message = self._agents.messages.current(agent)
 
     def command(self) -> Command | None:
         agent = self._agent
@@ -297,7 +263,7 @@ class _LedRun(EnteringLead):
         """The standard input of the program."""
         agent = self._agent
         if not agent.how.run_per_message:
-            return self._starter.open_handoff(agent)
+            return self._leader.starter.open_handoff(agent)
         text = self._message.text if self._message is not None else ""
         # a text file, as shells read them
         return cell.sealed_file("message", (text if text.endswith("\n") else text + "\n").encode())
@@ -310,14 +276,8 @@ class _LedRun(EnteringLead):
         if message is not None and message.asked and agent.how.run_per_message:
             nursery.start_soon(self._pump, message)
         if agent.how.converses:
-            resident = Resident(
-                agents=self._agents,
-                watcher=self._watcher,
-                streams=self._streams,
-                agent=agent,
-                live_cell=self._live_cell,
-                inlet=self._execution.inlet,
-            )
+            host, inlet = self._leader.host, self._execution.inlet
+            resident = Resident(host, self._streams, agent, self._live_cell, inlet)
             nursery.start_soon(resident.serve)
 
     async def _pump(self, message: Message) -> None:
@@ -358,7 +318,7 @@ class _LedRun(EnteringLead):
             # with its monitor a cell ends, and so does what runs inside
             lost = is_lost(self._live_cell)
             outcome = LOST if lost else judge_run(self._agents, agent, self._execution)
-        self._ender.end(agent, *outcome)
+        self._leader.ender.end(agent, *outcome)
         return True
 
     def is_unwanted(self, record: RunRecord) -> bool:
@@ -382,7 +342,7 @@ class _LedRun(EnteringLead):
                     execution.record_path.chmod(0o400)  # its monitor is not to end the cell
             elif not agent.frozen:
                 await _hold(self._watcher, live_cell)
-            await self._ender.terminate(agent, execution, grace, live_cell.impatient)
+            await self._leader.ender.terminate(agent, execution, grace, live_cell.impatient)
         live_cell.wake.notify()
 
     def deadline(self) -> float:

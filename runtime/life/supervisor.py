@@ -16,10 +16,9 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
-from runtime.agents.parts import Agents
 from runtime.authority.limits import apply_limits, check_limits
-from runtime.cell.cell import Places
-from runtime.cell.execution import Execution, LiveCell, LiveCells
+from runtime.cell.execution import Execution, LiveCell
+from runtime.cell.host import Host, Part
 from runtime.cell.sources import Looker
 from runtime.cell.starting import Starter
 from runtime.cell.treework import Trees
@@ -31,14 +30,10 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.ids import AgentIndex, ItemIndex, RunId
-from runtime.kernel import linux
-from runtime.kernel.cgroups import Cgroup, Hierarchy
+from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.daemonlog import because_of
 from runtime.kernel.helpers import Helpers
-from runtime.kernel.inotify import Watcher
 from runtime.kernel.processes import Census
-from runtime.kernel.spawn import Spawner
-from runtime.kernel.sweeper import Sweeper
 from runtime.life.beginning import Beginner
 from runtime.life.cells import LedCell
 from runtime.life.ending import Ender, guarded
@@ -73,125 +68,32 @@ _LED_TASKS: Final = frozenset(
 _WAKING: Final = frozenset({"status", "run", "run_cause", "limits", "cancelling"})
 
 
-class Supervisor(Subscriber):
+class Supervisor(Part, Subscriber):
     """Starts, leads, ends and adopts agents."""
 
-    def __init__(
-        self,
-        *,
-        agents: Agents,
-        hierarchy: Hierarchy,
-        watcher: Watcher,
-        streams: Streams,
-        places: Places,
-        spawner: Spawner,
-        helpers: Helpers,
-        trees: Trees,
-        nursery: trio.Nursery,
-    ) -> None:
-        self._agents = agents
-        self._hierarchy = hierarchy
-        self._watcher = watcher
+    def __init__(self, host: Host, helpers: Helpers, streams: Streams, trees: Trees) -> None:
+        super().__init__(host)
+        self._host = host
         #: awaited for an agent before anything of it runs
         self._before: list[Callable[[Agent], Awaitable[None]]] = []
-        self._places = places
-        self._spawner = spawner
-        self._nursery = nursery
-        self._live_cells = live_cells = LiveCells()
-        self._sweeper = sweeper = Sweeper(places.program("sweep"), helpers, nursery)
-        self._looker = Looker(
-            agents=agents,
-            hierarchy=hierarchy,
-            places=places,
-            live_cells=live_cells,
-            watcher=watcher,
-            spawner=spawner,
-            nursery=nursery,
-        )
-        self._starter = Starter(
-            agents=agents,
-            hierarchy=hierarchy,
-            watcher=watcher,
-            places=places,
-            spawner=spawner,
-            live_cells=live_cells,
-            looker=self._looker,
-            sweeper=sweeper,
-            trees=trees,
-        )
-        self._ender = Ender(
-            agents=agents,
-            hierarchy=hierarchy,
-            watcher=watcher,
-            live_cells=live_cells,
-            sweeper=sweeper,
-            nursery=nursery,
-        )
-        self._leader = leader = Leader(
-            hierarchy=hierarchy,
-            watcher=watcher,
-            starter=self._starter,
-            sweeper=sweeper,
-        )
-        self._runs = Runs(
-            agents=agents,
-            watcher=watcher,
-            places=places,
-            starter=self._starter,
-            ender=self._ender,
-            leader=leader,
-            streams=streams,
-        )
-        self._task_runs = TaskRuns(
-            agents=agents, places=places, ender=self._ender, leader=leader
-        )
+        self._looker = Looker(host)
+        self._ender = Ender(host)
+        starter = Starter(host, self._looker, trees)
+        self._leader = leader = Leader(host, starter, self._ender)
+        self._runs = Runs(host, leader, streams)
+        self._task_runs = TaskRuns(host, leader)
         self._led_tasks: set[ItemIndex] = set()
-        self._inside = Inside(
-            agents=agents,
-            places=places,
-            sweeper=sweeper,
-            leader=leader,
-            live_cells=live_cells,
-        )
-        self._worktrees = Worktrees(
-            agents=agents,
-            run=self._inside.run,
-            gather=str(places.program("gather")),
-            nursery=nursery,
-        )
+        self._inside = Inside(host, leader)
+        self._worktrees = Worktrees(host, self._inside.run)
         #: the relays beside cells
-        self.networks = Networks(
-            agents=agents,
-            hierarchy=hierarchy,
-            watcher=watcher,
-            places=places,
-            spawner=spawner,
-            live_cells=live_cells,
-            nursery=nursery,
-        )
-        self._boot = linux.boot_id()
-        self._beginner = Beginner(agents=agents, worktrees=self._worktrees, boot=self._boot)
+        self.networks = Networks(host)
+        self._beginner = Beginner(host.agents, self._worktrees)
         #: what agents use
-        self.meter = Meter(
-            agents=agents,
-            hierarchy=hierarchy,
-            places=places,
-            live_cells=live_cells,
-            census=Census(places.program("census"), helpers),
-        )
-        self._recorder = Recorder(
-            agents=agents,
-            meter=self.meter,
-            hierarchy=hierarchy,
-            streams=streams,
-            places=places,
-            live_cells=live_cells,
-            sweeper=sweeper,
-        )
-        nursery.start_soon(self._recorder.run)
-        nursery.start_soon(self.meter.run)
-        nursery.start_soon(Room(agents).run)
-        agents.journal.subscribe(self)
+        self.meter = Meter(host, Census(host.places.program("census"), helpers))
+        self._recorder = Recorder(host, self.meter, streams)
+        for run in (self._recorder.run, self.meter.run, Room(host.agents).run):
+            host.nursery.start_soon(run)
+        host.agents.journal.subscribe(self)
 
     def prepare_with(self, prepare: Callable[[Agent], Awaitable[None]]) -> None:
         """Awaits ``prepare`` for each agent, before its programs run or go on."""
@@ -393,16 +295,10 @@ class Supervisor(Subscriber):
     async def recover(self) -> None:
         """Takes over what an earlier daemon left, and returns when it can be spoken to."""
         recovery = Recovery(
-            agents=self._agents,
-            hierarchy=self._hierarchy,
-            places=self._places,
-            spawner=self._spawner,
-            live_cells=self._live_cells,
+            self._host,
             ender=self._ender,
-            sweeper=self._sweeper,
             inside=self._inside,
             worktrees=self._worktrees,
-            boot=self._boot,
             make_live_cell=self._make_live_cell,
             live=self._begin_life,
             restore=self.restore,
@@ -494,12 +390,8 @@ class Supervisor(Subscriber):
             self._leader,
             agent,
             live_cell,
-            agents=self._agents,
             worktrees=self._worktrees,
-            ender=self._ender,
-            live_cells=self._live_cells,
             networks=self.networks,
-            nursery=self._nursery,
             serve=self._serve,
             launch=launch,
         )

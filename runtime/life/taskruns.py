@@ -9,17 +9,17 @@ import signal
 import trio
 
 from runtime import crashpoints
-from runtime.agents.parts import Agents
 from runtime.agents.tasks import stop_reason
 from runtime.cell import cell
 from runtime.cell.cell import Command, Places
 from runtime.cell.execution import Execution, LiveCell
+from runtime.cell.host import Host, Part
 from runtime.cell.record import RunRecord
 from runtime.errors import WrongStateError
 from runtime.kernel import output
 from runtime.kernel.daemonlog import because_of
 from runtime.life.conclusions import LOST, is_lost
-from runtime.life.ending import Ender, guarded
+from runtime.life.ending import guarded
 from runtime.life.leading import EnteringLead, Leader
 from runtime.records.change import RUNTIME, Change
 from runtime.records.items import Task, TaskCue, TaskStatus
@@ -39,30 +39,18 @@ def execution_of(places: Places, agent: Agent, live_cell: LiveCell, task: Task) 
     return execution
 
 
-class TaskRuns:
+class TaskRuns(Part):
     """Starts commands, leads them, and records their ends."""
 
-    def __init__(
-        self, *, agents: Agents, places: Places, ender: Ender, leader: Leader
-    ) -> None:
-        self._agents = agents
-        self._ender = ender
-        self._places = places
+    def __init__(self, host: Host, leader: Leader) -> None:
+        super().__init__(host)
         self._leader = leader
 
     async def lead(self, agent: Agent, live_cell: LiveCell, task: Task) -> None:
         """Leads one command from its present state to its recorded end, or the agent's."""
         execution = execution_of(self._places, agent, live_cell, task)
         with guarded(agent):
-            led = _LedTask(
-                self._leader,
-                agent,
-                live_cell,
-                execution,
-                agents=self._agents,
-                ender=self._ender,
-                task=task,
-            )
+            led = _LedTask(self._leader, agent, live_cell, execution, task)
             await led.lead()
             # with its monitor a cell ends, and so does what runs inside: that is the agent's end
             if live_cell.goes_on(agent) and not is_lost(live_cell):
@@ -127,14 +115,9 @@ class _LedTask(EnteringLead):
         agent: Agent,
         live_cell: LiveCell,
         execution: Execution,
-        *,
-        agents: Agents,
-        ender: Ender,
         task: Task,
     ) -> None:
         super().__init__(leader, agent, live_cell, execution, execution.wakeup)
-        self._agents = agents
-        self._ender = ender
         self._task = task
         #: set when it is not to have the rest of its grace
         self._impatient = trio.Event()
@@ -174,7 +157,7 @@ class _LedTask(EnteringLead):
     async def terminate(self) -> None:
         agent = self._agent
         grace = 0.0 if agent.frozen else self._agents.settings.grace(agent)
-        await self._ender.terminate(agent, self._execution, grace, self._impatient)
+        await self._leader.ender.terminate(agent, self._execution, grace, self._impatient)
 
 
 def _why(agent: Agent, task: Task, cue: TaskCue, failure: str) -> str:

@@ -13,9 +13,9 @@ import trio
 
 from runtime import crashpoints
 from runtime.agents import workspace
-from runtime.agents.parts import Agents
 from runtime.agents.workspace import RunInside, Worktree, WorktreeState
 from runtime.cell import cell
+from runtime.cell.host import Host, Part
 from runtime.errors import (
     CtxError,
     MalformedError,
@@ -56,23 +56,20 @@ class _Care:
     why: str = ""
 
 
-class Worktrees(Subscriber):
+class Worktrees(Part, Subscriber):
     """Has git make them, and take over what children committed, in their parents' cells."""
 
-    def __init__(
-        self, *, agents: Agents, run: RunInside, gather: str, nursery: trio.Nursery
-    ) -> None:
-        self._agents = agents
+    def __init__(self, host: Host, run: RunInside) -> None:
+        super().__init__(host)
         self._run = run
-        self._gather = gather
-        self._nursery = nursery
+        self._gather = str(host.places.program("gather"))
         self._cares: list[_Care] = []
         #: by the child's index
         self._locks: dict[int, trio.Lock] = {}
         #: by the parent's index
         self._limits: dict[AgentIndex, trio.CapacityLimiter] = {}
         self._discarding: set[AgentIndex] = set()
-        agents.journal.subscribe(self)
+        self._agents.journal.subscribe(self)
 
     # Subscriber
 

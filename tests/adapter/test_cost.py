@@ -43,7 +43,6 @@ from runtime.agents import forking
 from runtime.authority.accounts import Resource
 from runtime.authority.loop import Gentle, LoopMeter
 from runtime.caller import Caller, Role
-from runtime.cell.execution import LiveCells
 from runtime.errors import CtxError, WrongStateError
 from runtime.ids import NO_AGENT, NO_SESSION, AgentIndex, Incarnation, MessageId, WaitFileName
 from runtime.kernel.output import append
@@ -59,6 +58,7 @@ from runtime.sockets.server import Sockets
 from runtime.texts.names import dump_json
 from tests.adapter.test_who_may import ASKS, ITEM_PLANES, LONG, PERMS, PLACED, REF, key_of
 from tests.unit.ctxfs.tools.test_tools import CALLS as SAMPLES
+from tests.worlds.hosts import host_with
 from tests.worlds.natives import Children, walker_of
 from tests.worlds.records import ROOT, add_end, inside, operator
 from tests.worlds.tree import CONTEXT, USER, Mounted, mounted_in
@@ -686,14 +686,7 @@ async def measure_fans(scene: Scene, meter: LoopMeter) -> dict[str, float]:
         item = agents.items.named(x.index, Work, "W0")
         assert item is not None
         await call("work", agents.work.set, x, item, "status", "done")
-        ender = Ender(
-            agents=agents,
-            hierarchy=cast(Any, None),
-            watcher=cast(Any, None),
-            live_cells=LiveCells(),
-            sweeper=cast(Any, None),
-            nursery=nursery,
-        )
+        ender = Ender(host_with(agents=agents, nursery=nursery))
         await call("end", ender.end, x, Outcome.CANCELLED, "operator_stop")
         await costs.call("end of the rest", ender._mark_rest, x)
         for child in scene.children:

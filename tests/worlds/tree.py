@@ -21,7 +21,6 @@ from runtime.authority.identity import Identity
 from runtime.authority.loop import LoopMeter
 from runtime.caller import Caller
 from runtime.cell.cell import Places, native
-from runtime.cell.execution import LiveCells
 from runtime.cell.treework import Trees
 from runtime.errors import WrongStateError
 from runtime.kernel.cgroups import Hierarchy
@@ -31,6 +30,7 @@ from runtime.records.lifecycle import Cue
 from runtime.records.model import Agent
 from runtime.runtime import Runtime
 from runtime.texts.mounts import Source
+from tests.worlds.hosts import host_with
 from tests.worlds.natives import Children
 from tests.worlds.records import ROOT, World, operator, world_in
 
@@ -65,13 +65,9 @@ class FakeSupervisor:
     @property
     def meter(self) -> Meter:
         hierarchy = cast(Hierarchy, SimpleNamespace(controllers=()))
-        return Meter(
-            agents=self.world.agents,
-            hierarchy=hierarchy,
-            places=places_in(self.world),
-            live_cells=LiveCells(),
-            census=cast(Any, None),
-        )
+        places = places_in(self.world)
+        host = host_with(agents=self.world.agents, hierarchy=hierarchy, places=places)
+        return Meter(host, cast(Any, None))
 
     @property
     def networks(self) -> SimpleNamespace:

@@ -15,6 +15,7 @@ from runtime.cell.execution import LiveCells
 from runtime.cell.sources import Looker
 from runtime.records.model import Agent
 from runtime.texts.mounts import Source
+from tests.worlds.hosts import host_with
 from tests.worlds.records import World, inside, operator
 
 
@@ -48,11 +49,8 @@ def looker(world: World, child: Agent, cell: Cell, monkeypatch: pytest.MonkeyPat
     parent = world.agents.registry.parent_of(child)
     assert parent is not None
     anything = cast(Any, SimpleNamespace(own=Path("/")))
-    return Looker(
-        agents=world.agents, hierarchy=anything, places=anything,
-        live_cells=LiveCells({parent.index: cast(Any, cell)}), watcher=anything,
-        spawner=anything, nursery=anything,
-    )
+    cells = LiveCells({parent.index: cast(Any, cell)})
+    return Looker(host_with(agents=world.agents, places=anything, live_cells=cells))
 
 
 def test_a_program_may_write_a_path_before_its_monitor_has_told_of_its_cell(

@@ -19,6 +19,7 @@ from runtime.cell.cell import Places
 from runtime.errors import KernelError, NoSpaceError, QuotaError
 from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.inotify import Watcher
+from runtime.kernel.sweeper import Sweeper
 from runtime.life import ending
 from runtime.life.streams import Streams
 from runtime.life.supervisor import Supervisor
@@ -26,6 +27,7 @@ from runtime.records.change import Change, Subscriber
 from runtime.records.lifecycle import AFTERWARDS, BEFOREHAND, TABLE, Cue, Effect, Status
 from runtime.records.model import Agent
 from tests.worlds.daemon import TIMEOUT
+from tests.worlds.hosts import host_with
 from tests.worlds.records import ROOT, World
 
 
@@ -61,17 +63,18 @@ class Scene:
         self.world = world
         self.agents = world.agents
         self.root = Cgroup(world.path / "cgroup")
-        self.supervisor = Supervisor(
+        places = Places(mount=Path("/ctx"), state=world.state, runtime=world.path / "run")
+        helpers = cast(Any, _NoHelpers())
+        host = host_with(
             agents=world.agents,
-            hierarchy=cast(Any, SimpleNamespace(root=self.root, controllers=())),
+            hierarchy=SimpleNamespace(root=self.root, controllers=()),
             watcher=watcher,
-            streams=Streams(Gentle(world.agents.accounts.time)),
-            places=Places(mount=Path("/ctx"), state=world.state, runtime=world.path / "run"),
-            spawner=cast(Any, None),
-            helpers=cast(Any, _NoHelpers()),
-            trees=cast(Any, None),
+            places=places,
+            sweeper=Sweeper(places.program("sweep"), helpers, nursery),
             nursery=nursery,
         )
+        streams = Streams(Gentle(world.agents.accounts.time))
+        self.supervisor = Supervisor(host, helpers, streams, cast(Any, None))
         self.agent = self.live("x")
 
     def live(self, name: str) -> Agent:

@@ -21,6 +21,7 @@ from runtime.life import leading
 from runtime.life.leading import Lead, Leader
 from runtime.records.model import Agent
 from tests.worlds.daemon import TIMEOUT
+from tests.worlds.hosts import host_with
 
 
 class Led(Lead):
@@ -28,10 +29,7 @@ class Led(Lead):
 
     def __init__(self, path: Path, watcher: Watcher, *, refusals: int = 0) -> None:
         self.execution = Execution(Cgroup(path / "leaf"), path / "record")
-        leader = Leader(
-            hierarchy=cast(Any, None), watcher=watcher, starter=cast(Any, None),
-            sweeper=cast(Any, None),
-        )  # fmt: skip
+        leader = Leader(host_with(watcher=watcher), cast(Any, None), cast(Any, None))
         agent = Agent(
             index=AgentIndex(1), incarnation=Incarnation("i"), name="x", owner=1, uid=1, gid=1
         )

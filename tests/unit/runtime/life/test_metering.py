@@ -15,6 +15,7 @@ from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.processes import Census, Place
 from runtime.life.metering import Meter
 from runtime.records.model import Agent
+from tests.worlds.hosts import host_with
 from tests.worlds.records import World, inside, operator
 
 
@@ -39,13 +40,8 @@ def metered(
         cells[agent.index] = LiveCell(Cgroup(path), path / "record", holds_cell=False)
     hierarchy = cast(Hierarchy, SimpleNamespace(controllers=controllers))
     places = Places(mount=world.path, state=world.state, runtime=world.path / "run")
-    return Meter(
-        agents=world.agents,
-        hierarchy=hierarchy,
-        places=places,
-        live_cells=cells,
-        census=cast(Census, Counted(sizes)),
-    )
+    host = host_with(agents=world.agents, hierarchy=hierarchy, places=places, live_cells=cells)
+    return Meter(host, cast(Census, Counted(sizes)))
 
 
 class Looked(Exception):

@@ -1,0 +1,15 @@
+"""What programs run on, as far as a test has it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from runtime.cell.execution import LiveCells
+from runtime.cell.host import Host
+
+
+def host_with(**parts: Any) -> Host:
+    """One with these parts alone."""
+    missing: dict[str, Any] = dict.fromkeys((each.name for each in fields(Host)), None)
+    return Host(**{**missing, "live_cells": LiveCells(), **parts})
