@@ -67,6 +67,7 @@ _LEVELS: Final = ("debug", "info", "warning", "error")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 #: their default action would end the daemon (signal(7)), which nobody who sends one means
 _REFUSED: Final = (signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM)
+_ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,9 +338,7 @@ async def serve(
                 monitored = runtime.hierarchy.holds_monitors
                 others = [pid for pid in children if not monitored(cgroups.path_of(pid) or "")]
                 nursery.start_soon(reap_children, others)
-                nursery.start_soon(
-                    _handle_signals, runtime, stop, reload, reexecution.begin, early
-                )
+                nursery.start_soon(_handle_signals, runtime, stop, reload, reexecution.begin, early)
                 await handshake.agreed.wait()
                 if before is None:
                     await runtime.binder.wait_answering(places.mount)
@@ -499,15 +498,12 @@ def _run(
         if arguments.check:
             return check(config_file, places.state, required=arguments.config is not None)
         before = handover.inherited()
-        if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_UNBLOCK, ()):
-            # they wait since before the program was executed again
-            for signal_number in SIGNALS:
-                signal.signal(signal_number, lambda number, _: early.append(number))
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        else:
-            # until they are handled; not SIG_IGN, which agents would inherit
-            for signal_number in (*_REFUSED, signal.SIGUSR1):
-                signal.signal(signal_number, lambda *_: None)
+        # those that are to end a daemon may do so before it has begun; if it was executed again,
+        # all wait since before that
+        again = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_UNBLOCK, ())
+        for number in SIGNALS if again else SIGNALS - _ENDING:
+            signal.signal(number, lambda number, _: early.append(number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         if before is not None:
             crashpoints.reach("reexec.executed")
         config = load_config(config_file, required=arguments.config is not None)
@@ -523,19 +519,23 @@ def _run(
         # where it was, if systemd ends it because the loop does not turn (SIGABRT)
         faulthandler.enable(file=sys.stderr, all_threads=True)
         os.umask(0o022)
-        trio.run(
-            lambda: serve(
-                config=config,
-                config_file=config_file,
-                places=places,
-                cgroup=arguments.cgroup,
-                privilege=privilege,
-                daemon_log=daemon_log,
-                debug=False,
-                before=before,
-                early=early,
+        try:
+            trio.run(
+                lambda: serve(
+                    config=config,
+                    config_file=config_file,
+                    places=places,
+                    cgroup=arguments.cgroup,
+                    privilege=privilege,
+                    daemon_log=daemon_log,
+                    debug=False,
+                    before=before,
+                    early=early,
+                )
             )
-        )
+        finally:
+            for number in SIGNALS:  # the interpreter would end by them while it ends
+                signal.signal(number, signal.SIG_IGN)
     except* StartupError as errors:
         failure = _first(errors)
     if failure is not None:

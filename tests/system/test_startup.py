@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +25,17 @@ from runtime.kernel.cgroups import CONTROLLERS
 from runtime.records.lifecycle import Status
 from runtime.records.model import Outcome
 from runtime.runtime import STATES
-from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.daemon import (
+    TIMEOUT,
+    Daemon,
+    daemon_of,
+    read,
+    refusal,
+    wait_dead,
+    wait_status,
+    wait_until,
+    write,
+)
 
 _CTX: Final = str(Path(sys.executable).with_name("ctx"))
 
@@ -288,11 +302,56 @@ def test_a_stale_mount_is_cleared(stopped: Daemon) -> None:
     assert "state=ready" in (stopped.root / "status").read_text()
 
 
+def test_sighup_ends_no_daemon_that_starts(stopped: Daemon) -> None:
+    settings = stopped.base / "config.yaml"
+    os.mkfifo(settings)
+    stopped.arguments += ["--config", str(settings)]
+
+    def come() -> None:
+        with open(settings, "w") as writer:  # waits until the daemon reads its settings
+            settings.unlink()
+            settings.write_text("grace: 1s\n")
+            assert stopped.process is not None
+            os.kill(stopped.pid, signal.SIGHUP)
+            # the handler, and then the call again
+            wait_until(lambda: not _is_pending(stopped.pid, signal.SIGHUP), "it is taken")
+            writer.write("grace: 2s\n")
+
+    comes = threading.Thread(target=come)
+    comes.start()
+    stopped.start()
+    comes.join()
+    wait_until(lambda: "the settings were read again" in stopped.log.read_text(), "it is obeyed")
+
+
+def test_sighup_ends_no_daemon_that_ends(stopped: Daemon) -> None:
+    stopped.start()
+    pidfd = os.pidfd_open(stopped.pid)
+    over = threading.Event()
+
+    def hang_up() -> None:
+        with suppress(ProcessLookupError):
+            while not over.is_set():
+                signal.pidfd_send_signal(pidfd, signal.SIGHUP)
+
+    hangs_up = threading.Thread(target=hang_up)
+    hangs_up.start()
+    try:
+        assert stopped.stop() == 0
+    finally:
+        over.set()
+        hangs_up.join()
+        os.close(pidfd)
+
+
+def _is_pending(pid: int, number: int) -> bool:
+    """Of the process, or of its first thread."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    masks = re.findall(r"^S[ih][gd]Pnd:\t(\w+)$", status, re.MULTILINE)
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+
 def test_sighup_reads_the_configuration_again() -> None:
-    import signal
-
-    from tests.worlds.daemon import daemon_of, refusal, wait_until
-
     with daemon_of(config="control_max: 100\n") as daemon:
         agent = daemon.make("coder")
         assert refusal(agent / "exec", "x" * 200) == "EMSGSIZE"
