@@ -19,7 +19,7 @@ from typing import Final
 
 import pytest
 
-from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, write
+from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until, write
 
 _CALLS: Final = "file,openat2,getdents64,fchmod,fchown,ftruncate,fallocate,fsetxattr,flock"
 _LINE: Final = re.compile(r"^\d+ +(\w+)\((.*)")
@@ -80,10 +80,14 @@ def live(daemon: Daemon) -> None:
     write(boss / "task" / "one" / "cmd", "sh -c 'read line; echo $line'")
     for file in ("usage", "processes", "log", "out"):
         read(boss, file)
-    resident = daemon.run("resident", "cat", mode="resident")
+    # it replies to one message, and not to the other
+    resident = daemon.run(
+        "resident", """sh -c 'read line; echo "$line"; read line; sleep 1000'""", mode="resident"
+    )
     wait_status(resident, "ready")
-    write(resident / "inbox", "hello")
-    wait_status(resident, "busy")
+    write(resident / "inbox", "one")
+    write(resident / "inbox", "other")
+    wait_until(lambda: "other" in read(resident, "message"), "it has both")
     for agent in (boss, resident):
         write(agent / "ctl", "kill")
         wait_dead(agent)
