@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import trio
 
-from runtime.agents.parts import Agents, open_agents
+from runtime.agents.parts import Agents
 from runtime.authority.loop import Gentle, LoopMeter
 from runtime.cell import cell, treework
 from runtime.cell.cell import Places
@@ -323,7 +323,7 @@ async def open_runtime(
         treework.show(places, privilege)
         wait_files = WaitFiles(places.waits, places.released, places.program("release"))
         stack.callback(_let_go, wait_files, spawner)
-        agents = open_agents(
+        agents = Agents(
             config=config,
             store=store,
             spaces=spaces,

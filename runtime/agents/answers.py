@@ -18,17 +18,13 @@ from typing import Any, Final
 import trio
 
 from runtime.agents.messages import check_id
-from runtime.authority.accounts import Accounts, Charge, Payer, Resource
-from runtime.authority.disk import Disk
-from runtime.authority.identity import Identity
+from runtime.agents.planes import Around, Part
+from runtime.authority.accounts import Charge, Payer, Resource
 from runtime.caller import Caller
 from runtime.errors import NoSpaceError, StaleError, TakenError
 from runtime.ids import CallId, Incarnation
 from runtime.records.change import Answer, Change, Subscriber
-from runtime.records.journal import Journal
 from runtime.records.model import Agent
-from runtime.records.registry import Registry
-from runtime.records.store import Store
 from runtime.texts.names import quote
 
 #: an answer is kept for so long
@@ -71,38 +67,24 @@ class _Kept:
         self.charge.set(self.size + self.count * _ROW)
 
 
-class Answers(Subscriber):
+class Answers(Part, Subscriber):
     """The answers of all callers, on the disk accounts of their owners."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        registry: Registry,
-        journal: Journal,
-        identity: Identity,
-        accounts: Accounts,
-        disk: Disk,
-    ) -> None:
-        self._store = store
-        self._registry = registry
-        self._journal = journal
-        self._identity = identity
-        self._accounts = accounts
-        self._disk = disk
+    def __init__(self, around: Around) -> None:
+        super().__init__(around)
         self._kept: dict[str, _Kept] = {}
         #: calls that are being made, and how many wait for each
         self._turns: dict[tuple[str, CallId], tuple[trio.Lock, int]] = {}
-        agents = {agent.incarnation: agent for agent in registry}
-        for caller, (count, size) in store.answers_by_caller().items():
+        agents = {agent.incarnation: agent for agent in self._registry}
+        for caller, (count, size) in self._store.answers_by_caller().items():
             uid = caller.removeprefix("uid:")
             if uid != caller:
                 self._kept_of(caller, Payer(int(uid))).add(count, size)
             elif (agent := agents.get(Incarnation(caller))) is not None:
                 self._kept_of(caller, Payer(agent.owner, agent.name)).add(count, size)
             else:
-                self._drop(partial(store.drop_answers, caller))
-        journal.subscribe(self)
+                self._drop(partial(self._store.drop_answers, caller))
+        self._journal.subscribe(self)
 
     def _kept_of(self, caller: str, who: Payer) -> _Kept:
         kept = self._kept.get(caller)

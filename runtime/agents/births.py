@@ -12,7 +12,7 @@ from typing import Any, Final
 from runtime import crashpoints
 from runtime.agents.ends import Ends
 from runtime.agents.messages import Messages
-from runtime.agents.planes import Around
+from runtime.agents.planes import Around, Part
 from runtime.agents.removals import Removals
 from runtime.agents.tasks import TaskPlane, why_fetching, why_no_handle
 from runtime.authority.guard import Act, Facts, Guard, Unless, of_move
@@ -27,15 +27,11 @@ from runtime.errors import (
 from runtime.ids import NO_AGENT, Incarnation, WaitFileName
 from runtime.kernel import linux
 from runtime.kernel.privilege import Privilege
-from runtime.kernel.waitfiles import WaitFiles
 from runtime.records.change import Change
-from runtime.records.documents import Documents
 from runtime.records.items import Task
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Profile
 from runtime.records.registry import why_no_children
-from runtime.records.sessions import Sessions
-from runtime.records.store import Store
 from runtime.texts import policy
 from runtime.texts.names import NAME_MAX, check_name, free_number, is_name, quote
 
@@ -168,33 +164,20 @@ SWITCHING: Final = Guard(
 )
 
 
-class Births:
+class Births(Part):
     """Makes agents, and says whose they are."""
 
     def __init__(
         self,
         around: Around,
         *,
-        store: Store,
-        sessions: Sessions,
-        documents: Documents,
-        wait_files: WaitFiles,
         privilege: Privilege,
         messages: Messages,
         tasks: TaskPlane,
         ends: Ends,
         removals: Removals,
     ) -> None:
-        self._around = around
-        self._settings = around.settings
-        self._store = store
-        self._registry = around.registry
-        self._items = around.items
-        self._sessions = sessions
-        self._journal = around.journal
-        self._documents = documents
-        self._wait_files = wait_files
-        self._authority = around.authority
+        super().__init__(around)
         self._privilege = privilege
         self._messages = messages
         self._tasks = tasks

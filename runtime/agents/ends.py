@@ -6,6 +6,7 @@ import time
 from typing import Final
 
 from runtime.agents.messages import Messages
+from runtime.agents.planes import Around, Part
 from runtime.agents.results import Results
 from runtime.agents.tasks import TaskPlane
 from runtime.agents.waiting import WaitingPlane
@@ -13,25 +14,24 @@ from runtime.records.change import Change
 from runtime.records.items import TaskCue
 from runtime.records.lifecycle import Cue
 from runtime.records.model import SESSION_STATES, Agent, Outcome
-from runtime.records.registry import Registry
 
 #: records of one agent that end in one change
 _AT_ONCE: Final = 64
 
 
-class Ends:
+class Ends(Part):
     """Adds ends to changes that others commit."""
 
     def __init__(
         self,
+        around: Around,
         *,
-        registry: Registry,
         messages: Messages,
         tasks: TaskPlane,
         waiting: WaitingPlane,
         results: Results,
     ) -> None:
-        self._registry = registry
+        super().__init__(around)
         self._messages = messages
         self._tasks = tasks
         self._waiting = waiting

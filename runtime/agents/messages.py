@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from runtime import crashpoints
-from runtime.agents.planes import Around
+from runtime.agents.planes import Around, Part
 from runtime.agents.reports import REPORT_MAX, Reports
 from runtime.authority.guard import ANY_STATUS, Act, Facts, Guard, Unless
 from runtime.caller import CONTROLLERS, NOBODY, Caller, Role
@@ -149,17 +149,12 @@ def check_report(text: str) -> None:
         raise TooLongError(f"a report may have at most {REPORT_MAX} bytes")
 
 
-class Messages:
+class Messages(Part):
     """The queues of all agents. Everything is added to a change that the caller commits."""
 
     def __init__(self, around: Around, reports: Reports) -> None:
-        self._around = around
+        super().__init__(around)
         self._reports = reports
-        self._settings = around.settings
-        self._registry = around.registry
-        self._items = around.items
-        self._journal = around.journal
-        self._identity = around.identity
         self._when_queued: list[Callable[[Change, Agent, Message], None]] = []
         self._when_ended: list[Callable[[Change, Agent, Message], None]] = []
 

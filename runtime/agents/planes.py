@@ -8,18 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
+from runtime.authority.accounts import Accounts
 from runtime.authority.attenuation import Authority
+from runtime.authority.disk import Disk
 from runtime.authority.guard import TAKING, Act, AnyGuard, Guard
 from runtime.authority.identity import Identity
+from runtime.authority.living import Living
 from runtime.caller import PARTIES, Caller
 from runtime.errors import MissingError, QuotaError, TakenError
+from runtime.kernel.trash import Trash
+from runtime.kernel.waitfiles import WaitFiles
 from runtime.records.change import Change
 from runtime.records.config import Config
+from runtime.records.documents import Documents
 from runtime.records.items import Item, Items, Wait, WaitStatus
 from runtime.records.journal import Journal
 from runtime.records.model import Agent
 from runtime.records.registry import Registry
+from runtime.records.sessions import Sessions
 from runtime.records.settings import Settings
+from runtime.records.store import Store
 from runtime.texts.names import check_name, quote
 
 _I = TypeVar("_I", bound=Item)
@@ -30,16 +38,45 @@ MAKING: Final[Guard[Agent]] = Guard(who=PARTIES, when=TAKING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
-    """What every plane works on."""
+    """What every part of ``runtime.agents`` works on."""
 
     settings: Settings
+    store: Store
     registry: Registry
     items: Items
+    sessions: Sessions
     journal: Journal
+    documents: Documents
+    wait_files: WaitFiles
+    trash: Trash
     identity: Identity
     authority: Authority
+    accounts: Accounts
+    disk: Disk
+    living: Living
     #: where agents and operators see the files
     mount: Path
+
+
+class Part:
+    """Whoever works on it."""
+
+    def __init__(self, around: Around) -> None:
+        self._around = around
+        self._settings = around.settings
+        self._store = around.store
+        self._registry = around.registry
+        self._items = around.items
+        self._sessions = around.sessions
+        self._journal = around.journal
+        self._documents = around.documents
+        self._wait_files = around.wait_files
+        self._trash = around.trash
+        self._identity = around.identity
+        self._authority = around.authority
+        self._accounts = around.accounts
+        self._disk = around.disk
+        self._living = around.living
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +93,11 @@ class PlaneKind(Generic[_I]):
     remedy: str = "rmdir"
 
 
-class Plane(Generic[_I]):
+class Plane(Part, Generic[_I]):
     """The records of one kind below every agent: makes, finds and removes them."""
 
     def __init__(self, around: Around, kind: PlaneKind[_I]) -> None:
-        self._around = around
-        self._settings = around.settings
-        self._registry = around.registry
-        self._items = around.items
-        self._journal = around.journal
-        self._identity = around.identity
+        super().__init__(around)
         self._kind = kind
         self._cls = kind.cls
         self._what = kind.what

@@ -11,22 +11,16 @@ import trio
 
 from runtime import crashpoints
 from runtime.agents.ends import Ends
-from runtime.agents.planes import Around
+from runtime.agents.planes import Around, Part
 from runtime.agents.tasks import TaskPlane, why_fetching
-from runtime.authority.disk import Disk
 from runtime.authority.guard import Facts, Guard, Unless
 from runtime.caller import CONTROLLERS, NOBODY, OPERATORS, Caller
 from runtime.errors import CtxError, NoSpaceError, WrongStateError
 from runtime.kernel.daemonlog import because_of
-from runtime.kernel.trash import Trash
-from runtime.kernel.waitfiles import WaitFiles
 from runtime.records.change import RUNTIME, Change
-from runtime.records.documents import Documents
 from runtime.records.items import Task
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome, Session
-from runtime.records.sessions import Sessions
-from runtime.records.store import Store
 from runtime.texts.names import quote
 
 log = logging.getLogger("ctxd.removals")
@@ -67,33 +61,11 @@ REMOVING_SESSIONS: Final = Guard(
 )
 
 
-class Removals:
+class Removals(Part):
     """Removes agents and sessions."""
 
-    def __init__(
-        self,
-        around: Around,
-        *,
-        store: Store,
-        sessions: Sessions,
-        documents: Documents,
-        disk: Disk,
-        wait_files: WaitFiles,
-        trash: Trash,
-        tasks: TaskPlane,
-        ends: Ends,
-    ) -> None:
-        self._store = store
-        self._around = around
-        self._registry = around.registry
-        self._items = around.items
-        self._sessions = sessions
-        self._journal = around.journal
-        self._documents = documents
-        self._disk = disk
-        self._wait_files = wait_files
-        self._trash = trash
-        self._authority = around.authority
+    def __init__(self, around: Around, tasks: TaskPlane, ends: Ends) -> None:
+        super().__init__(around)
         self._tasks = tasks
         self._ends = ends
         #: owned by what was removed, and still to be

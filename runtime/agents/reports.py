@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from runtime.agents.planes import Around
+from runtime.agents.planes import Part
 from runtime.ids import MessageId
 from runtime.records.change import Change
 from runtime.records.items import Report
@@ -21,12 +21,8 @@ _KEPT: Final = 10
 _KEPT_IDS: Final = 1024
 
 
-class Reports:
+class Reports(Part):
     """The reports of all agents. Everything is added to a change that the caller commits."""
-
-    def __init__(self, around: Around) -> None:
-        self._registry = around.registry
-        self._items = around.items
 
     def of(self, supervisor: Agent) -> list[Report]:
         """The last that an agent received, of all its children, oldest first."""

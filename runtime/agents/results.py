@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from runtime.agents.planes import Part
 from runtime.errors import MalformedError
 from runtime.kernel.output import Segments
 from runtime.records.change import Change
-from runtime.records.documents import Documents
 from runtime.records.items import Task, TaskStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome, Session
-from runtime.records.registry import Registry
-from runtime.records.sessions import Sessions
 from runtime.texts.names import dump_json, parse_json_object
 
 COMMAND: Final = "command_task"
@@ -194,16 +192,8 @@ def _within(entries: list[Any], limit: int) -> tuple[list[Any], bool]:
     return entries, False
 
 
-class Results:
+class Results(Part):
     """What there is of tasks and children, for the records that tell of their ends."""
-
-    def __init__(
-        self, *, registry: Registry, sessions: Sessions, documents: Documents, mount: str
-    ) -> None:
-        self._registry = registry
-        self._sessions = sessions
-        self._documents = documents
-        self._mount = mount
 
     def child_of(self, task: Task) -> Agent | None:
         """The child that a handle supervises, None for a command."""
@@ -226,7 +216,7 @@ class Results:
     def source(self, task: Task) -> Source:
         """What a task has written; of a child what there is most of: of one that runs its latest
         reply, of one that has ended its result, and the end of its output before both."""
-        path = f"{self._mount}/agent/{self._name(task)}.d/task/{task.name}/output"
+        path = f"{self._around.mount}/agent/{self._name(task)}.d/task/{task.name}/output"
         child = self.child_of(task)
         if child is not None:
             return self._source_of(child, path, dead=child.status is Status.DEAD)
@@ -253,7 +243,7 @@ class Results:
     def _result_of(self, child: Agent, path: str) -> Source:
         above = self._session_above(child)
         if above is not None:
-            directory = f"{self._mount}/home/{above.owner}/agent/{above.agent}"
+            directory = f"{self._around.mount}/home/{above.owner}/agent/{above.agent}"
             path = f"{directory}/session/{above.name}/context/child/{child.channel}/result.md"
         return file_source(self._documents.path(child, "result.md"), path)
 
@@ -277,7 +267,7 @@ class Results:
         reason = change.peek(task, "reason")
         exit_text = change.peek(task, "exit")
         if child is not None:
-            path = f"{self._mount}/agent/{agent.name}.d/task/{task.name}/output"
+            path = f"{self._around.mount}/agent/{agent.name}.d/task/{task.name}/output"
             return self._of_child(child, status, exit_text, reason, path)
         source = self.source(task)
         preview, truncated = _shown(source, "output_path")
@@ -294,9 +284,9 @@ class Results:
         dead = change.peek_agent(child, "status") is Status.DEAD
         outcome = change.peek_agent(child, "outcome")
         status = _STATUS_OF.get(outcome, TaskStatus.CANCELLED) if dead else TaskStatus.CANCELLED
-        path = f"{self._mount}/agent/{parent.name}.d/task/{child.name}/output"
+        path = f"{self._around.mount}/agent/{parent.name}.d/task/{child.name}/output"
         if not child.owned:  # it has no handle
-            path = f"{self._mount}/agent/{child.name}.d/out"
+            path = f"{self._around.mount}/agent/{child.name}.d/out"
         return self._of_child(child, status, exit_of(reason), reason, path)
 
     def _of_child(

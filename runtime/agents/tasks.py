@@ -18,9 +18,7 @@ from runtime.agents.planes import Around, Plane, PlaneKind, why_taken
 from runtime.agents.results import CHILD, Results, Source, exit_of
 from runtime.agents.waiting import WaitingPlane
 from runtime.agents.workspace import Worktree, WorktreeState
-from runtime.authority.attenuation import Authority
 from runtime.authority.guard import TAKING, Act, Facts, Guard, Unless
-from runtime.authority.living import Living
 from runtime.caller import NOBODY, PARTIES, Caller
 from runtime.errors import (
     DeniedError,
@@ -31,10 +29,7 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.ids import ItemIndex, WaitFileName
-from runtime.kernel.trash import Trash
-from runtime.kernel.waitfiles import WaitFiles
 from runtime.records.change import Change, Subscriber
-from runtime.records.documents import Documents
 from runtime.records.items import TASK_MOVES, Item, Task, TaskCue, TaskStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
@@ -252,27 +247,12 @@ class TaskPlane(Plane[Task], Subscriber):
     """The tasks of all agents."""
 
     def __init__(
-        self,
-        around: Around,
-        *,
-        authority: Authority,
-        living: Living,
-        documents: Documents,
-        results: Results,
-        messages: Messages,
-        waiting: WaitingPlane,
-        wait_files: WaitFiles,
-        trash: Trash,
+        self, around: Around, *, results: Results, messages: Messages, waiting: WaitingPlane
     ) -> None:
         super().__init__(around, TASKS)
-        self._authority = authority
-        self._living = living
-        self._documents = documents
         self._results = results
         self._messages = messages
         self._waiting = waiting
-        self._wait_files = wait_files
-        self._trash = trash
         #: set at the end of a task that a caller waits for
         self._ends: dict[ItemIndex, trio.Event] = {}
         self._journal.subscribe(self)

@@ -23,7 +23,6 @@ from runtime.agents.messages import Messages, notice_of
 from runtime.agents.planes import Around, Plane, PlaneKind, armed_for
 from runtime.agents.results import EndFacts, Results, shortened
 from runtime.agents.work import WorkPlane
-from runtime.authority.attenuation import Authority
 from runtime.authority.guard import TAKING, Act, Facts, Guard, Unless
 from runtime.caller import NOBODY, PARTIES, Caller, Role
 from runtime.errors import (
@@ -144,16 +143,9 @@ class WaitingPlane(Plane[Wait], Subscriber):
     """The waits of all agents."""
 
     def __init__(
-        self,
-        around: Around,
-        *,
-        authority: Authority,
-        messages: Messages,
-        work: WorkPlane,
-        results: Results,
+        self, around: Around, *, messages: Messages, work: WorkPlane, results: Results
     ) -> None:
         super().__init__(around, WAITS)
-        self._authority = authority
         self._messages = messages
         self._work = work
         self._results = results

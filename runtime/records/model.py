@@ -1,7 +1,7 @@
 """The records that the daemon keeps: agents, sessions and spaces.
 
 The first two are written as JSON rows (``runtime.records.store``) and changed through
-``runtime.agents.parts.Agents.update`` alone.
+``runtime.records.journal`` alone.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from runtime.agents.parts import Agents, open_agents
+from runtime.agents.parts import Agents
 from runtime.caller import Caller
 from runtime.cell.cell import native
 from runtime.ids import AgentIndex, SessionIndex
@@ -104,7 +104,7 @@ class World:
         self.agents.journal.subscribe(self.told)
 
     def _load(self) -> Agents:
-        return open_agents(
+        return Agents(
             spaces=Spaces(self.store),
             config=self.config,
             store=self.store,

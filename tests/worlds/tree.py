@@ -6,7 +6,6 @@ import errno
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -150,7 +149,7 @@ class Mounted:
             hierarchy=cast(Any, world.hierarchy),
             privilege=world.agents.privilege,
         )
-        world.agents = replace(world.agents, identity=self.identity)
+        world.agents.identity = self.identity
         self.agents = world.agents
         self.supervisor = FakeSupervisor()
         self.supervisor.world = world

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,7 +75,7 @@ def test_what_sandboxes_share_is_read_only_but_for_the_filesystem(
     world: World, agent: Agent
 ) -> None:
     for privilege, options in ((USER, "sR"), (ROOT, "s")):
-        world.agents = replace(world.agents, privilege=privilege)
+        world.agents.privilege = privilege
         view = plan(world, agent).view
         assert ("bind", options, "-", "/r/ctxfs/root", "/r/ctxfs/root") in view
 
