@@ -574,6 +574,7 @@ class Operations(pyfuse3.Operations):
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         opened = self._open_files[fh]
         data = bytes(buf)
+        opened.refused = None
         await opened.prepare(data)
         mark = self._base.cache.mark()
         writing = opened.writing(off, data)
@@ -604,8 +605,13 @@ class Operations(pyfuse3.Operations):
         mark, opened.mark = opened.mark, None
         if mark is None:
             mark = self._base.cache.mark()
+        if opened.refused is not None and not opened.unfinished:
+            raise opened.refused
         try:
             opened.flush()
+        except CtxError as error:
+            opened.refused = error
+            raise
         finally:
             if opened.direct:
                 self._base.cache.forget_attributes(opened.node.inode)

@@ -16,6 +16,7 @@ from ctxfs.caching import FOREVER, Waiter
 from ctxfs.disks import Work
 from runtime.caller import Caller
 from runtime.errors import (
+    CtxError,
     DeniedError,
     ForbiddenError,
     GoneError,
@@ -109,6 +110,9 @@ class OpenFile:
     #: next flush is, and ``mark`` is what ``Cache.mark`` was before the first such write
     settles = True
     mark: int | None = None
+    #: why the last flush failed, said by each that follows until something is written: the one
+    #: that failed may be of a process that was forked meanwhile, and that nobody asks
+    refused: CtxError | None = None
     #: those of open(2)
     flags = 0
 
