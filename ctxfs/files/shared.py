@@ -28,7 +28,7 @@ from runtime.errors import (
 )
 from runtime.ids import SpaceIndex
 from runtime.records.model import Space
-from runtime.records.spaces import FRESH_SECONDS, tree_of_space
+from runtime.records.spaces import FRESH_SECONDS
 from runtime.texts import mounts
 from runtime.texts.names import check_name, quote, timestamp
 
@@ -47,7 +47,7 @@ def _max(base: Base, space: Space, caller: Caller) -> str:
 
 
 def _tree(base: Base, space: Space) -> str:
-    return str(base.runtime.places.tree / tree_of_space(space.name))
+    return str(base.runtime.places.tree / "shared" / space.name)
 
 
 async def _make_ready(base: Base, space: Space, call: Call) -> None:
@@ -127,8 +127,7 @@ def _space_target(base: Base, _: Base, caller: Caller, name: str) -> Target[Spac
 
 
 def _why_used(facts: Facts, caller: Caller, space: Space) -> str:
-    """As whatever a running agent has: nothing is taken from it. And it may hold the lock of the
-    tree, for which rmdir(2) would wait with that of the directory of all spaces."""
+    """As whatever a running agent has: nothing is taken from it."""
     tree = f"{mounts.SHARED_TREE}{space.name}"
     for agent in facts.registry:
         if agent.live and tree in agent.trees:

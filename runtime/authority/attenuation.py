@@ -15,7 +15,7 @@ from typing import Final
 from runtime.errors import DeniedError, ExceedingError, QuotaError, WrongStateError
 from runtime.ids import AgentIndex
 from runtime.kernel import linux
-from runtime.records.model import Agent, Space
+from runtime.records.model import Agent, Space, SpaceState
 from runtime.records.registry import Registry
 from runtime.records.settings import Settings
 from runtime.texts import mounts, policy
@@ -296,7 +296,8 @@ class Authority:
     def own_mounts(self, agent: Agent) -> tuple[mounts.Mount, ...]:
         """Its own table, with sources as they were found when they were written."""
         sources = self._sources(agent, "mount")
-        return tuple(sources.resolve(line, self._boot) for line in mounts.parse(agent.mount))
+        found = (sources.resolve(line, self._boot) for line in mounts.parse(agent.mount))
+        return tuple(replace(line, target=self.places.plain(line.target)) for line in found)
 
     @staticmethod
     def _sources(agent: Agent, name: str) -> mounts.Sources:
@@ -350,8 +351,12 @@ class Authority:
         perms = [rules.objects("allow", "shared", perm) for perm in policy.PERMS["shared"]]
         named = frozenset().union(*(objects.names for objects in perms))
         spaces = self._spaces if any(objects.all for objects in perms) else ()
-        for _, name in sorted((space.name not in named, space.name) for space in spaces):
-            wanted[f"{mounts.SHARED_TREE}{name}"] = self.space_mode(agent, name)
+        for unnamed, name, there in sorted(
+            (each.name not in named, each.name, each.state is SpaceState.THERE) for each in spaces
+        ):
+            # nobody who only takes what there is waits for one that is just being made
+            if there or not unnamed:
+                wanted[f"{mounts.SHARED_TREE}{name}"] = self.space_mode(agent, name)
         found = {
             tree: mode
             for tree, wants in wanted.items()

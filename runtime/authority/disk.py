@@ -314,8 +314,7 @@ class Disk:
             for agent in _entries(self._state / "tree/agent" / user):
                 yield f"tree/agent/{user}/{agent}", (int(user), agent)
         for space in self._spaces:
-            path = tree_of_space(space.name)
-            yield f"tree/{path}", (space.owner, path)
+            yield f"tree/{tree_of_space(space.name)}", (space.owner, f"shared/{space.name}")
 
     async def _give_to_project(
         self, walker: Walker, owner: int, trees: Collection[str]

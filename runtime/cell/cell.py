@@ -484,9 +484,11 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     kept = [mount for mount in kept if mount.mode != "hide"]
     # a worktree may be in a tree that its agent has not
     inside = [m for m in (*kept, *own) if _inside(m.target, [trees_at.directory])]
+    at_place = {*agent.trees, *(trees_at.tree(mount.target) for mount in inside)}
     if placed or inside:
         view.append(("tmpfs", "0755", trees_at.directory))
         view += map(lend, placed)
+        view += sorted({_tree_link(trees_at, tree) for tree in at_place if mounts.space_of(tree)})
     elif parent is not None:
         view.append(("hide", trees_at.directory))
     view += map(put, kept)
@@ -544,6 +546,11 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
         networks=having,
         programs=("keeper", "view") if nested else ("keeper",),
     )
+
+
+def _tree_link(places: mounts.TreePlaces, tree: str) -> tuple[str, ...]:
+    """What makes the link to a tree, the same as on the host."""
+    return ("symlink", f"../{mounts.place_of(tree)}", f"{places.directory}/{mounts.link_of(tree)}")
 
 
 def _spec(
@@ -616,7 +623,8 @@ def _stage(
         )
         source = mount.source
         if agent.parent is None and agents.authority.places.tree(source):
-            source = str(real / source.removeprefix(f"{places.tree}/"))
+            plain = agents.authority.places.plain(source)
+            source = str(real / plain.removeprefix(f"{places.tree}/"))
         wanted.append((letters or "-", mount.identity, source))
     groups_word = agents.privilege.groups_of(groups)
     permitted = [places.tree, places.trees]

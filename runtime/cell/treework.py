@@ -25,12 +25,12 @@ from runtime.kernel.spawn import Spawner
 from runtime.kernel.walker import Asker
 from runtime.records.model import Space, SpaceState
 from runtime.records.spaces import Spaces, tree_of_home, tree_of_space
-from runtime.texts.names import quote
+from runtime.texts.names import is_name, quote
 
 log = logging.getLogger("ctxd.trees")
 
-#: of trees, and of what was kept of some that were removed
-_KINDS: Final = ("shared", "home", "agent", "lost")
+#: directories of all trees; "shared" has the links to those in "space"
+_KINDS: Final = ("space", "shared", "home", "agent")
 #: many times what it takes to rename every tree
 _ADOPT_SECONDS: Final = 60.0
 #: who follows a link to a tree that is just being made waits so long at most
@@ -95,22 +95,18 @@ class Trees:
         raise OverTimeError(f"the space {quote(space.name)} is just being made: try again")
 
     async def _do(self, space: Space) -> None:
-        tree = tree_of_space(space.name)
-        lost = f"lost/{space.name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{space.index}"
+        tree, link = tree_of_space(space.name), f"shared/{space.name}"
         if space.state is SpaceState.WANTED:
-            said = await self._ask(
-                space.owner, "make", tree, space.owner, space.gid, space.mode, lost
-            )
+            own = space.owner, space.gid, space.mode
+            await self._ask(space.owner, "make", tree, *own, link)
             self._spaces.made(space)
         elif space.state is SpaceState.REMOVED:
-            said = await self._ask(space.owner, "remove", tree, lost)
+            # no space has such a name
+            kept = f"{space.name}~{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{space.index}"
+            if await self._ask(space.owner, "remove", tree, link, kept):
+                directory = self._places.trees / "space" / kept
+                log.warning("the space %s had something: kept in %s", quote(space.name), directory)
             self._spaces.forget(space)
-        else:
-            return
-        if said:
-            log.warning(
-                "%s: something was there still: it is kept as %s", self._places.trees / tree, lost
-            )
 
     async def ready_home(self, uid: int, gid: int) -> None:
         """Returns when a user's own tree is there; ``CtxError`` or ``OSError``."""
@@ -135,17 +131,18 @@ def adopt(places: Places, spawner: Spawner, spaces: Spaces, closed: Collection[i
     ``StartupError``.
 
     An earlier start may have died at any step of it. The directory that had the spaces goes last,
-    so that the next start does what is left.
+    so that the next start does what is left; what it moved and did not note has no record.
     """
-    older, own = places.state / "shared", places.trees / "shared"
-    names = os.listdir(own) if own.is_dir() else []
-    if not older.is_dir() and all(spaces.has(name) for name in names):
+    is_older, own = (places.state / "shared").is_dir(), places.trees / "space"
+    names = filter(is_name, os.listdir(own) if own.is_dir() else ())
+    unknown = [name for name in names if not spaces.has(name)]
+    if not unknown and not is_older:
         return
     with ExitStack() as stack:
         fds = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("said", "complained")]
         for fd in fds:
             stack.callback(os.close, fd)
-        command = orders.words(places.program("tree"), places.state, "adopt", list(closed))
+        command = orders.words(places.program("tree"), places.state, "adopt", list(closed), unknown)
         moving = spawner.start_now(spawner.home, command, fds=[None, *fds])
         status = moving.wait_now(_ADOPT_SECONDS)
         if status is None:
@@ -161,21 +158,25 @@ def adopt(places: Places, spawner: Spawner, spaces: Spaces, closed: Collection[i
         owner, _, name = line.partition(" ")
         if not spaces.has(name):
             spaces.adopt(name, int(owner))
-    if not older.is_dir():
-        return
-    os.rename(older, own)
-    log.info(
-        "the durable trees of an older ctxd are now in %s: data of a space or home leads there",
-        places.trees,
-    )
+    if is_older:
+        log.info(
+            "the durable trees of an older ctxd are now in %s: data of a space or home leads there",
+            places.trees,
+        )
 
 
-def show(places: Places, privilege: Privilege) -> None:
+def show(places: Places, privilege: Privilege, spaces: Spaces) -> None:
     """They are seen below the runtime directory, by the modes of each; ``StartupError``."""
+    links = places.trees / "shared"
     try:
         for path in (places.trees, *(places.trees / kind for kind in _KINDS)):
             path.mkdir(exist_ok=True)
             path.chmod(0o711)
+        # none was synced with the records
+        for name in set(os.listdir(links)) - {space.name for space in spaces}:
+            (links / name).unlink()
+        for name in {space.name for space in spaces} - set(os.listdir(links)):
+            (links / name).symlink_to(f"../{tree_of_space(name)}")
         if privilege.rootless:
             _link(places)
         else:

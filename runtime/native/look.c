@@ -15,7 +15,7 @@
  * user namespace of the host and sees the owners there. It never follows links of
  * procfs, which lead to where some process is.
  *
- * In the daemon's own directories are the durable trees, each at TREES/shared/NAME or
+ * In the daemon's own directories are the durable trees, each at TREES/space/NAME/NAME or
  * TREES/home/UID in every view. Whether an agent may be given one is for the daemon to decide.
  *
  * ORDERS_FD holds orders (orders.h): uid, gid and groups ("=" leaves all three unchanged);
@@ -96,7 +96,8 @@ static bool is_in_tree(const char *path)
 {
 	const char *rest = path + strlen(trees);
 
-	return is_in_trees(path) && (!strncmp(rest, "/shared/", 8) || !strncmp(rest, "/home/", 6));
+	return is_in_trees(path) && (!strncmp(rest, "/home/", 6) ||
+				     (!strncmp(rest, "/space/", 7) && strchr(rest + 7, '/')));
 }
 
 static bool is_daemons(const char *path, const struct stat *st)

@@ -1,20 +1,25 @@
 /*
  * tree: makes and takes away durable trees, and finds those of an older state.
  *
- *     tree DIRECTORY make PATH UID GID MODE LOST
+ *     tree DIRECTORY make PATH UID GID MODE LINK
  *     tree DIRECTORY have PATH UID GID
- *     tree DIRECTORY remove PATH LOST
- *     tree STATE adopt CLOSED
+ *     tree DIRECTORY remove PATH LINK KEPT
+ *     tree STATE adopt CLOSED SPACES
  *
  * Agents can open the root of a tree, and hold its lock in the kernel for as long as they
  * like. So none of this is done by the daemon itself. The directories above a tree are the
  * daemon's, all below DIRECTORY; nobody can put a link or another tree there.
  *
- * make    makes the tree PATH; one that is there, which the daemon does not know, goes
+ * rmdir(2) sleeps for the lock of a tree with that of the directory above. So a tree that can be
+ * removed has one for itself, which others have no way to hold. All find it by LINK.
+ *
+ * make    makes the tree PATH, and then LINK, which leads to it
  * have    makes the tree PATH unless it is there, and opens it to its owner
- * remove  removes the tree PATH if it is empty, else keeps it as LOST, and writes "lost"
- * adopt   moves homes of an older version to their places below "tree", those of the uids
- *         in the list CLOSED for root alone, and writes "UID NAME" of each space, a line
+ * remove  removes LINK, the tree PATH and the directory above; if the tree is not empty, only
+ *         renames that directory to KEPT, and writes "kept"
+ * adopt   moves trees of an older version to their places below "tree", homes of the uids in
+ *         the list CLOSED for root alone; writes "UID NAME", a line, of each space of that
+ *         version, and of each of the SPACES
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -60,23 +65,6 @@ static int open_above(int directory, char *path, char **name)
 	return at;
 }
 
-/* Whoever has a tree open keeps it, by whatever name. */
-static void take_away(int directory, int at, const char *name, char *lost)
-{
-	char *last;
-	int to;
-
-	if (unlinkat(at, name, AT_REMOVEDIR) == 0 || errno == ENOENT)
-		return;
-	if (errno != ENOTEMPTY && errno != EEXIST && errno != EBUSY)
-		die("%s: %m", name);
-	to = open_above(directory, lost, &last);
-	if (renameat(at, name, to, last) < 0)
-		die("%s: cannot be kept as %s: %m", name, last);
-	close(to);
-	puts("lost");
-}
-
 static void own(int at, const char *name, unsigned uid, unsigned gid, mode_t mode)
 {
 	struct stat st;
@@ -93,19 +81,23 @@ static void own(int at, const char *name, unsigned uid, unsigned gid, mode_t mod
 
 static void make(int directory, struct orders *orders)
 {
-	char *path = take_word(orders), *name, *lost;
+	char *path = take_word(orders), *name, *link, text[PATH_MAX];
 	unsigned uid = take_id(orders), gid = take_id(orders);
 	mode_t mode = (mode_t)take_number(orders, 07777);
 	int at;
 
-	lost = take_word(orders);
+	link = take_word(orders);
 	if (!all_taken(orders))
 		die("the daemon's orders are damaged");
+	snprintf(text, sizeof text, "../%s", path);
 	at = open_above(directory, path, &name);
-	take_away(directory, at, name, lost);
-	if (mkdirat(at, name, CLOSED_MODE) < 0)
+	/* an earlier one did not come to its end */
+	if (mkdirat(at, name, CLOSED_MODE) < 0 && errno != EEXIST)
 		die("%s: %m", name);
 	own(at, name, uid, gid, mode);
+	at = open_above(directory, link, &name);
+	if (symlinkat(text, at, name) < 0 && errno != EEXIST)
+		die("%s: %m", name);
 }
 
 static void have(int directory, struct orders *orders)
@@ -128,13 +120,31 @@ static void have(int directory, struct orders *orders)
 
 static void take_one_away(int directory, struct orders *orders)
 {
-	char *path = take_word(orders), *lost = take_word(orders), *name = path;
-	int at;
+	char *path = take_word(orders), *link = take_word(orders), *kept = take_word(orders);
+	char *name, *above, *slash = strrchr(path, '/');
+	int at, own;
 
-	if (!all_taken(orders))
+	if (!all_taken(orders) || !slash)
 		die("the daemon's orders are damaged");
-	at = open_above(directory, path, &name);
-	take_away(directory, at, name, lost);
+	at = open_above(directory, link, &name);
+	if (unlinkat(at, name, 0) < 0 && errno != ENOENT)
+		die("%s: %m", name);
+	*slash = 0;
+	at = open_above(directory, path, &above);
+	own = make_above(at, above);
+	if (own < 0)
+		die("%s: %m", above);
+	if (unlinkat(own, slash + 1, AT_REMOVEDIR) == 0 || errno == ENOENT) {
+		if (unlinkat(at, above, AT_REMOVEDIR) < 0 && errno != ENOENT)
+			die("%s: %m", above);
+		return;
+	}
+	if (errno != ENOTEMPTY && errno != EEXIST && errno != EBUSY)
+		die("%s: %m", above);
+	/* in the same directory: the lock of what is renamed is not taken */
+	if (renameat(at, above, at, kept) < 0)
+		die("%s: cannot be kept as %s: %m", above, kept);
+	puts("kept");
 }
 
 /* Calls ACT for each name in a directory of the daemon's own; one that is not there has none. */
@@ -155,7 +165,7 @@ static void for_each(int at, const char *path, void (*act)(int, const char *, vo
 }
 
 struct adoption {
-	int homes, agents;	/* where trees go */
+	int trees, homes, agents;	/* where trees go */
 	int to;			/* those of the agents of one user */
 	const unsigned *closed;
 	size_t count;
@@ -202,33 +212,50 @@ static void adopt_user(int at, const char *name, void *data)
 	close(adoption->to);
 }
 
-static void tell_space(int at, const char *name, void *data)
+/* FROM is a directory that has the space, or -1 if it is in its place. */
+static void adopt_space(int from, const char *name, void *data)
 {
+	struct adoption *adoption = data;
+	char path[PATH_MAX], *last;
 	struct stat st;
+	bool there;
+	int at;
 
-	(void)data;
-	if (fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+	snprintf(path, sizeof path, "space/%s/%s", name, name);
+	at = open_above(adoption->trees, path, &last);
+	if (from >= 0)
+		move(from, name, at, name);
+	there = fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) == 0;
+	if (!there && errno != ENOENT)
 		die("%s: %m", name);
-	if (S_ISDIR(st.st_mode))
+	if (there && S_ISDIR(st.st_mode))
 		printf("%u %s\n", st.st_uid, name);
+	close(at);
 }
 
 static void adopt(int state, struct orders *orders)
 {
 	struct adoption adoption = {0};
-	int trees;
+	struct list spaces;
 
 	adoption.closed = take_numbers(orders, ID_MAX, &adoption.count);
+	spaces = take_list(orders);
 	if (!all_taken(orders))
 		die("the daemon's orders are damaged");
-	trees = make_above(state, "tree");
-	adoption.homes = make_above(trees, "home");
-	adoption.agents = make_above(trees, "agent");
-	if (trees < 0 || adoption.homes < 0 || adoption.agents < 0)
+	adoption.trees = make_above(state, "tree");
+	adoption.homes = make_above(adoption.trees, "home");
+	adoption.agents = make_above(adoption.trees, "agent");
+	if (adoption.trees < 0 || adoption.homes < 0 || adoption.agents < 0)
 		die("tree: %m");
 	for_each(state, "home", adopt_user, &adoption);
-	for_each(state, "shared", tell_space, NULL);
-	for_each(trees, "shared", tell_space, NULL);
+	for (size_t i = 0; i < spaces.count; i++)
+		adopt_space(-1, spaces.items[i], &adoption);
+	/* some filesystems list less while things go */
+	while (unlinkat(state, "shared", AT_REMOVEDIR) < 0 && errno != ENOENT) {
+		if (errno != ENOTEMPTY && errno != EEXIST)
+			die("shared: %m");
+		for_each(state, "shared", adopt_space, &adoption);
+	}
 }
 
 int main(int argc, char **argv)
@@ -239,6 +266,8 @@ int main(int argc, char **argv)
 
 	if (directory < 0)
 		die("%s: %m", path);
+	/* the next daemon has it done anew, by another that must not meet this one */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	umask(0);
 	if (take_if(&orders, "make"))
 		make(directory, &orders);

@@ -13,6 +13,7 @@ from typing import Final
 from runtime.ids import NO_SPACE, SpaceIndex
 from runtime.records.model import Space, SpaceState
 from runtime.records.store import Store
+from runtime.texts.mounts import HOME_TREE, SHARED_TREE, place_of
 
 #: of a measure, in seconds: what a space has is not known from an older one
 FRESH_SECONDS: Final = 30.0
@@ -20,12 +21,12 @@ FRESH_SECONDS: Final = 30.0
 
 def tree_of_space(name: str) -> str:
     """Relative to the directory of all durable trees."""
-    return f"shared/{name}"
+    return place_of(f"{SHARED_TREE}{name}")
 
 
 def tree_of_home(uid: int) -> str:
     """The same of a user's own."""
-    return f"home/{uid}"
+    return place_of(f"{HOME_TREE}{uid}")
 
 
 class Spaces:
@@ -87,7 +88,7 @@ class Spaces:
 
     def measured(self, tree: str, size: int, entries: int) -> None:
         """A tree was measured, perhaps that of a space."""
-        space = self.named(tree.removeprefix(tree_of_space("")))
+        space = self.named(tree.rpartition("/")[2])
         if space is None or tree != tree_of_space(space.name):
             return
         space.measured = time.time()

@@ -56,7 +56,7 @@ def test_a_tree_that_somebody_holds_is_left_out_and_said_so(daemon: Daemon) -> N
         (daemon.path("shared", name) / "data" / "file").write_text(name)
     impatient = "import client.backup, client.main; client.backup.HELD_SECONDS = 3; "
     file = daemon.base / "backup.tar"
-    with held(daemon.state / "tree/shared/held"):
+    with held(daemon.state / "tree/space/held/held"):
         done = subprocess.run(
             [sys.executable, "-c", f"{impatient} client.main.program()",
              "backup", "--state", str(daemon.state), str(file)],
@@ -64,10 +64,10 @@ def test_a_tree_that_somebody_holds_is_left_out_and_said_so(daemon: Daemon) -> N
         )  # fmt: skip
         assert daemon.path("status").read_text()
     assert done.returncode == 1
-    assert done.stderr.startswith("left out: tree/shared/held: something holds it")
+    assert done.stderr.startswith("left out: tree/space/held: something holds it")
     with tarfile.open(file) as archive:
         names = set(archive.getnames())
-    assert "./tree/shared/free/file" in names and "./tree/shared/held/file" not in names
+    assert "./tree/space/free/free/file" in names and "./tree/space/held/held/file" not in names
 
 
 def test_a_backup_of_an_older_version_is_restored(daemon: Daemon, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_files_of_users_keep_what_they_are(daemon: Daemon, other: Daemon) -> Non
     assert os.readlink(again / "link") == "/etc/passwd"
     assert (again / "fifo").lstat().st_mode == (space / "fifo").lstat().st_mode
     assert (again / "holes").stat().st_size == 1 << 30
-    assert (other.state / "tree/shared" / "space" / "holes").stat().st_blocks < 1 << 10
+    assert (other.state / "tree/space/space/space" / "holes").stat().st_blocks < 1 << 10
     with open(again / "holes", "rb") as holes:
         holes.seek(1 << 29)
         assert holes.read(7) == b"middle\0"
@@ -264,7 +264,7 @@ def test_files_of_users_can_be_left_out(daemon: Daemon, other: Daemon) -> None:
     with tarfile.open(file) as archive:
         names = archive.getnames()
     assert any("homely" in name or name.startswith("./agent/") for name in names)
-    assert not [name for name in names if "space" in name or ".home" in name or "/data" in name]
+    assert not [name for name in names if "space/" in name or ".home" in name or "/data" in name]
     assert ctx("restore", "--state", str(other.state), str(file)).returncode == 0
     other.start()
     assert read(other.agent_dir("homely"), "outcome") == "done\n"
@@ -333,7 +333,7 @@ def test_no_tree_is_too_deep_for_the_others(daemon: Daemon, other: Daemon) -> No
     space = daemon.root / "shared/space/data"
     space.parent.mkdir()
     (space / "file").write_text("kept")
-    deep = os.open(daemon.state / "tree/shared" / "space", os.O_RDONLY)
+    deep = os.open(daemon.state / "tree/space/space/space", os.O_RDONLY)
     for _ in range(8000):
         os.mkdir("d", dir_fd=deep)
         deeper = os.open("d", os.O_RDONLY, dir_fd=deep)
@@ -348,13 +348,13 @@ def test_no_tree_is_too_deep_for_the_others(daemon: Daemon, other: Daemon) -> No
 
     done = daemon.ctx("backup", "--state", str(daemon.state), str(file), preexec_fn=small_stack)
     assert done.stderr.startswith(
-        "left out: files whose paths are too long, such as ./tree/shared/space/d"
+        "left out: files whose paths are too long, such as ./tree/space/space/space/d"
     )
     assert done.returncode == 1
     restored = ctx("restore", "--state", str(other.state), str(file))
     assert (restored.returncode, restored.stderr) == (0, "")
-    assert (other.state / "tree/shared" / "space" / "file").read_text() == "kept"
-    assert (other.state / "tree/shared" / "space" / "/".join("d" * 1000)).is_dir()
+    assert (other.state / "tree/space/space/space" / "file").read_text() == "kept"
+    assert (other.state / "tree/space/space/space" / "/".join("d" * 1000)).is_dir()
 
 
 def test_who_owns_the_directory_of_a_backup_leads_it_nowhere(daemon: Daemon) -> None:

@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 
 from tests.system.hostile.guarded import OBEDIENCE, Guard
-from tests.worlds.daemon import AGENT_UID, Daemon, read, wait_until, write
+from tests.system.test_spaces import as_uid, errno_of, make, removed
+from tests.worlds.daemon import AGENT_UID, Daemon, read, wait_dead, wait_until, write
+from tests.worlds.held import held
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 OWNER = "4000"
@@ -116,3 +118,48 @@ def test_who_holds_an_inode_holds_up_nobody_else(daemon: Daemon, guard: Guard) -
         slowest = max(slowest, time.monotonic() - begun)
         time.sleep(0.02)  # what is measured is time
     assert slowest < OBEDIENCE
+
+
+def sleeping(daemon: Daemon) -> bool:
+    """Whether a helper of the daemon waits in the kernel for the lock of a tree."""
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (directory / "cmdline").read_bytes()
+            state = (directory / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if b"remove" in words and bytes(daemon.state) in words and state == "D":
+            return True
+    return False
+
+
+def go_on(daemon: Daemon, name: str) -> None:
+    """Others make a space, have an agent that takes all there are, and remove it."""
+    space = make(daemon, name, AGENT_UID)
+    wait_until(lambda: errno_of(os.listdir, space / "data") == "-", "its tree is there")
+    command = f"sh -c 'ls {daemon.root}/shared/{name}/data/. && echo has'"
+    agent = daemon.run(f"of-{name}", command, policy=f"allow of-{name}_t shared:* read")
+    wait_dead(agent)
+    assert read(agent, "out") == "has\n", read(agent, "log") + read(agent, "reason")
+    removed(space, AGENT_UID)
+
+
+def test_who_holds_a_space_that_is_removed_waits_alone(daemon: Daemon) -> None:
+    """rmdir(2) takes the lock of what it removes with that of the directory above: the helper
+    sleeps for as long as its owner likes, whatever becomes of ctxd."""
+    owner = int(OWNER)
+    space = make(daemon, "held", owner)
+    tree = (space / "data").resolve()
+    with held(tree):
+        removed(space, owner)
+        wait_until(lambda: sleeping(daemon), "the helper waits for the tree")
+        make(daemon, "later", owner)  # whose tree is made in its owner's turn
+        go_on(daemon, "a")
+        for name in ("b", "c"):
+            daemon.kill()
+            daemon.start()
+            go_on(daemon, name)
+        assert errno_of(os.mkdir, space) == "EAGAIN", "the name is his until his tree is gone"
+    wait_until(lambda: errno_of(os.mkdir, space, uid=owner) == "-", "it is gone")
+    assert as_uid(owner, os.listdir, space / "data") == []
+    assert as_uid(owner, os.listdir, daemon.path("shared", "later", "data")) == []

@@ -99,8 +99,8 @@ def test_who_removes_a_space_and_when(daemon: Daemon) -> None:
     file.unlink()
     removed(space, OWNER)
     assert not space.exists() and "team" not in os.listdir(daemon.path("shared"))
-    tree = daemon.state / "tree/shared/team"
-    wait_until(lambda: not tree.exists(), "the tree is gone")
+    gone = [daemon.state / "tree" / path for path in ("shared/team", "space/team")]
+    wait_until(lambda: not any(map(os.path.lexists, gone)), "the tree is gone")
     wait_until(lambda: errno_of(os.mkdir, space) != "EAGAIN", "the name is free")
     assert read(space, "owner") == "0\n"
     assert not os.listdir(space / "data")
@@ -110,10 +110,13 @@ def test_what_comes_after_the_measure_is_kept(daemon: Daemon) -> None:
     space = make(daemon, "team")
     (space / "data" / "late").write_text("text")
     os.rmdir(space)  # by what was known when it was made
-    wait_until(lambda: os.listdir(daemon.state / "tree/lost"), "it is kept")
-    (kept,) = (daemon.state / "tree/lost").iterdir()
-    assert kept.name.startswith("team-") and (kept / "late").read_text() == "text"
-    wait_until(lambda: f"kept as lost/{kept.name}" in daemon.log.read_text(), "the log says so")
+    spaces = daemon.state / "tree/space"
+    wait_until(lambda: os.listdir(spaces) not in (["team"], []), "it is kept")
+    (kept,) = spaces.iterdir()
+    assert kept.name.startswith("team~") and (kept / "team/late").read_text() == "text"
+    wait_until(lambda: f"kept in {kept}\n" in daemon.log.read_text(), "the log says so")
+    daemon.restart()
+    assert not os.listdir(daemon.path("shared")), "nobody takes it for a space"
 
 
 def test_a_measure_that_is_old_is_made_anew(daemon: Daemon) -> None:
@@ -135,7 +138,7 @@ def test_a_tree_that_was_wanted_or_removed_is_so_after_a_crash(daemon: Daemon) -
     daemon.restart()
     assert read(daemon.path("shared", "kept", "data"), "file") == "kept"
     assert os.listdir(daemon.path("shared")) == ["kept"]
-    wait_until(lambda: not (daemon.state / "tree/shared/gone").exists(), "its tree is gone")
+    wait_until(lambda: not (daemon.state / "tree/space/gone").exists(), "its tree is gone")
 
 
 def test_a_home_is_made_when_its_user_needs_it(daemon: Daemon) -> None:

@@ -24,13 +24,13 @@ def test_one_mount_shows_all_and_is_known_again(daemon: Daemon) -> None:
     (shown,) = mounts(daemon)
     assert {"rw", "nosuid", "nodev"} <= set(shown.options.split(",")) and not shown.shared
     assert tree.samefile(daemon.state / "tree")
-    assert [tree.joinpath(name).stat().st_mode & 0o777 for name in (".", "home", "shared")] == (
+    assert [tree.joinpath(name).stat().st_mode & 0o777 for name in (".", "home", "space")] == (
         [0o711] * 3
     )
-    file = os.open(tree / "lost", os.O_RDONLY)
+    file = os.open(tree / "home", os.O_RDONLY)
     daemon.restart()
     assert len(mounts(daemon)) == 1
-    assert os.path.samestat(os.fstat(file), os.stat(tree / "lost"))
+    assert os.path.samestat(os.fstat(file), os.stat(tree / "home"))
     os.close(file)
     daemon.stop()
     assert not mounts(daemon) and not tree.exists()
@@ -73,8 +73,8 @@ OLDER = {
     "home/1000/agent/coder/.home/61000": (AGENT_UID, 0o700),
 }
 NEWER = {
-    "tree/shared/team": (1000, 0o2770),
-    "tree/shared/free": (0, 0o1777),
+    "tree/space/team/team": (1000, 0o2770),
+    "tree/space/free/free": (0, 0o1777),
     "tree/home/1000": (1000, 0o700),
     # all agents of all users have written there: it is for root to look through
     f"tree/home/{AGENT_UID}": (0, 0o700),
@@ -97,23 +97,23 @@ def leave(state: Path, paths: dict[str, tuple[int, int]]) -> None:
 
 
 #: how far an earlier start had come, which died then
-DONE = [(), ("tree/home/1000",), tuple(path for path in NEWER if "shared" not in path)]
+DONE = [(), ("tree/home/1000",), tuple(path for path in NEWER if path != "tree/space/free/free")]
 
 
-@pytest.mark.parametrize("done", DONE, ids=["nothing", "a home", "all homes"])
+@pytest.mark.parametrize("done", DONE, ids=["nothing", "a home", "all but a space"])
 def test_trees_of_an_older_version_get_their_places_once(
     daemon: Daemon, done: tuple[str, ...]
 ) -> None:
     daemon.stop()
-    (daemon.state / "tree/shared").rmdir()
     gone = {older for older, newer in zip(OLDER, NEWER, strict=True) if newer in done}
     leave(daemon.state, {path: OLDER[path] for path in OLDER if path not in gone})
     leave(daemon.state, {path: NEWER[path] for path in done})
-    (daemon.state / "tree/shared").mkdir(exist_ok=True)
     daemon.start()
     assert tell(daemon.state, NEWER) == NEWER
     assert not tell(daemon.state, OLDER) and not (daemon.state / "shared").exists()
-    assert (daemon.state / "tree/agent/1000/coder").stat().st_mode & 0o777 == 0o711
+    for above in ("agent/1000/coder", "space/team"):
+        assert (daemon.state / "tree" / above).stat().st_mode & 0o777 == 0o711
+    assert (daemon.root / "shared/team/data/file").is_file()
     daemon.restart()
     assert daemon.log.read_text().count(MOVED) == 1
 
@@ -121,8 +121,8 @@ def test_trees_of_an_older_version_get_their_places_once(
 def test_a_tree_without_a_record_is_its_owners_space(daemon: Daemon) -> None:
     """A power loss takes records that nobody synced, and not what was synced in a tree."""
     daemon.stop()
-    leave(daemon.state, {"tree/shared/team": (1000, 0o755)})
+    leave(daemon.state, {"tree/space/team/team": (1000, 0o755)})
     daemon.start()
     assert (daemon.root / "shared/team/owner").read_text() == "1000\n"
-    assert (daemon.root / "shared/team/data/file").read_text() == "tree/shared/team"
+    assert (daemon.root / "shared/team/data/file").read_text() == "tree/space/team/team"
     assert MOVED not in daemon.log.read_text()

@@ -75,12 +75,16 @@ def policy(directory: Path, *lines: str) -> str:
 def space(daemon: Daemon, name: str, owner: int = AGENT_UID) -> Path:
     """A new space; where its files really are."""
 
-    def made() -> None:
-        daemon.path("shared", name).mkdir()
+    def made() -> bool:
+        try:
+            daemon.path("shared", name).mkdir()
+        except BlockingIOError:
+            return False  # one that had the name is just being removed
         (daemon.path("shared", name) / "data").readlink()  # which waits for the tree
+        return True
 
-    do(daemon, made)
-    path = daemon.state / "tree" / "shared" / name
+    wait_until(lambda: do(daemon, made), "it is made")
+    path = daemon.state / "tree" / "space" / name / name
     if not daemon.rootless:
         os.chown(path, owner, owner)
     return path
@@ -100,7 +104,7 @@ def remove(daemon: Daemon, name: str) -> None:
     wait_until(removed, "it is measured, and removed")
 
 
-def way(daemon: Daemon, name: str = "shared/data") -> str:
+def way(daemon: Daemon, name: str = "space/data/data") -> str:
     """Where all have a tree."""
     return f"{daemon.runtime}/tree/{name}"
 
@@ -173,7 +177,7 @@ def test_a_policy_gives_a_space_to_read_or_to_write(either: Daemon) -> None:
         either, "x",
         shell(f"""
             cd {there}; echo new > data/new; cat data/new
-            grep ' {there}/data ' /proc/self/mountinfo | cut -d' ' -f6
+            grep ' {way(either)} ' /proc/self/mountinfo | cut -d' ' -f6
             ls; touch more/no; ls other; mkdir mine; touch mine
         """),
         BOTH, "shared:more read",
@@ -184,7 +188,7 @@ def test_a_policy_gives_a_space_to_read_or_to_write(either: Daemon) -> None:
     assert "'more/no': Read-only file system" in said[4]
     assert "'other': No such file or directory" in said[5]
     assert all("Read-only file system" in line for line in said[6:8]), said
-    assert (either.state / "tree/shared/data/new").read_text() == "new\n"
+    assert (either.state / "tree/space/data/data/new").read_text() == "new\n"
 
 
 def test_a_cell_gains_no_space_while_it_lives(daemon: Daemon) -> None:
@@ -500,9 +504,8 @@ def test_what_a_line_hides_in_a_tree_a_child_has_not_either(outside: Daemon) -> 
     there = way(outside)
     look = f"sh -c 'ls {there}/open {there}/secret'"
     lines = [*child("kid", look, policies("kid", BOTH)), "cat kid.d/wait kid.d/out kid.d/log"]
-    for name in ("a", "b"):
-        line = f"- {outside.root}/shared/data/data/secret hide" if name == "b" else (
-            f"- {there}/secret hide")
+    ways = (there, way(outside, "shared/data"), f"{outside.root}/shared/data/data")
+    for name, line in zip("abc", (f"- {each}/secret hide" for each in ways), strict=True):
         said = ran(outside, name, script(*lines, "rmdir kid.d"), BOTH, OF_CHILD, mount=line)
         assert "key" in said
         assert "Permission denied" in said, (name, said)
@@ -577,8 +580,8 @@ def test_a_path_into_a_tree_is_that_tree(either: Daemon) -> None:
     do(either, lambda: (backing / "sub").mkdir()) if either.rootless else (backing / "sub").mkdir()
     if not either.rootless:
         os.chown(backing / "sub", AGENT_UID, AGENT_UID)
-    path = f"{way(either)}/sub"
-    for name, source in (("x", path), ("y", f"{either.root}/shared/data/data/sub")):
+    ways = (way(either), way(either, "shared/data"), f"{either.root}/shared/data/data")
+    for name, source in zip("xyz", (f"{each}/sub" for each in ways), strict=True):
 
         def life(name: str = name, source: str = source) -> list[str]:
             agent = make(either, name, shell("echo $CTX_AGENT > /m/file; cat /m/file"))
@@ -594,12 +597,13 @@ def test_a_path_into_a_tree_is_that_tree(either: Daemon) -> None:
         assert "shared:data read is not in the effective policy of" in said[1]
         assert "shared:data write is not in the effective policy of" in said[3]
         assert said[4] == f"{name}\n", said[5]
-    assert (backing / "sub" / "file").read_text() == "y\n"
+    assert (backing / "sub" / "file").read_text() == "z\n"
 
 
-@pytest.mark.parametrize("below", ["", "/shared", "/home", "/agent/0", "/../record", "/lost"])
+@pytest.mark.parametrize("below", ["", "/shared", "/home", "/agent/0", "/../record", "/space/data"])
 def test_nothing_else_of_the_runtime_directory_is_given(daemon: Daemon, below: str) -> None:
     (daemon.state / "tree" / "agent" / "0").mkdir(exist_ok=True)
+    space(daemon, "data")
     agent = make(daemon, "x", "true", "shared:* read,write")
     path = os.path.normpath(f"{daemon.runtime}/tree{below}")
     for file, text in (("mount", f"{path} /x ro"), ("root", path),

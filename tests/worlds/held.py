@@ -25,7 +25,10 @@ threading.Thread(target=libc.syscall, args=(217, top, ctypes.c_void_p(address), 
 os.read(fault, 32)
 writer = os.fork()
 if not writer:
-    os.mkdir(sys.argv[1] + '/more')
+    try:
+        os.rmdir(sys.argv[1] + '/none')
+    finally:
+        os._exit(0)
 while open(f'/proc/{writer}/stat').read().rsplit(')', 1)[1].split()[0] != 'D':
     pass
 print('held', flush=True)

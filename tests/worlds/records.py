@@ -89,7 +89,7 @@ class World:
         self.privilege = privilege
         self.state = path / "state"
         for directory in (
-            *(self.state / name for name in ("home", "trash", "tree/home", "tree/shared")),
+            *(self.state / name for name in ("home", "trash", "tree/home")),
             path / "wait",
             path / "released",
             path / "room",

@@ -77,7 +77,7 @@ def test_what_is_below_the_state_is_its_owners(tmp_path: Path) -> None:
     write(tmp_path / f"tree/home/{OWNER}/file")
     write(tmp_path / f"home/{OWNER}/agent/coder/default/events.jsonl")
     write(tmp_path / "tree/home/1001/file")
-    write(tmp_path / "tree/shared/space/file")
+    write(tmp_path / "tree/space/space/space/file")
     spaces = Spaces(Store(tmp_path / "ctxfs.db"))
     space = spaces.adopt("space", 1002)
     disk = disk_in(tmp_path, spaces=spaces)
