@@ -23,11 +23,12 @@ from runtime.authority.disk import DIRECTORIES_SIZE, Disk
 from runtime.authority.identity import Identity
 from runtime.authority.living import Living
 from runtime.kernel.cgroups import Hierarchy
+from runtime.kernel.helpers import Helpers
 from runtime.kernel.privilege import ROOT, Privilege
 from runtime.kernel.rooms import Rooms
 from runtime.kernel.trash import Trash
 from runtime.kernel.waitfiles import WaitFiles
-from runtime.kernel.walker import Asker, Walker
+from runtime.kernel.walker import Walker
 from runtime.records.config import Config
 from runtime.records.documents import Documents
 from runtime.records.history import History
@@ -144,7 +145,7 @@ class Agents:
         )
         self.answers = Answers(around)
 
-    async def run(self, walker: Walker, helpers: Asker) -> None:
+    async def run(self, walker: Walker, helpers: Helpers) -> None:
         """Runs what goes on beside requests."""
         async with trio.open_nursery() as nursery:
             for each in (self.journal, self.waiting, self.removals, self.answers):

@@ -9,7 +9,6 @@ executed by descriptor: what lies at a path of the view is the parent's choice.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,7 @@ from runtime.agents.workspace import WORKSPACE, Worktree, binds
 from runtime.cell import networks, trees
 from runtime.errors import MalformedError, WrongStateError
 from runtime.ids import RunId
-from runtime.kernel import linux, orders, seqpackets
+from runtime.kernel import handover, linux, orders, seqpackets
 from runtime.kernel.users import find_user
 from runtime.records.model import Agent
 from runtime.texts import mounts
@@ -638,11 +637,7 @@ def sealed_file(name: str, data: bytes) -> int:
     with os.fdopen(os.dup(fd), "wb") as file:
         file.write(data)
     os.lseek(fd, 0, os.SEEK_SET)
-    fcntl.fcntl(
-        fd,
-        fcntl.F_ADD_SEALS,
-        fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL,
-    )
+    handover.seal_file(fd)
     return fd
 
 

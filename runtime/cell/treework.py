@@ -20,9 +20,9 @@ from runtime.cell.cell import Places
 from runtime.errors import CtxError, OverTimeError, StartupError
 from runtime.ids import SpaceIndex
 from runtime.kernel import linux, orders
+from runtime.kernel.helpers import Helpers
 from runtime.kernel.privilege import Privilege
 from runtime.kernel.spawn import Spawner
-from runtime.kernel.walker import Asker
 from runtime.records.model import Space, SpaceState
 from runtime.records.spaces import Spaces, tree_of_home, tree_of_space
 from runtime.texts.names import is_name, quote
@@ -42,7 +42,7 @@ _SECONDS: Final = 30.0
 class Trees:
     """Makes and removes the trees of spaces, and makes those of homes, by helpers."""
 
-    def __init__(self, places: Places, program: Path, helpers: Asker, spaces: Spaces) -> None:
+    def __init__(self, places: Places, program: Path, helpers: Helpers, spaces: Spaces) -> None:
         self._places = places
         self._program = program
         self._helpers = helpers

@@ -7,6 +7,7 @@ the kernel cannot be killed: so an owner has one of a kind, and others have thei
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from typing import Final
 import trio
 
 from runtime.errors import KernelError, OverTimeError
+from runtime.kernel import orders
 from runtime.kernel.spawn import Process, Spawner
 from runtime.texts.names import escape
 
@@ -44,10 +46,11 @@ class Helpers:
         words: Sequence[str | Path],
         *,
         seconds: float,
+        message: bytes | None = None,
         fds: Sequence[int | None] = (),
     ) -> bytes:
         """What a helper says on its standard output, at most ``ANSWER_MAX`` bytes; it finds
-        ``fds`` from 3 on.
+        a ``message`` at 3, and ``fds`` after it.
 
         An owner has one of a kind at a time. Its turn and its answer together may take so many
         ``seconds``; then, and if nobody waits for it any more, it gets SIGKILL, and keeps the
@@ -61,6 +64,9 @@ class Helpers:
             process = None
             try:
                 with ExitStack() as stack:
+                    if message is not None:
+                        fds = [orders.memory_file(kind, message), *fds]
+                        stack.callback(os.close, fds[0])
                     ends = [_pair(stack), _pair(stack)]
                     said, complained = (ours for ours, _ in ends)
                     theirs = [None, *(end.fileno() for _, end in ends), *fds]

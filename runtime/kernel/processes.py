@@ -6,7 +6,6 @@ look there.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,12 +63,8 @@ class Census:
         return [(int(used), int(count)) for used, count in pairs]
 
     async def _ask(self, owner: int, kind: str, words: Iterable[orders.Order]) -> bytes:
-        fd = orders.memory_file(kind, orders.message(*words))
-        try:
-            command = (self._program, "3")
-            return await self._helpers.ask(owner, kind, command, seconds=SECONDS, fds=[fd])
-        finally:
-            os.close(fd)
+        command, message = (self._program, "3"), orders.message(*words)
+        return await self._helpers.ask(owner, kind, command, seconds=SECONDS, message=message)
 
 
 def _words(places: Sequence[Place]) -> tuple[orders.Order, orders.Order]:

@@ -7,7 +7,6 @@ has no other uid than it. So the daemon opens, lists and removes none of them.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -110,10 +109,5 @@ class Sweeper:
     async def _ask(
         self, owner: int, kind: str, words: Iterable[orders.Order], seconds: float
     ) -> bytes:
-        fd = orders.memory_file(kind, orders.message(*words))
-        try:
-            return await self._helpers.ask(
-                owner, kind, (self._program, "3"), seconds=seconds, fds=[fd]
-            )
-        finally:
-            os.close(fd)
+        command, message = (self._program, "3"), orders.message(*words)
+        return await self._helpers.ask(owner, kind, command, seconds=seconds, message=message)

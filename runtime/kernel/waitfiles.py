@@ -19,7 +19,7 @@ import trio
 from runtime.errors import CtxError
 from runtime.ids import WaitFileName
 from runtime.kernel import orders
-from runtime.kernel.walker import Asker
+from runtime.kernel.helpers import Helpers
 
 log = logging.getLogger("ctxd.waitfiles")
 
@@ -86,16 +86,15 @@ class WaitFiles:
         """Lets those go whose end has come, and whoever comes within so many seconds."""
         return orders.words(self._program, self._released, int(1000 * kept))
 
-    async def run(self, helpers: Asker) -> None:
+    async def run(self, helpers: Helpers) -> None:
         """Has the program let readers go, whenever there may be any."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
             while self.any_released:
                 try:
-                    await helpers.ask(
-                        os.geteuid(), "release", self.command(), seconds=_SECONDS
-                    )
+                    words = self.command()
+                    await helpers.ask(os.geteuid(), "release", words, seconds=_SECONDS)
                 except (CtxError, OSError) as error:
                     log.error("who waits for an end waits longer: %s", error)
                     await trio.sleep(_RETRY_SECONDS)

@@ -7,33 +7,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from runtime.errors import OverTimeError
 from runtime.kernel import orders
+from runtime.kernel.helpers import Helpers
 
 #: what a walk may take, in seconds; then it says what it has
 _WALK: Final = 20
 #: what a program that is held up may take before it is killed
 _SECONDS: Final = 30.0
-
-
-class Asker(Protocol):
-    """``runtime.kernel.helpers.Helpers``."""
-
-    async def ask(
-        self,
-        owner: int,
-        kind: str,
-        words: Sequence[str | Path],
-        *,
-        seconds: float,
-        fds: Sequence[int | None] = (),
-    ) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +44,7 @@ class Removed(StrEnum):
 class Walker:
     """Walks trees below ``top``, as their owners; one tree after the other for each owner."""
 
-    def __init__(self, helpers: Asker, program: Path, top: Path) -> None:
+    def __init__(self, helpers: Helpers, program: Path, top: Path) -> None:
         self._helpers = helpers
         self._program = program
         self._top = top
@@ -75,17 +62,16 @@ class Walker:
     async def _walk(
         self, verb: str, owner: int, trees: Sequence[str], *more: int
     ) -> list[Measured]:
-        with ExitStack() as stack:
-            names = orders.memory_file("names", orders.message(trees))
-            stack.callback(os.close, names)
-            answer = os.memfd_create("measured", os.MFD_CLOEXEC)
-            stack.callback(os.close, answer)
-            words = orders.words(self._program, verb, owner, _WALK, self._top, 3, 4, *more)
+        words = orders.words(self._program, verb, owner, _WALK, self._top, 3, 4, *more)
+        names, answer = orders.message(trees), os.memfd_create("measured", os.MFD_CLOEXEC)
+        try:
             with suppress(OverTimeError):  # what it wrote before is true
                 await self._helpers.ask(
-                    owner, "measure", words, seconds=_SECONDS, fds=[names, answer]
+                    owner, "measure", words, seconds=_SECONDS, message=names, fds=[answer]
                 )
             said = os.pread(answer, os.fstat(answer).st_size, 0).decode()
+        finally:
+            os.close(answer)
         return [_measured(line) for line in said.splitlines(keepends=True) if line[-1] == "\n"]
 
     async def remove(self, owner: int, tree: str) -> Removed:

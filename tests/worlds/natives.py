@@ -1,41 +1,50 @@
-"""Programs of ours that are run as they are, without cgroups and without a daemon."""
+"""Programs of ours that are run as they are, without cgroups and without a launcher."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import trio
 
 from runtime.cell.cell import native
-from runtime.errors import KernelError, OverTimeError
+from runtime.kernel.helpers import Helpers
+from runtime.kernel.spawn import Process
 from runtime.kernel.walker import Walker
 
+#: above what a program is given
+_ASIDE = 100
 
-class Children:
-    """Helpers that are children of the test; their descriptors are as they are told."""
 
-    async def ask(
-        self,
-        owner: int,
-        kind: str,
-        words: Sequence[str | Path],
-        *,
-        seconds: float,
-        fds: Sequence[int | None] = (),
-    ) -> bytes:
-        moved = [str(word) for word in words]
-        given = [fd for fd in fds if fd is not None]
-        if given:  # those that it would find from 3 on come after its directory
-            moved[5 : 5 + len(given)] = [str(fd) for fd in given]
-        with trio.move_on_after(seconds):
-            done = await trio.run_process(
-                moved, capture_stdout=True, capture_stderr=True, check=False, env={}, pass_fds=given
-            )
-            if done.returncode:
-                raise KernelError((done.stderr or b"").decode())
-            return done.stdout or b""
-        raise OverTimeError(f"{kind}: not done")
+class _Spawner:
+    home = None
+
+    async def start(
+        self, leaf: None, words: Sequence[str | Path], *, owner: int, fds: Sequence[int | None]
+    ) -> Process:
+        null = os.open(os.devnull, os.O_RDWR)
+        aside = [fcntl.fcntl(null if fd is None else fd, fcntl.F_DUPFD_CLOEXEC, _ASIDE)
+                 for fd in fds]  # fmt: skip
+        try:
+            actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(aside)]
+            return Process(os.posix_spawn(words[0], list(words), {}, file_actions=actions))
+        finally:
+            for fd in (null, *aside):
+                os.close(fd)
+
+
+class _Nursery:
+    start_soon = staticmethod(trio.lowlevel.spawn_system_task)
+
+
+class Children(Helpers):
+    """Helpers that are children of the test."""
+
+    def __init__(self) -> None:
+        super().__init__(cast(Any, _Spawner()), cast(Any, _Nursery()))
 
 
 def walker_of(top: Path) -> Walker:

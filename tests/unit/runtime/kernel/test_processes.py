@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import pytest
@@ -23,6 +23,7 @@ from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.processes import Census, Place
 from tests.system.hostile.compiling import compile_to
 from tests.worlds.daemon import wait_until
+from tests.worlds.natives import Children
 from tests.worlds.unfilled import unfilled_file
 
 REQUESTS = Path(__file__).parents[3] / "system" / "requests"
@@ -39,19 +40,7 @@ def asleep() -> Iterator[int]:
         process.stdin.close()
 
 
-class Alone:
-    """Helpers without a launcher."""
-
-    async def ask(
-        self, owner: int, kind: str, words: list[str | Path], *, seconds: float, fds: list[int]
-    ) -> bytes:
-        done = await trio.run_process(
-            [str(words[0]), str(fds[0])], pass_fds=fds, capture_stdout=True
-        )
-        return done.stdout
-
-
-CENSUS = Census(native("census"), cast(Any, Alone()))
+CENSUS = Census(native("census"), Children())
 
 
 def describe(place: Place) -> list[dict[str, Any]]:

@@ -37,6 +37,7 @@ class Counting(Children):
     """Counts what is started."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.count = 0
 
     async def ask(self, *args: Any, **more: Any) -> bytes:
