@@ -10,12 +10,14 @@ import stat
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
 from runtime.agents.parts import Agents
+from runtime.authority.accounts import Accounts
 from runtime.authority.loop import Gentle, LoopMeter
 from runtime.cell import cell, treework
 from runtime.cell.cell import Places
@@ -54,38 +56,28 @@ _LET_GO_SECONDS: Final = 1.0
 STATES: Final = ("starting", "ready", "stopping")
 
 
+@dataclass(kw_only=True, eq=False)
 class Runtime:
     """What the filesystem is a view of."""
 
-    def __init__(
-        self,
-        *,
-        places: Places,
-        agents: Agents,
-        supervisor: Supervisor,
-        streams: Streams,
-        hierarchy: cgroups.Hierarchy,
-        spawner: Spawner,
-        helpers: Helpers,
-        trees: treework.Trees,
-        binder: Binder,
-        held: dict[str, int],
-    ) -> None:
-        self.places = places
-        #: descriptors that are open as long as the daemon lives
-        self._held = held
-        self.agents = agents
-        self.supervisor = supervisor
-        self.streams = streams
-        self.hierarchy = hierarchy
-        self.spawner = spawner
-        self.helpers = helpers
-        self.trees = trees
-        self.binder = binder
-        self.accounts = agents.accounts
-        self.loop = LoopMeter()
-        self.state = "starting"
-        self.started = time.monotonic()
+    places: Places
+    agents: Agents
+    supervisor: Supervisor
+    streams: Streams
+    hierarchy: cgroups.Hierarchy
+    spawner: Spawner
+    helpers: Helpers
+    trees: treework.Trees
+    binder: Binder
+    #: descriptors that are open as long as the daemon lives
+    held: dict[str, int]
+    loop: LoopMeter = field(default_factory=LoopMeter)
+    state: str = "starting"
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def accounts(self) -> Accounts:
+        return self.agents.accounts
 
     @property
     def config(self) -> Config:
@@ -100,7 +92,7 @@ class Runtime:
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
         """For the next daemon: since when there is one, and what is never closed."""
-        held = {name: descriptors.keep(fd) for name, fd in self._held.items()}
+        held = {name: descriptors.keep(fd) for name, fd in self.held.items()}
         return {"started": self.started, "held": held}
 
     def restore(self, saved: dict[str, Any]) -> None:

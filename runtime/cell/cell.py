@@ -37,103 +37,53 @@ _NATIVE: Final = Path(__file__).parents[1] / "native"
 _REPORT_FD, _SPEC_FD, _NEXT_FD = 3, 4, 5
 
 
-@dataclass(frozen=True, kw_only=True)
 class Places:
     """Where the daemon's things are, on the host and, below ``shared``, in every view."""
 
-    mount: Path
-    state: Path
-    runtime: Path
-
-    @cached_property
-    def shared(self) -> Path:
-        """The directory that all sandboxes see at the same path."""
-        return self.runtime / "root"
-
-    @cached_property
-    def fuse(self) -> Path:
-        """Where the filesystem itself is mounted; ``mount`` shows it on the host."""
-        return self.shared / "ctx"
-
-    @cached_property
-    def waits(self) -> Path:
-        return self.shared / "wait"
-
-    @cached_property
-    def released(self) -> Path:
-        """Where FIFOs of ``wait`` go at the end, on the same filesystem."""
-        return self.shared / "released"
-
-    @cached_property
-    def programs(self) -> Path:
-        """The daemon's own copies of the compiled programs: an upgrade must not change them.
-
-        On the mount of its own, because ``/run`` is often mounted noexec.
-        """
-        return self.shared / "bin"
-
-    def program(self, name: str) -> Path:
-        return self.programs / name
-
-    @cached_property
-    def trees(self) -> Path:
-        """The durable trees, as they lie in the state."""
-        return self.state / "tree"
-
-    @cached_property
-    def tree(self) -> Path:
-        """Where all find them. It is not below ``shared``: what is mounted there appears in
-        every cell that lives."""
-        return self.runtime / "tree"
+    def __init__(self, *, mount: Path, state: Path, runtime: Path) -> None:
+        self.mount = mount
+        self.state = state
+        self.runtime = runtime
+        #: the directory that all sandboxes see at the same path
+        self.shared = shared = runtime / "root"
+        #: where the filesystem itself is mounted; ``mount`` shows it on the host
+        self.fuse = shared / "ctx"
+        self.waits = shared / "wait"
+        #: where FIFOs of ``wait`` go at the end, on the same filesystem
+        self.released = shared / "released"
+        #: the daemon's own copies of the compiled programs: an upgrade must not change them;
+        #: on the mount of its own, because ``/run`` is often mounted noexec
+        self.programs = shared / "bin"
+        #: the durable trees, as they lie in the state
+        self.trees = state / "tree"
+        #: where all find them; not below ``shared``: what is mounted there appears in every cell
+        #: that lives
+        self.tree = runtime / "tree"
+        #: the daemon's own directories, which no agent is given
+        self.own = state, runtime
+        self.stage = runtime / "stage"
+        #: what monitors write of runs; not on the disk of the state: a full one must not lose an
+        #: end. Of no use after a reboot, which ends every run
+        self.records = runtime / "record"
+        #: where monitors are spoken to, by the names of their records (inlet.h)
+        self.monitors = runtime / "monitor"
+        #: FIFOs that version 0.2 made (``runtime.life.oldinputs``)
+        self.inputs = runtime / "input"
+        #: what is shared with relays (``runtime.cell.networks``)
+        self.networks = runtime / "net"
+        #: what is shared with monitors (``runtime.kernel.rooms``)
+        self.rooms = runtime / "room"
+        #: the daemon's socket outside of the mount, where no lock of an inode is in the way
+        self.socket = runtime / "ctxd.sock"
+        self.lifeline = runtime / "lifeline"
 
     @cached_property
     def real_tree(self) -> Path:
-        """The same without a link, which is there without root."""
+        """``tree`` without a link, which is there without root."""
         return self.tree.resolve()
 
-    @cached_property
-    def own(self) -> tuple[Path, Path]:
-        """The daemon's own directories, which no agent is given."""
-        return self.state, self.runtime
-
-    @cached_property
-    def stage(self) -> Path:
-        return self.runtime / "stage"
-
-    @cached_property
-    def records(self) -> Path:
-        """What monitors write of runs. Not on the disk of the state: a full one must not
-        lose an end. Of no use after a reboot, which ends every run."""
-        return self.runtime / "record"
-
-    @cached_property
-    def monitors(self) -> Path:
-        """Where monitors are spoken to, by the names of their records (inlet.h)."""
-        return self.runtime / "monitor"
-
-    @cached_property
-    def inputs(self) -> Path:
-        """FIFOs that version 0.2 made (``runtime.life.oldinputs``)."""
-        return self.runtime / "input"
-
-    @cached_property
-    def networks(self) -> Path:
-        """What is shared with relays (``runtime.cell.networks``)."""
-        return self.runtime / "net"
-
-    @cached_property
-    def rooms(self) -> Path:
-        """What is shared with monitors (``runtime.kernel.rooms``)."""
-        return self.runtime / "room"
-
-    @cached_property
-    def socket(self) -> Path:
-        """The daemon's socket outside of the mount, where no lock of an inode is in the way."""
-        return self.runtime / "ctxd.sock"
-
-    @cached_property
-    def lifeline(self) -> Path:
-        return self.runtime / "lifeline"
+    def program(self, name: str) -> Path:
+        return self.programs / name
 
 
 def native(name: str) -> Path:

@@ -65,8 +65,9 @@ class Helpers:
             try:
                 with ExitStack() as stack:
                     if message is not None:
-                        fds = [orders.memory_file(kind, message), *fds]
-                        stack.callback(os.close, fds[0])
+                        file = orders.memory_file(kind, message)
+                        stack.callback(os.close, file)
+                        fds = [file, *fds]
                     ends = [_pair(stack), _pair(stack)]
                     said, complained = (ours for ours, _ in ends)
                     theirs = [None, *(end.fileno() for _, end in ends), *fds]

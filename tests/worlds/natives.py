@@ -30,7 +30,7 @@ class _Spawner:
                  for fd in fds]  # fmt: skip
         try:
             actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(aside)]
-            return Process(os.posix_spawn(words[0], list(words), {}, file_actions=actions))
+            return Process(os.posix_spawn(words[0], [*map(str, words)], {}, file_actions=actions))
         finally:
             for fd in (null, *aside):
                 os.close(fd)
