@@ -97,7 +97,8 @@ _READY: Final = Wait(
 _NAMES: Final = Row(lock=Lock.DIRECTORY, over=Over.REFUSED)
 
 TABLE: Final = {
-    # FS_IOC_SETFLAGS has a directory locked and opens it
+    # FS_IOC_SETFLAGS has a directory locked and opens it; what is listed is copied to the memory
+    # of who lists it with the lock, which is held for as long as that memory does not come
     **dict.fromkeys(("lookup", "opendir", "readdir", "create", "mkdir"), _NAMES),
     **dict.fromkeys(("mknod", "symlink", "link", "unlink", "rmdir", "rename"), _NAMES),
     "getattr": Row(lock=Lock.EITHER, over=Over.LATE),
@@ -117,7 +118,8 @@ TABLE: Final = {
     **dict.fromkeys(
         ("getxattr", "listxattr", "setxattr", "removexattr"), Row(lock=Lock.FILE, asked=False)
     ),
-    # names last with what was acknowledged
+    # names last with what was acknowledged; the kernel looks whether it may ask before it takes
+    # the lock, so the binder is the first
     "fsyncdir": Row(lock=Lock.DIRECTORY, asked=False),
     # the kernel judges by the modes itself (default_permissions)
     "access": Row(lock=Lock.NONE, asked=False),

@@ -11,12 +11,16 @@
  * Each message on SOCKET_FD (SOCK_SEQPACKET) is orders (orders.h): a directory
  * and a name. The answer is a listening socket (SCM_RIGHTS) with the errno "0",
  * or the errno of the failure. With an empty name, the binder binds nothing. It
- * answers after statfs(2) of the directory, which needs no rights there, because
- * the daemon cannot ask its own mount. Ends with the daemon.
+ * answers after fsync(2) of the directory, because the daemon cannot ask its own
+ * mount. Ends with the daemon.
+ *
+ * That fsync(2) is the only one of a directory that the daemon is ever asked for: it
+ * answers ENOSYS, and the kernel asks no more. But the kernel looks whether it may ask
+ * before it takes the lock of the directory. Of hundreds who came first it would ask for
+ * each, one after the other, with the lock.
  */
 #define _GNU_SOURCE
 #include <sys/un.h>
-#include <sys/vfs.h>
 
 #include "common.h"
 #include "orders.h"
@@ -47,15 +51,17 @@ static int bind_socket(const char *directory, const char *name)
 static int obey(struct orders *orders)
 {
 	const char *directory = take_word(orders), *name = take_word(orders);
-	struct statfs told;
+	int fd;
 
 	errno = EBADMSG;
 	if (!all_taken(orders))
 		return -1;
 	if (*name)
 		return bind_socket(directory, name);
-	if (statfs(directory, &told) == 0)
+	fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (fd >= 0 && fsync(fd) == 0)
 		errno = 0;
+	close_quietly(fd);
 	return -1;
 }
 
