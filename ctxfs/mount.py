@@ -33,6 +33,7 @@ from runtime.kernel import linux, orders
 from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.privilege import Privilege
 from runtime.kernel.spawn import Spawner, run_alone
+from runtime.texts.names import escape
 
 log = logging.getLogger("ctxd.mount")
 
@@ -309,12 +310,19 @@ def mounted(
 
 
 def _tell_at_hand(guard: IO[bytes], operations: Operations) -> None:
-    """Says what was being done when the mount did not answer: by a thread, for it is the
-    event loop that may be stuck. A handler of a signal would look at calls of threads that run
-    meanwhile, which ended the daemon now and then."""
+    """Says who holds the lock of agent/, and what was being done when the mount did not answer: by
+    a thread, for it is the event loop that may be stuck. A handler of a signal would look at calls
+    of threads that run meanwhile, which ended the daemon now and then."""
     with guard:
-        if not guard.read(1):
-            return
+        while (said := guard.readline()) not in (b"", b"\n"):
+            holder = escape(said[:-1].decode(errors="replace"))
+            log.warning(
+                "no new name in agent/ is answered: its lock is held by the process that lists it "
+                "(getdents): %s: end it, and who serves its memory",
+                holder,
+            )
+    if not said:
+        return
     log.error("the mount does not answer: aborting its connection and mounting anew")
     for line in _calls():
         log.error("thread %s", line)
