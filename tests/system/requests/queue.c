@@ -4,20 +4,27 @@
  *     queue OPERATION THREADS DIRECTORY...
  *
  * Each thread does one thing without pause, for ever, with the directory /ctx/agent and with the
- * files of the agents whose DIRECTORY is named, their ctl above all. When as many rounds are over
- * as there are threads, one line is printed: "attacks", and what came of the requests until then:
- * errnos' names, or "ok".
+ * files of the agents whose DIRECTORY is named, their ctl above all. OPERATION is one of FUSE,
+ * "pages" (do_pages), or "nothing", which only computes. When as many rounds are over as there are
+ * threads, one line is printed: "attacks", and what came of the requests until then: errnos'
+ * names, or "ok".
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
@@ -33,8 +40,9 @@ static pthread_barrier_t all;
 
 /* What a thread works with. */
 struct place {
-	char shared[512], agent[512], ctl[512], status[512];
+	char shared[512], made[512], agent[512], ctl[512], status[512];
 	int directory, own, file;
+	long number;
 };
 
 static void note(long result)
@@ -97,6 +105,51 @@ static void do_getattr(struct place *at)
 	note(statx(AT_FDCWD, at->ctl, AT_STATX_FORCE_SYNC, STATX_ALL, &found));
 }
 
+/* Setting flags opens the directory with its lock. */
+static void do_opendir(struct place *at)
+{
+	int flags = 0;
+
+	note(ioctl(at->own, FS_IOC_SETFLAGS, &flags));
+	note(ioctl(at->directory, FS_IOC_SETFLAGS, &flags));
+	close(open(at->shared, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+}
+
+static void do_readdir(struct place *at)
+{
+	char names[32768];
+
+	lseek(at->directory, 0, SEEK_SET);
+	note(getdents64(at->directory, names, sizeof names));
+}
+
+static void do_lookup(struct place *at)
+{
+	struct stat st;
+
+	note(stat(at->made, &st));
+}
+
+static void do_mkdir(struct place *at) { note(mkdir(at->made, 0755)); note(rmdir(at->made)); }
+
+static void do_rmdir(struct place *at) { note(rmdir(at->made)); note(rmdir(at->agent)); }
+
+static void do_create(struct place *at) { note(open(at->made, O_CREAT | O_WRONLY, 0644)); }
+
+static void do_mknod(struct place *at) { note(mknod(at->made, S_IFIFO | 0644, 0)); }
+
+static void do_symlink(struct place *at) { note(symlink("/", at->made)); }
+
+static void do_link(struct place *at) { note(link(at->ctl, at->made)); }
+
+static void do_unlink(struct place *at) { note(unlink(at->made)); note(unlink(at->ctl)); }
+
+static void do_rename(struct place *at)
+{
+	note(rename(at->agent, at->made));
+	note(rename(at->ctl, at->made));
+}
+
 static void do_open(struct place *at)
 {
 	int fd = open(at->ctl, O_WRONLY | O_TRUNC | O_CLOEXEC);
@@ -106,15 +159,76 @@ static void do_open(struct place *at)
 		close(fd);
 }
 
+static void do_write(struct place *at) { note(pwrite(at->file, "none\n", 5, 0)); }
+
+/* Half of them write to ctl from a page of a file in artifact/ that the daemon has to bring; the
+ * others write that file. */
+static void do_pages(struct place *at)
+{
+	static _Thread_local int file = -1;
+	static _Thread_local char *page, bytes[1 << 16] = "none\n";
+	char path[600];
+
+	if (file < 0) {
+		snprintf(path, sizeof path, "%s/artifact/page-%ld", at->agent, at->number / 2 % 8);
+		file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+		note(pwrite(file, bytes, sizeof bytes, 0));
+		page = mmap(NULL, sizeof bytes, PROT_READ, MAP_PRIVATE, file, 0);
+	}
+	if (at->number % 2) {
+		note(pwrite(file, bytes, sizeof bytes, 0));
+	} else if (page != MAP_FAILED) {
+		posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
+		madvise(page, sizeof bytes, MADV_DONTNEED);
+		note(pwrite(at->file, page + 4096 * (at->number / 2 % 16), 5, 0));
+	}
+}
+
+static void do_read(struct place *at)
+{
+	char text[64];
+
+	note(pread(at->file, text, sizeof text, 0));
+}
+
+static void do_flush(struct place *at) { note(close(dup(at->file))); }
+
+static void do_poll(struct place *at)
+{
+	note(poll(&(struct pollfd){.fd = at->file, .events = POLLIN}, 1, 0));
+}
+
+static void do_readlink(struct place *at)
+{
+	char text[512], path[1024];
+
+	snprintf(path, sizeof path, "%s/session", at->agent);
+	note(readlink(path, text, sizeof text));
+}
+
+static void do_statfs(struct place *at)
+{
+	struct statfs told;
+
+	note(statfs(at->shared, &told));
+}
+
+static void do_nothing(struct place *at) { note(at->number > 0 ? 0 : getppid()); }
+
 static const struct operation {
 	const char *name;
 	void (*round)(struct place *at);
 } OPERATIONS[] = {
 	{"fsyncdir", do_fsyncdir}, {"fsync", do_fsync}, {"setxattr", do_setxattr},
 	{"removexattr", do_removexattr}, {"getxattr", do_getxattr}, {"listxattr", do_listxattr},
-	{"setattr", do_setattr}, {"getattr", do_getattr}, {"open", do_open},
+	{"setattr", do_setattr}, {"getattr", do_getattr}, {"opendir", do_opendir},
+	{"readdir", do_readdir}, {"lookup", do_lookup}, {"mkdir", do_mkdir}, {"rmdir", do_rmdir},
+	{"create", do_create}, {"mknod", do_mknod}, {"symlink", do_symlink}, {"link", do_link},
+	{"unlink", do_unlink}, {"rename", do_rename}, {"open", do_open}, {"write", do_write},
+	{"read", do_read}, {"flush", do_flush}, {"poll", do_poll}, {"readlink", do_readlink},
+	{"statfs", do_statfs}, {"pages", do_pages}, {"nothing", do_nothing},
 };
-static const struct operation *only;
+static const struct operation *mine;
 
 static void *run(void *own)
 {
@@ -122,7 +236,9 @@ static void *run(void *own)
 	const char *target = targets[number % targets_count];
 	struct place at;
 
+	at.number = number;
 	snprintf(at.shared, sizeof at.shared, "%s/agent", root);
+	snprintf(at.made, sizeof at.made, "%s/agent/queue-%d-%ld", root, getpid(), number);
 	snprintf(at.agent, sizeof at.agent, "%s", target);
 	snprintf(at.ctl, sizeof at.ctl, "%s/ctl", target);
 	at.directory = open(at.shared, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -131,9 +247,11 @@ static void *run(void *own)
 	snprintf(at.status, sizeof at.status, "%s/status", target);
 	if (at.file < 0)
 		at.file = open(at.status, O_RDONLY | O_CLOEXEC);
+	if (at.directory < 0 || at.own < 0 || at.file < 0)
+		exit(4);
 	pthread_barrier_wait(&all);
 	for (;;) {
-		only->round(&at);
+		mine->round(&at);
 		atomic_fetch_add(&rounds, 1);
 	}
 	return NULL;
@@ -149,11 +267,11 @@ int main(int argc, char **argv)
 		return 2;
 	for (size_t i = 0; i < COUNT(OPERATIONS); i++)
 		if (!strcmp(argv[1], OPERATIONS[i].name))
-			only = &OPERATIONS[i];
+			mine = &OPERATIONS[i];
 	root = getenv("CTX_ROOT");
 	targets = argv + 3;
 	targets_count = argc - 3;
-	if (!root || !only)
+	if (!root || !mine)
 		return 2;
 	getrlimit(RLIMIT_NOFILE, &files);
 	files.rlim_cur = files.rlim_max;
