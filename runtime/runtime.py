@@ -337,7 +337,9 @@ async def open_runtime(
             helpers = Helpers(spawner, nursery)
             walker = Walker(helpers, places.program("walk"), places.state)
             nursery.start_soon(agents.run, walker, helpers)
-            trees = treework.Trees(places, places.program("tree"), helpers, spaces)
+            trees = treework.Trees(
+                places, places.program("tree"), helpers, spaces, agents.disk.look
+            )
             nursery.start_soon(trees.run)
             binder = Binder(places.program("binder"), spawner, hierarchy.daemon)
             stack.callback(binder.close)

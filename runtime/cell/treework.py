@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -42,7 +42,16 @@ _SECONDS: Final = 30.0
 class Trees:
     """Makes and removes the trees of spaces, and makes those of homes, by helpers."""
 
-    def __init__(self, places: Places, program: Path, helpers: Helpers, spaces: Spaces) -> None:
+    def __init__(
+        self,
+        places: Places,
+        program: Path,
+        helpers: Helpers,
+        spaces: Spaces,
+        made: Callable[[int], None],
+    ) -> None:
+        """``made`` is told of an owner who has a new tree."""
+        self._made = made
         self._places = places
         self._program = program
         self._helpers = helpers
@@ -98,7 +107,7 @@ class Trees:
         tree, link = tree_of_space(space.name), f"shared/{space.name}"
         if space.state is SpaceState.WANTED:
             own = space.owner, space.gid, space.mode
-            await self._ask(space.owner, "make", tree, *own, link)
+            await self._make(space.owner, "make", tree, *own, link)
             self._spaces.made(space)
         elif space.state is SpaceState.REMOVED:
             # no space has such a name
@@ -116,7 +125,13 @@ class Trees:
 
     async def have(self, owner: int, tree: str, uid: int, gid: int, seconds: float) -> None:
         """Returns when a tree that is not a space's is there, and its user may use it."""
-        await self._ask(owner, "have", tree, uid, gid, seconds=seconds)
+        await self._make(owner, "have", tree, uid, gid, seconds=seconds)
+
+    async def _make(
+        self, owner: int, verb: str, *words: orders.Word, seconds: float = _SECONDS
+    ) -> None:
+        if await self._ask(owner, verb, *words, seconds=seconds):
+            self._made(owner)
 
     async def _ask(
         self, owner: int, verb: str, *words: orders.Word, seconds: float = _SECONDS

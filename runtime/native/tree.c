@@ -13,8 +13,8 @@
  * rmdir(2) sleeps for the lock of a tree with that of the directory above. So a tree that can be
  * removed has one for itself, which others have no way to hold. All find it by LINK.
  *
- * make    makes the tree PATH, and then LINK, which leads to it
- * have    makes the tree PATH unless it is there, and opens it to its owner
+ * make    makes the tree PATH, and then LINK, which leads to it; writes "made"
+ * have    makes the tree PATH and writes "made", unless it is there; opens it to its owner
  * remove  removes LINK, the tree PATH and the directory above; if the tree is not empty, only
  *         renames that directory to KEPT, and writes "kept"
  * adopt   moves trees of an older version to their places below "tree", homes of the uids in
@@ -98,6 +98,7 @@ static void make(int directory, struct orders *orders)
 	at = open_above(directory, link, &name);
 	if (symlinkat(text, at, name) < 0 && errno != EEXIST)
 		die("%s: %m", name);
+	puts("made");
 }
 
 static void have(int directory, struct orders *orders)
@@ -110,7 +111,9 @@ static void have(int directory, struct orders *orders)
 	if (!all_taken(orders))
 		die("the daemon's orders are damaged");
 	at = open_above(directory, path, &name);
-	if (mkdirat(at, name, CLOSED_MODE) < 0 && errno != EEXIST)
+	if (mkdirat(at, name, CLOSED_MODE) == 0)
+		puts("made");
+	else if (errno != EEXIST)
 		die("%s: %m", name);
 	if (fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
 		die("%s: %m", name);

@@ -160,7 +160,9 @@ class Mounted:
             accounts=world.agents.accounts,
             binder=SimpleNamespace(pid=-1),
             places=places,
-            trees=Trees(places, native("tree"), Children(), world.agents.spaces),
+            trees=Trees(
+                places, native("tree"), Children(), world.agents.spaces, world.agents.disk.look
+            ),
             supervisor=self.supervisor,
             hierarchy=SimpleNamespace(root=SimpleNamespace(path=Path("/cg")), mount=Path("/cg")),
             loop=LoopMeter(),
