@@ -486,7 +486,9 @@ def main(argv: list[str] | None = None) -> int:
 def _run(
     arguments: argparse.Namespace, defaults: Defaults, privilege: Privilege, daemon_log: DaemonLog
 ) -> int:
-    places = Places(mount=arguments.mount, state=arguments.state, runtime=arguments.runtime)
+    # paths into trees are compared as text
+    own = arguments.runtime.resolve()
+    places = Places(mount=arguments.mount, state=arguments.state, runtime=own)
     config_file = arguments.config or defaults.config
     failure: BaseException | None = None
     early: list[int] = []

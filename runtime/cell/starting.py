@@ -20,6 +20,7 @@ from runtime.cell.sources import Looker
 from runtime.cell.treework import Trees
 from runtime.errors import UnsupportedError, WrongStateError
 from runtime.kernel import orders, output
+from runtime.kernel.users import find_user
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.texts import mounts
@@ -105,7 +106,9 @@ class Starter(Part):
             homes.append((self._agents.sessions.home(agent), agent.uid, agent.gid))
         own = f"{mounts.HOME_TREE}{agent.owner}"
         if own in agent.trees or mounts.HOME_TREE in lines:
-            homes.append((mounts.place_of(own), agent.owner, agent.owner))
+            user = find_user(agent.owner)
+            gid = agent.owner if user is None else user.pw_gid
+            homes.append((mounts.place_of(own), agent.owner, gid))
         for tree, uid, gid in homes:
             await self._trees.have(agent.owner, tree, uid, gid, _SETTLE_SECONDS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import shlex
 import shutil
 import signal
@@ -297,6 +298,16 @@ def test_agents_have_no_tree_of_the_uid_that_they_run_as(daemon: Daemon) -> None
     for path in (f"{daemon.root}/home/{AGENT_UID}/data", way(daemon, f"home/{AGENT_UID}")):
         assert refusal(make(daemon, "y", "true") / "mount", f"{path} /x rw") != "accepted"
         daemon.agent_dir("y").rmdir()
+
+
+def test_a_users_own_tree_has_the_users_group(daemon: Daemon) -> None:
+    users = [each for each in pwd.getpwall() if each.pw_uid not in (each.pw_gid, 0, AGENT_UID)]
+    if not users:
+        pytest.skip("each user here has a group of the same number")
+    uid = users[0].pw_uid
+    finish(make(daemon, "x", "true", mount="home: /h ro", owner=str(uid)))
+    st = (daemon.state / f"tree/home/{uid}").stat()
+    assert (st.st_uid, st.st_gid) == (uid, users[0].pw_gid)
 
 
 def test_a_child_has_the_users_own_tree_by_a_line_of_its_own(daemon: Daemon) -> None:
@@ -598,6 +609,20 @@ def test_a_path_into_a_tree_is_that_tree(either: Daemon) -> None:
         assert "shared:data write is not in the effective policy of" in said[3]
         assert said[4] == f"{name}\n", said[5]
     assert (backing / "sub" / "file").read_text() == "z\n"
+
+
+def test_a_runtime_directory_behind_a_link_is_where_that_leads(
+    outside: Daemon, tmp_path: Path
+) -> None:
+    outside.stop()
+    link = tmp_path / "link"
+    link.symlink_to(outside.runtime)
+    outside.arguments[outside.arguments.index("--runtime") + 1] = str(link)
+    outside.start()
+    (space(outside, "data") / "file").touch()
+    for name, where in (("x", outside.runtime), ("y", link)):
+        line = f"{where}/tree/shared/data /m ro"
+        assert ran(outside, name, "ls /m", BOTH, mount=line).startswith("file\n")
 
 
 @pytest.mark.parametrize("below", ["", "/shared", "/home", "/agent/0", "/../record", "/space/data"])
