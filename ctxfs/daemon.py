@@ -55,6 +55,8 @@ from runtime.kernel.systemd import Journal
 from runtime.records.config import Config, load_config, read_config
 from runtime.records.store import check_state
 from runtime.runtime import VERSION, Runtime, open_runtime
+from runtime.sockets.operations import Services
+from runtime.sockets.replay import Replays
 from runtime.sockets.server import Sockets
 
 log = logging.getLogger("ctxd")
@@ -287,20 +289,24 @@ async def serve(
                     runtime=runtime, fs=fs, operations=operations, guard=guard, nursery=nursery
                 )
                 # before the first request: that may start an agent, which has a socket
-                sockets = Sockets(
+                services = Services(
                     agents=runtime.agents,
-                    places=places,
-                    binder=runtime.binder,
-                    nursery=nursery,
                     streams=runtime.streams,
-                    code=name_of,
+                    replays=Replays(runtime.agents.sessions),
                     status=runtime.status,
                     call_tool=partial(tools.call, base, fs.root),
                     say=partial(say, base, fs.root),
-                    refused=base.reasons.note,
                     refusals=base.reasons.recent,
                     reexecute=reexecution.ask,
                     version=VERSION,
+                )
+                sockets = Sockets(
+                    services,
+                    places=places,
+                    binder=runtime.binder,
+                    nursery=nursery,
+                    code=name_of,
+                    refused=base.reasons.note,
                 )
                 reexecution.sockets = sockets
                 reexecution.passing = passing = Passing(

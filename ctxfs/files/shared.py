@@ -21,9 +21,9 @@ from runtime.caller import OPERATORS, Caller, Role
 from runtime.errors import (
     MissingError,
     NotEmptyError,
-    OverTimeError,
     QuotaError,
     TakenError,
+    UnansweredError,
     WrongStateError,
 )
 from runtime.ids import SpaceIndex
@@ -106,7 +106,7 @@ def _make_space(base: Base, _: Base, call: Call, name: str, mode: int) -> Node:
     if spaces.named(name) is not None:
         raise TakenError(f"the space {quote(name)} already exists")
     if spaces.has(name):
-        raise OverTimeError(f"the space {quote(name)} is just being removed: try again")
+        raise UnansweredError(f"the space {quote(name)} is just being removed: try again")
     # limits are against the others
     if not base.runtime.agents.identity.is_master(call.caller) and spaces.of(call.uid) >= limit:
         raise QuotaError(
@@ -162,7 +162,7 @@ REMOVING: Final = Removing(
         who=OPERATORS,
         unless=(
             Unless("a running agent has it", WrongStateError, _why_used),
-            Unless("its last measure is older than 30 s", OverTimeError, _why_unknown),
+            Unless("its last measure is older than 30 s", UnansweredError, _why_unknown),
             Unless("it had files then", NotEmptyError, _why_full),
         ),
     ),

@@ -17,7 +17,7 @@ from typing import Final
 import trio
 
 from runtime.cell.cell import Places
-from runtime.errors import CtxError, OverTimeError, StartupError
+from runtime.errors import CtxError, StartupError, UnansweredError
 from runtime.ids import SpaceIndex
 from runtime.kernel import linux, orders
 from runtime.kernel.helpers import Helpers
@@ -101,7 +101,7 @@ class Trees:
                     return
         finally:
             self._leave(space, turn)
-        raise OverTimeError(f"the space {quote(space.name)} is just being made: try again")
+        raise UnansweredError(f"the space {quote(space.name)} is just being made: try again")
 
     async def _do(self, space: Space) -> None:
         tree, link = tree_of_space(space.name), f"shared/{space.name}"

@@ -16,7 +16,7 @@ from typing import Final
 
 import trio
 
-from runtime.errors import KernelError, OverTimeError
+from runtime.errors import KernelError, UnansweredError
 from runtime.kernel import orders
 from runtime.kernel.spawn import Process, Spawner
 from runtime.texts.names import escape
@@ -54,7 +54,7 @@ class Helpers:
 
         An owner has one of a kind at a time. Its turn and its answer together may take so many
         ``seconds``; then, and if nobody waits for it any more, it gets SIGKILL, and keeps the
-        turn until it is gone. ``OverTimeError``; ``KernelError`` with what it said, if it fails;
+        turn until it is gone. ``UnansweredError``; ``KernelError`` with what it said, if it fails;
         ``OSError`` if it cannot be started.
         """
         turn = (owner, kind)
@@ -83,7 +83,7 @@ class Helpers:
                     return answer
             finally:
                 self._leave(turn, process)
-        raise OverTimeError(f"{kind}: not done within {seconds:g} s: try again")
+        raise UnansweredError(f"{kind}: not done within {seconds:g} s: try again")
 
     def _leave(self, turn: _Turn, process: Process | None) -> None:
         if process is None or process.wait_now(0) is not None:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from runtime.errors import OverTimeError
+from runtime.errors import UnansweredError
 from runtime.kernel import orders
 from runtime.kernel.helpers import Helpers
 
@@ -65,7 +65,7 @@ class Walker:
         words = orders.words(self._program, verb, owner, _WALK, self._top, 3, 4, *more)
         names, answer = orders.message(trees), os.memfd_create("measured", os.MFD_CLOEXEC)
         try:
-            with suppress(OverTimeError):  # what it wrote before is true
+            with suppress(UnansweredError):  # what it wrote before is true
                 await self._helpers.ask(
                     owner, "measure", words, seconds=_SECONDS, message=names, fds=[answer]
                 )

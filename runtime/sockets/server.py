@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import trio
 
-from runtime.agents.parts import Agents
 from runtime.authority.accounts import Payer
 from runtime.authority.guard import Act
 from runtime.authority.loop import Holding, Late, Turns
@@ -29,7 +28,6 @@ from runtime.errors import CtxError, QuotaError
 from runtime.ids import AgentIndex, MessageId
 from runtime.kernel.binder import Binder
 from runtime.kernel.handover import Descriptors, unpack_caller
-from runtime.life.streams import Streams
 from runtime.records.change import Subscriber
 from runtime.records.lifecycle import Effect
 from runtime.records.model import Agent
@@ -39,15 +37,10 @@ from runtime.sockets.operations import (
     OPERATIONS,
     Asked,
     Operation,
-    Reexecute,
-    Refusals,
     Request,
-    Say,
     Services,
-    ToolCall,
     connecting,
 )
-from runtime.sockets.replay import Replays
 from runtime.texts.names import check_known, parse_json_object
 
 log = logging.getLogger("ctxd.sockets")
@@ -75,40 +68,23 @@ class Sockets(Subscriber):
 
     def __init__(
         self,
+        services: Services,
         *,
-        agents: Agents,
         places: Places,
         binder: Binder,
         nursery: trio.Nursery,
-        streams: Streams,
         code: Callable[[CtxError], str],
-        status: Callable[[], dict[str, str]],
-        call_tool: ToolCall,
-        say: Say,
         refused: Refused,
-        refusals: Refusals,
-        reexecute: Reexecute,
-        version: str,
     ) -> None:
-        self._agents = agents
+        self._services = services
+        self._agents = agents = services.agents
         self._places = places
         self.binder = binder
         self._nursery = nursery
         self._code = code
         self._refused = refused
         self._servers: dict[AgentIndex, Server] = {}
-        self._replays = Replays(agents.sessions)
-        self._services = Services(
-            agents=agents,
-            streams=streams,
-            replays=self._replays,
-            status=status,
-            call_tool=call_tool,
-            say=say,
-            refusals=refusals,
-            reexecute=reexecute,
-            version=version,
-        )
+        self._replays = services.replays
         self._daemons = Server()
         #: the same outside of the mount
         self._beside = Server()

@@ -18,7 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import pyfuse3
 import pytest
@@ -26,7 +26,6 @@ import trio
 import trio.testing
 
 from ctxfs import reasons
-from ctxfs.errnos import name_of
 from ctxfs.files import agent as agent_files
 from ctxfs.files import history, home, shared
 from ctxfs.files import root as root_files
@@ -41,13 +40,12 @@ from ctxfs.tree.layouts import Layout
 from ctxfs.tree.rows import NEW, Document, Kind, Lines, Row
 from runtime.agents import forking
 from runtime.authority.accounts import Resource
-from runtime.authority.loop import Gentle, LoopMeter
+from runtime.authority.loop import LoopMeter
 from runtime.caller import Caller, Role
-from runtime.errors import CtxError, WrongStateError
+from runtime.errors import CtxError
 from runtime.ids import NO_AGENT, NO_SESSION, AgentIndex, Incarnation, MessageId, WaitFileName
 from runtime.kernel.output import append
 from runtime.life.ending import Ender
-from runtime.life.streams import Streams
 from runtime.records.change import Change
 from runtime.records.items import Message, Task, TaskCue, TaskStatus, Wait, WaitStatus, Work
 from runtime.records.lifecycle import Status
@@ -61,7 +59,7 @@ from tests.unit.ctxfs.tools.test_tools import CALLS as SAMPLES
 from tests.worlds.hosts import host_with
 from tests.worlds.natives import Children, walker_of
 from tests.worlds.records import ROOT, add_end, inside, operator
-from tests.worlds.tree import CONTEXT, USER, Mounted, mounted_in
+from tests.worlds.tree import CONTEXT, USER, Mounted, mounted_in, sockets_of
 
 SECONDS: Final = 0.050
 TRIES: Final = 6
@@ -506,28 +504,16 @@ class Peer:
         return bytes(answer)
 
 
-async def refuse_to_execute() -> None:
-    raise WrongStateError("ctxd is starting")
-
-
 async def measure_sockets(scene: Scene, meter: LoopMeter) -> dict[str, float]:
     costs, mounted = Costs(scene, meter), scene.mounted
     scene.fill_sockets()
     async with trio.open_nursery() as nursery:
-        sockets = Sockets(
-            agents=mounted.agents,
-            places=mounted.base.runtime.places,
-            binder=cast(Any, None),
-            nursery=nursery,
-            streams=Streams(Gentle(mounted.agents.accounts.time)),
-            code=name_of,
+        sockets = sockets_of(
+            mounted,
+            nursery,
             status=mounted.base.runtime.status,
             call_tool=partial(registry.call, mounted.base, mounted.fs.root),
             say=partial(say, mounted.base, mounted.fs.root),
-            refused=mounted.base.reasons.note,
-            refusals=mounted.base.reasons.recent,
-            reexecute=refuse_to_execute,
-            version="0",
         )
         nursery.start_soon(sockets.run)
         peer = Peer(costs, sockets)

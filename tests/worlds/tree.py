@@ -14,20 +14,25 @@ import pyfuse3
 import pytest
 import trio
 
+from ctxfs.errnos import name_of
 from ctxfs.filesystem import ROOT_INODE, Filesystem
 from ctxfs.operations import Operations
 from runtime.authority.identity import Identity
-from runtime.authority.loop import LoopMeter
+from runtime.authority.loop import Gentle, LoopMeter
 from runtime.caller import Caller
 from runtime.cell.cell import Places, native
 from runtime.cell.treework import Trees
 from runtime.errors import WrongStateError
 from runtime.kernel.cgroups import Hierarchy
 from runtime.life.metering import Meter
+from runtime.life.streams import Streams
 from runtime.records.items import Task, TaskStatus
 from runtime.records.lifecycle import Cue
 from runtime.records.model import Agent
 from runtime.runtime import Runtime
+from runtime.sockets.operations import Services
+from runtime.sockets.replay import Replays
+from runtime.sockets.server import Sockets
 from runtime.texts.mounts import Source
 from tests.worlds.hosts import host_with
 from tests.worlds.natives import Children
@@ -255,6 +260,32 @@ class Mounted:
     def reason(self) -> str:
         """The last rejection of the present caller."""
         return self.base.reasons.of_caller(self.identity.caller)
+
+
+async def _refuse(*_: object) -> Any:
+    raise WrongStateError("ctxd is starting")
+
+
+def sockets_of(mounted: Mounted, nursery: trio.Nursery, **given: Any) -> Sockets:
+    """All sockets of a daemon, which say no more than what is given."""
+    agents = mounted.agents
+    services = Services(
+        agents=agents,
+        streams=Streams(Gentle(agents.accounts.time)),
+        replays=Replays(agents.sessions),
+        refusals=mounted.base.reasons.recent,
+        reexecute=_refuse,
+        version="0",
+        **{"status": dict, "call_tool": _refuse, "say": _refuse, **given},
+    )
+    return Sockets(
+        services,
+        places=mounted.base.runtime.places,
+        binder=cast(Any, None),
+        nursery=nursery,
+        code=name_of,
+        refused=mounted.base.reasons.note,
+    )
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from runtime.cell.cell import native
-from runtime.errors import KernelError, OverTimeError
+from runtime.errors import KernelError, UnansweredError
 from runtime.kernel import helpers as module
 from runtime.kernel.cgroups import Cgroup, unified_mount
 from runtime.kernel.helpers import Helpers
@@ -88,7 +88,7 @@ def test_descriptors_are_found_from_three_on(with_helpers: With) -> None:
 @pytest.mark.parametrize("script", ["kill -STOP $$", "exec sleep 1000", "exec >&- sleep 1000"])
 def test_one_that_hangs_is_given_up_and_killed(with_helpers: With, script: str) -> None:
     async def main(helpers: Helpers) -> None:
-        with pytest.raises(OverTimeError, match="look: not done within"):
+        with pytest.raises(UnansweredError, match="look: not done within"):
             await helpers.ask(0, "look", sh(script), seconds=0.2)
         assert await helpers.ask(0, "look", sh("echo next"), seconds=TIMEOUT) == b"next\n"
 
@@ -149,10 +149,10 @@ def test_an_owner_has_one_of_a_kind_and_others_are_not_held_up(
 
     async def main(helpers: Helpers) -> None:
         ran = os.memfd_create("ran")
-        with pytest.raises(OverTimeError):
+        with pytest.raises(UnansweredError):
             await helpers.ask(0, "look", ["/bin/sleep", "1000"], seconds=0.1)
         for _ in range(2):
-            with pytest.raises(OverTimeError):
+            with pytest.raises(UnansweredError):
                 await helpers.ask(0, "look", sh("echo ran >&3"), seconds=0.1, fds=[ran])
         for owner, kind in ((0, "remove"), (1, "look")):
             said = await helpers.ask(owner, kind, sh("echo other"), seconds=TIMEOUT)

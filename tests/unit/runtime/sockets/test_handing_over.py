@@ -12,20 +12,14 @@ import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
 
 import trio
 import trio.testing
 
-from ctxfs.errnos import name_of
-from runtime.authority.loop import Gentle
-from runtime.errors import WrongStateError
 from runtime.kernel.handover import Descriptors
-from runtime.life.streams import Streams
-from runtime.sockets.server import Sockets
 from tests.unit.runtime.sockets.test_connection import in_trio, pair_in
 from tests.worlds.readiness import readable
-from tests.worlds.tree import Mounted, mounted_in
+from tests.worlds.tree import mounted_in, sockets_of
 
 _FRAME: bytes = json.dumps({"op": "ping", "pad": "x" * 3000}).encode()
 
@@ -104,36 +98,6 @@ async def test_bytes_are_sent_or_pass_to_the_next_daemon(tmp_path: Path) -> None
                         heard += len(pair.peer.recv(1 << 16))
 
 
-async def _refuse() -> None:
-    raise WrongStateError("ctxd is starting")
-
-
-async def _no_tool(*_: object) -> dict[str, Any]:
-    return {}
-
-
-async def _say_nothing(*_: object) -> None:
-    pass
-
-
-def _sockets(mounted: Mounted, nursery: trio.Nursery) -> Sockets:
-    return Sockets(
-        agents=mounted.agents,
-        places=mounted.base.runtime.places,
-        binder=cast(Any, None),
-        nursery=nursery,
-        streams=Streams(Gentle(mounted.agents.accounts.time)),
-        code=name_of,
-        status=dict,
-        call_tool=_no_tool,
-        say=_say_nothing,
-        refused=mounted.base.reasons.note,
-        refusals=mounted.base.reasons.recent,
-        reexecute=_refuse,
-        version="0",
-    )
-
-
 @contextmanager
 def _listening(path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as listener:
@@ -149,7 +113,7 @@ async def test_connections_are_with_the_kernel_or_pass_to_the_next_daemon(tmp_pa
         clients: list[socket.socket] = []
         taken = 0
         async with trio.open_nursery() as nursery:
-            sockets = _sockets(mounted, nursery)
+            sockets = sockets_of(mounted, nursery)
             sockets._listen(None, sockets._daemons, listener)
 
             def complaint() -> str:
@@ -175,7 +139,7 @@ async def test_connections_are_with_the_kernel_or_pass_to_the_next_daemon(tmp_pa
 async def test_no_connection_passes_that_is_closed(tmp_path: Path) -> None:
     with mounted_in(tmp_path) as mounted, _listening(tmp_path / "socket") as listener:
         async with trio.open_nursery() as nursery:
-            sockets = _sockets(mounted, nursery)
+            sockets = sockets_of(mounted, nursery)
             sockets._listen(None, sockets._daemons, listener)
             clients = [socket.socket(socket.AF_UNIX) for _ in range(10)]
             for client in clients:
@@ -200,7 +164,7 @@ async def test_no_connection_passes_that_is_closed(tmp_path: Path) -> None:
 async def test_a_line_waits_in_the_connection_while_none_is_begun(tmp_path: Path) -> None:
     with mounted_in(tmp_path) as mounted:
         async with trio.open_nursery() as nursery:
-            sockets = _sockets(mounted, nursery)
+            sockets = sockets_of(mounted, nursery)
             ours, theirs = socket.socketpair()
             theirs.setblocking(False)
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
