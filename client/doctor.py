@@ -76,7 +76,8 @@ MAKE_NAMESPACES = (
 #: where ctxd says what is wrong
 SEE_LOG = "wait, or see its log: journalctl -u ctxd -n 50"
 SEE_PROXY = "see the log of what listens there: journalctl -u ctxfs-proxy -n 50"
-#: how long the socket of a network may take to answer
+SEE_HOLDER = "end it, and who serves its memory; the log names it: journalctl -u ctxd -n 50"
+#: how long the socket of a network may take to answer, and a name that is not there
 ANSWER_SECONDS = 2.0
 LANDLOCK = 444, 1  # landlock_create_ruleset(2), LANDLOCK_CREATE_RULESET_VERSION
 #: the policy of root agents before version 0.2, unless one was configured
@@ -233,6 +234,24 @@ def check_daemon(root: Root) -> Finding:
     facts = [f"{key}={status.get(key)}" for key in ("version", "mount", "controllers")]
     what = f"ctxd at {root.path} is {status.get('state')}: {' '.join(facts)}"
     return judge(status.get("state") == "ready", what, "warn", what, SEE_LOG)
+
+
+def check_names(root: Root) -> Iterator[Finding]:
+    """Judge whether somebody holds the lock of the directory of agents."""
+    import select
+
+    child = os.fork()
+    if child == 0:  # which cannot be ended while it waits
+        os.closerange(0, 1 << 16)
+        with suppress(OSError):
+            os.stat(root.join("agent/.doctor"))
+        os._exit(0)
+    pidfd = os.pidfd_open(child)
+    if select.select([pidfd], [], [], ANSWER_SECONDS)[0]:
+        os.waitpid(child, 0)
+    else:
+        yield "FAIL", "no agent is found or made: a process holds the lock of agent/", SEE_HOLDER
+    os.close(pidfd)
 
 
 def check_room(root: Root) -> Iterator[Finding]:
@@ -455,7 +474,8 @@ def findings(root: Root) -> Iterator[Finding]:
     yield from check_room(root)
     yield from check_trees(root)
     yield from check_networks(root)
-    yield from check_policies(root)
+    held = list(check_names(root))
+    yield from held or check_policies(root)
     if rootless:
         for sentence in WEAKER:
             yield "weak", sentence, ""

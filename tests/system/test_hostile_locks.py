@@ -299,6 +299,7 @@ def test_who_holds_the_lock_of_agents_is_named_and_those_that_live_go_on() -> No
             named = f"(getdents): {holder.pid}, uid {STRANGER}, python3: "
             wait_until(lambda: named in daemon.log.read_text(), "its holder is named")
             assert process.poll() is None
+            assert "holds the lock of agent/" in daemon.ctx("doctor").stdout
             ctx_kill(daemon, agents[0])
             assert read(agents[1], "status") == "busy\n"
             assert daemon.guards() == guards
