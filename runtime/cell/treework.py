@@ -25,12 +25,12 @@ from runtime.kernel.privilege import Privilege
 from runtime.kernel.spawn import Spawner
 from runtime.records.model import Space, SpaceState
 from runtime.records.spaces import Spaces, tree_of_home, tree_of_space
-from runtime.texts.names import is_name, quote
+from runtime.texts.names import quote
 
 log = logging.getLogger("ctxd.trees")
 
-#: directories of all trees; "shared" has the links to those in "space"
-_KINDS: Final = ("space", "shared", "home", "agent")
+#: directories of all trees; "shared" has the links to those in "space", "lost" what was kept
+_KINDS: Final = ("space", "shared", "home", "agent", "lost")
 #: many times what it takes to rename every tree
 _ADOPT_SECONDS: Final = 60.0
 #: who follows a link to a tree that is just being made waits so long at most
@@ -110,10 +110,9 @@ class Trees:
             await self._make(space.owner, "make", tree, *own, link)
             self._spaces.made(space)
         elif space.state is SpaceState.REMOVED:
-            # no space has such a name
-            kept = f"{space.name}~{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{space.index}"
+            kept = f"lost/{space.name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
             if await self._ask(space.owner, "remove", tree, link, kept):
-                directory = self._places.trees / "space" / kept
+                directory = self._places.trees / kept
                 log.warning("the space %s had something: kept in %s", quote(space.name), directory)
             self._spaces.forget(space)
 
@@ -149,7 +148,7 @@ def adopt(places: Places, spawner: Spawner, spaces: Spaces, closed: Collection[i
     so that the next start does what is left; what it moved and did not note has no record.
     """
     is_older, own = (places.state / "shared").is_dir(), places.trees / "space"
-    names = filter(is_name, os.listdir(own) if own.is_dir() else ())
+    names = os.listdir(own) if own.is_dir() else []
     unknown = [name for name in names if not spaces.has(name)]
     if not unknown and not is_older:
         return

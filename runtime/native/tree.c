@@ -124,8 +124,8 @@ static void have(int directory, struct orders *orders)
 static void take_one_away(int directory, struct orders *orders)
 {
 	char *path = take_word(orders), *link = take_word(orders), *kept = take_word(orders);
-	char *name, *above, *slash = strrchr(path, '/');
-	int at, own;
+	char *name, *above, *last, *slash = strrchr(path, '/');
+	int at, own, to;
 
 	if (!all_taken(orders) || !slash)
 		die("the daemon's orders are damaged");
@@ -144,8 +144,9 @@ static void take_one_away(int directory, struct orders *orders)
 	}
 	if (errno != ENOTEMPTY && errno != EEXIST && errno != EBUSY)
 		die("%s: %m", above);
-	/* in the same directory: the lock of what is renamed is not taken */
-	if (renameat(at, above, at, kept) < 0)
+	/* takes the lock of what is renamed, too: that of the directory above, which nobody has */
+	to = open_above(directory, kept, &last);
+	if (renameat(at, above, to, last) < 0)
 		die("%s: cannot be kept as %s: %m", above, kept);
 	puts("kept");
 }

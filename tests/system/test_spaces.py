@@ -110,10 +110,10 @@ def test_what_comes_after_the_measure_is_kept(daemon: Daemon) -> None:
     space = make(daemon, "team")
     (space / "data" / "late").write_text("text")
     os.rmdir(space)  # by what was known when it was made
-    spaces = daemon.state / "tree/space"
-    wait_until(lambda: os.listdir(spaces) not in (["team"], []), "it is kept")
-    (kept,) = spaces.iterdir()
-    assert kept.name.startswith("team~") and (kept / "team/late").read_text() == "text"
+    lost = daemon.state / "tree/lost"
+    wait_until(lambda: os.listdir(lost), "it is kept")
+    (kept,) = lost.iterdir()
+    assert kept.name.startswith("team-") and (kept / "team/late").read_text() == "text"
     wait_until(lambda: f"kept in {kept}\n" in daemon.log.read_text(), "the log says so")
     daemon.restart()
     assert not os.listdir(daemon.path("shared")), "nobody takes it for a space"
