@@ -249,7 +249,11 @@ static void take_directory(struct level *here, const struct entry *entry, uint64
 {
 	int fd;
 
-	if (removing) {
+	/* Another one, of an earlier daemon, may sleep for a lock with that of a directory at the top.
+	 * Who waits for it must not hold the lock of what the daemon renames into. */
+	if (removing && depth == 1 && here->tried != entry->inode) {
+		here->tried = entry->inode;
+	} else if (removing) {
 		if (unlinkat(here->fd, entry->name, AT_REMOVEDIR) == 0) {
 			here->removed = true;
 			return;

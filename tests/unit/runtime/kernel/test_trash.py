@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import trio
 
+from runtime.cell.cell import native
 from runtime.kernel import linux
 from runtime.kernel.trash import Trash
+from tests.worlds.daemon import wait_until
+from tests.worlds.held import held
 from tests.worlds.natives import walker_of
 
 OWNER = 1000
@@ -83,3 +88,22 @@ def test_trees_are_removed_and_links_are_not_followed(tmp_path: Path, directory:
 def test_what_an_earlier_daemon_left_is_removed(directory: Path) -> None:
     make_tree(directory / "left")
     run_until_empty(Trash(directory), directory)
+
+
+def wait_sleeping(pid: int) -> None:
+    stat = Path(f"/proc/{pid}/stat")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "D", "it waits")
+
+
+def test_who_holds_what_is_removed_does_not_hold_up_who_discards(
+    tmp_path: Path, directory: Path
+) -> None:
+    """Nor if two remove it, one of which an earlier daemon began."""
+    own = directory / str(OWNER)
+    (own / "discarded" / "home").mkdir(parents=True)
+    words = [native("walk"), "remove", str(OWNER), "20", tmp_path, f"trash/{OWNER}"]
+    with ExitStack() as stack, held(own / "discarded" / "home"):
+        for _ in range(2):
+            wait_sleeping(stack.enter_context(subprocess.Popen(words)).pid)
+        assert stack.enter_context(subprocess.Popen(["mkdir", own / "more"])).wait(10) == 0
+    assert os.listdir(own) in ([], ["more"])
