@@ -37,6 +37,9 @@ _CGROUP_MAX: Final = 65536
 _ASKERS_MAX: Final = 16
 #: where a program is born, and how many cgroups, how deep, there may be below the one above it
 _OWN: Final = "own"
+#: who lists a directory holds its lock for as long as the memory is not there to list it into, and
+#: nothing can be made in it meanwhile: so nobody else lists those in which the daemon makes some
+_MODE: Final = 0o711
 _OWN_MOST: Final = 13
 #: how an ordinary user comes by a cgroup
 DELEGATE: Final = "systemd-run --user --scope -p Delegate=yes ctxd (see ROOTLESS in ctxd(8))"
@@ -126,7 +129,7 @@ class Cgroup:
             for controller in controllers:
                 parent.enable(controller)
             with suppress(FileExistsError):
-                os.mkdir(path)
+                os.mkdir(path, _MODE)
 
     def holds(self, path: str) -> bool:
         """Whether a process's cgroup path is this one, or one below."""
@@ -210,11 +213,6 @@ class Cgroup:
         except FileNotFoundError:
             if frozen:
                 raise
-
-    def is_held(self) -> bool:
-        """Whether this cgroup, or one above it, is to be frozen."""
-        paths = (self.path, *self.path.parents)
-        return any((Cgroup(p).read("cgroup.freeze") or "").strip() == "1" for p in paths)
 
     def remove(self) -> bool:
         """rmdir(2) of this cgroup and those below; False if a process is left in one."""
@@ -409,8 +407,10 @@ class Hierarchy:
             self._came_from, self.daemon = self.daemon, self.root.child("daemon")
             self.daemon.path.mkdir(exist_ok=True)
             self.daemon.write("cgroup.procs", "0")
+        self.root.path.chmod(_MODE)
         self.helpers.create(self.controllers)
         for user in self.root.path.glob("user-*"):
+            user.chmod(_MODE)
             for file in ("cgroup.max.descendants", "cgroup.max.depth"):
                 Cgroup(user).write(file, "max")  # version 0.2 had bounds for all there
 

@@ -165,6 +165,18 @@ def test_the_lock_of_an_agents_cgroup_is_nobody_elses(daemon: Daemon) -> None:
     wait_until(lambda: not leaf.exists(), "it is removed as soon as it can be")
 
 
+def test_nobody_else_lists_where_the_daemon_makes_cgroups(daemon: Daemon) -> None:
+    """Who lists a directory can hold its lock: so could any user of the host."""
+    agent = daemon.run("host", "sleep 1000")
+    wait_status(agent, "busy")
+    made = node(agent).child("run").path
+    user = made.parents[1]
+    for directory in (user.parent, user, made.parent, made):
+        words = ["ls", str(directory)]
+        done = subprocess.run(words, user=5151, group=5151, extra_groups=[], capture_output=True)
+        assert b"Permission denied" in done.stderr, (directory, done)
+
+
 @pytest.mark.alone
 def test_a_process_that_cannot_be_looked_into_holds_up_its_own_line_only(daemon: Daemon) -> None:
     """It waits for a page with the lock of its memory."""
