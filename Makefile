@@ -115,7 +115,7 @@ test-unit: $(STAMP)
 	$(PYTHON) -m pytest tests/unit tests/adapter
 
 test-faults: $(STAMP) $(PROGRAMS)
-	$(PYTHON) -m pytest -m long tests/unit tests/system
+	$(PYTHON) -m pytest -m long tests/unit tests/adapter tests/system
 
 test-hostile: $(STAMP) $(PROGRAMS)
 	CTXFS_TEST_BYSTANDERS=1 $(PYTHON) -m pytest -m "long or not long" tests/system/test_hostile*.py \

@@ -169,7 +169,17 @@ SITUATIONS: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
+#: those of which every run of the tests tries each command
+OFTEN = ("nothing at all", "a full disk")
+
+
+@pytest.mark.parametrize(
+    "situation",
+    [
+        pytest.param(name, marks=[] if name in OFTEN else pytest.mark.long)
+        for name in SITUATIONS
+    ],
+)
 def test_with_every_kind_of_input_and_output(alive: Daemon, situation: str) -> None:
     for words in WORDS.values():
         check(words, said(alive, words, shell=SITUATIONS[situation]))
@@ -184,7 +194,9 @@ def test_words_that_are_not_utf8(alive: Daemon, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("term", "size"), [("dumb", (1, 1)), ("nonsense", (0, 0)), ("", (20, 5))]
+    ("term", "size"),
+    [("dumb", (1, 1)), *(pytest.param(*each, marks=pytest.mark.long)
+                         for each in (("nonsense", (0, 0)), ("", (20, 5))))],
 )
 def test_terminals_of_all_sizes(alive: Daemon, term: str, size: tuple[int, int]) -> None:
     for words in WORDS.values():

@@ -63,6 +63,7 @@ class Service(Daemon):
         wait_until(
             lambda: (self.show("ActiveState"), self.show("NRestarts")) == wanted,
             f"systemd restarts ctxd (restart {restarts})",
+            SECONDS,
         )
 
     def restart(self) -> None:

@@ -12,7 +12,11 @@ from tests.worlds.daemon import wait_dead, wait_status, wait_until, write
 def main() -> None:
     service = Service()
     service.start()
-    ended = service.run("ended", "echo result", handoff="task\n")
+    # each is synced by who may write it, while that may be
+    program = "echo result > $CTX_SELF/result.md; sync $CTX_SELF/result.md"
+    ended = service.make("ended", f"sh -c {shlex.quote(program)}", handoff="task\n")
+    sync(ended / "handoff.md")
+    write(ended / "ctl", "start")
     wait_dead(ended, SECONDS)
     made = service.make("made", "true")
     by_file = service.make("by-file", "true")
@@ -31,8 +35,7 @@ def main() -> None:
     write(partly / "ctl", "start")
     wait_status(partly, "busy", timeout=SECONDS)
     write_synced(made / "label", "synced")
-    for document in ("result.md", "handoff.md", "session/events.jsonl"):
-        sync(ended / document)
+    sync(ended / "session/events.jsonl")
     # the last that is synced is so by a descriptor for reading
     write(by_file / "label", "synced")
     sync(by_file / "label")
