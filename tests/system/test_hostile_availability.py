@@ -55,6 +55,8 @@ ATTACKS = (
     Attack("writes, while others append", "append"),
     Attack("pages, while others map, splice and copy files", "map"),
 )
+#: what takes locks, places or turns of others in ways of its own is in every run of the tests
+OFTEN = ("read", "list", "lead", "make")
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +81,14 @@ def took(daemon: Daemon, what: str, bound: float) -> float:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("number", range(len(ATTACKS)),
-                         ids=[attack.protects for attack in ATTACKS])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(number, id=attack.protects,
+                     marks=[] if attack.mode in OFTEN else pytest.mark.long)
+        for number, attack in enumerate(ATTACKS)
+    ],
+)
 def test_who_asks_without_pause_holds_up_nobody(stage: Daemon, number: int) -> None:
     attack = ATTACKS[number]
     names = {f"{attack.mode}-{number}-{each}" for each in range(attack.agents)}
