@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ctxfs.locks import TABLE
-from tests.system.hostile.guarded import OBEDIENCE, TIMES_BASELINE, agents_of, end_and_remove
+from tests.system.hostile.guarded import OBEDIENCE, agents_of, end_and_remove
 from tests.system.test_hostile_requests import compiled, run
 from tests.worlds.daemon import (
     MARK,
@@ -71,15 +71,22 @@ def test_who_has_no_rights_is_refused_before_a_lock_is_taken(daemon: Daemon, nam
         os.close(handed)
 
 
-def ctx_kill(daemon: Daemon, agent: Path) -> float:
-    """Seconds from root's ``ctx kill``, as it is installed, to its answer."""
+def ctx_took(daemon: Daemon, *words: str) -> float:
+    """Seconds for what root says by ``ctx``, as it is installed."""
     begun = time.monotonic()
     ctx = Path(sys.executable).with_name("ctx")
-    name = agent.name.removesuffix(".d")
-    subprocess.run([ctx, "--root", daemon.root, "kill", name], check=True, timeout=TIMEOUT)
-    took = time.monotonic() - begun
+    subprocess.run([ctx, "--root", daemon.root, *words], check=True, timeout=TIMEOUT,
+                   stdout=subprocess.DEVNULL)
+    return time.monotonic() - begun
+
+
+def ctx_kill(daemon: Daemon, agent: Path) -> float:
+    """Seconds to its answer, more than those in which Python starts: hundreds of threads leave
+    it few of a processor's."""
+    starts = ctx_took(daemon, "help")
+    took = ctx_took(daemon, "kill", agent.name.removesuffix(".d"))
     wait_dead(agent)
-    return took
+    return took - starts
 
 
 def echo_kill(_: Daemon, agent: Path) -> float:
@@ -164,16 +171,12 @@ def stage() -> Iterator[Daemon]:
 def test_hundreds_who_queue_for_a_lock_hold_up_nobody(
     stage: Daemon, who: str, operation: str
 ) -> None:
-    """Or no longer than as many threads that only compute."""
-    bounds = BOUNDS
     for attempt in range(ATTEMPTS):
         owner = FIRST_OWNER + CASES.index((who, operation)) * ATTEMPTS + attempt
         took = waited(stage, who, operation, owner)
-        if all(took[what] <= bounds[what] for what in BOUNDS):
+        if all(took[what] <= bound for what, bound in BOUNDS.items()):
             return
-        usual = waited(stage, "stranger", "nothing", STRANGER)
-        bounds = {what: max(BOUNDS[what], TIMES_BASELINE * usual[what]) for what in BOUNDS}
-    raise AssertionError(f"{took}, allowed {bounds}")
+    raise AssertionError(f"seconds: {took}, allowed: {BOUNDS}")
 
 
 @pytest.mark.alone
@@ -232,9 +235,7 @@ libc.write(os.open(sys.argv[1], os.O_WRONLY), ctypes.c_void_p(address), 5)
 @pytest.mark.alone
 def test_root_kills_by_ctx_while_somebody_holds_the_ctl(daemon: Daemon) -> None:
     agent = daemon.run("held", "sleep 100000")
-    for each in (agent, daemon.run("other", "sleep 100000")):
-        wait_status(each, "busy")
-    usual = ctx_kill(daemon, daemon.agent_dir("other"))
+    wait_status(agent, "busy")
     with ExitStack() as stack:
         begun = []
         for words, waits in (
@@ -249,7 +250,7 @@ def test_root_kills_by_ctx_while_somebody_holds_the_ctl(daemon: Daemon) -> None:
             wait_until(lambda kernel=kernel, waits=waits: waits in kernel.read_text(), waits)  # type: ignore[misc]
         took = ctx_kill(daemon, agent)
         assert begun[1].poll() is None, "by echo, root waits for the lock"
-        assert took < max(OBEDIENCE, TIMES_BASELINE * usual), f"ctx kill took {took:.2f} s"
+        assert took < OBEDIENCE, f"ctx kill took {took:.2f} s"
         begun[0].kill()
         begun[1].wait(TIMEOUT)
 

@@ -4,10 +4,9 @@
  *     queue OPERATION THREADS DIRECTORY...
  *
  * Each thread does one thing without pause, for ever, with the directory /ctx/agent and with the
- * files of the agents whose DIRECTORY is named, their ctl above all. OPERATION is one of FUSE,
- * "pages" (do_pages), or "nothing", which only computes. When as many rounds are over as there are
- * threads, one line is printed: "attacks", and what came of the requests until then: errnos'
- * names, or "ok".
+ * files of the agents whose DIRECTORY is named, their ctl above all. OPERATION is one of FUSE, or
+ * "pages" (do_pages). When as many rounds are over as there are threads, one line is printed:
+ * "attacks", and what came of the requests until then: errnos' names, or "ok".
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -213,8 +212,6 @@ static void do_statfs(struct place *at)
 	note(statfs(at->shared, &told));
 }
 
-static void do_nothing(struct place *at) { note(at->number > 0 ? 0 : getppid()); }
-
 static const struct operation {
 	const char *name;
 	void (*round)(struct place *at);
@@ -226,7 +223,8 @@ static const struct operation {
 	{"create", do_create}, {"mknod", do_mknod}, {"symlink", do_symlink}, {"link", do_link},
 	{"unlink", do_unlink}, {"rename", do_rename}, {"open", do_open}, {"write", do_write},
 	{"read", do_read}, {"flush", do_flush}, {"poll", do_poll}, {"readlink", do_readlink},
-	{"statfs", do_statfs}, {"pages", do_pages}, {"nothing", do_nothing},
+	{"statfs", do_statfs},
+	{"pages", do_pages},
 };
 static const struct operation *mine;
 
