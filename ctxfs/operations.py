@@ -291,10 +291,12 @@ class Operations(pyfuse3.Operations):
             return None, None
 
     def _is_of_ctl(self, args: Sequence[Any]) -> bool:
-        """Whether a request is about a ``ctl``: that is answered at once, and its verbs act."""
+        """Whether a request is about a ``ctl``: that is answered at once, and its verbs act. What
+        somebody calls so in a folder is none."""
         node, _ = self._meant(args)
-        is_verbs = isinstance(node, RowNode) and isinstance(node.row, Verbs)
-        return is_verbs or b"ctl" in args[1:2]
+        return isinstance(node, RowNode) and (
+            isinstance(node.row, Verbs) or b"ctl" in args[1:2]
+        )
 
     def _over(self, row: Row, args: Sequence[Any]) -> Over:
         """How a request of an owner over its account is met.

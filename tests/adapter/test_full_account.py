@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from runtime.caller import Caller
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from tests.worlds.records import ROOT, inside
-from tests.worlds.tree import CONTEXT, USER, Mounted, complete, mounted_in
+from tests.worlds.tree import CONTEXT, USER, Mounted, complete, mounted_in, refused
 
 D = "agent/x.d"
 OWNER = 1000
@@ -144,3 +145,15 @@ def test_histories_count_when_they_grow(mounted: Mounted, agent: Agent) -> None:
     used_by(50)  # the first of them are in the store, and then there are directories
     used, grown = used_by(20)
     assert used == grown > 20 * 100
+
+
+def test_a_file_that_is_called_ctl_is_none(
+    mounted: Mounted, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over its account of time an agent is refused, but for its verbs."""
+    with mounted.as_(inside(agent)):
+        own, folder = mounted.inode(D), mounted.inode(f"{D}/artifact")
+        monkeypatch.setattr(mounted.ops._pace, "is_over", lambda who: who is not None)
+        complete(mounted.ops.lookup, own, b"ctl", CONTEXT)
+        with refused("EAGAIN"):
+            complete(mounted.ops.create, folder, b"ctl", 0o644, os.O_WRONLY, CONTEXT)
