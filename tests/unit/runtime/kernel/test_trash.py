@@ -105,5 +105,5 @@ def test_who_holds_what_is_removed_does_not_hold_up_who_discards(
     with ExitStack() as stack, held(own / "discarded" / "home"):
         for _ in range(2):
             wait_sleeping(stack.enter_context(subprocess.Popen(words)).pid)
-        assert stack.enter_context(subprocess.Popen(["mkdir", own / "more"])).wait(10) == 0
+        assert stack.enter_context(subprocess.Popen(["mkdir", str(own / "more")])).wait(10) == 0
     assert os.listdir(own) in ([], ["more"])
