@@ -101,9 +101,9 @@ def test_who_holds_what_is_removed_does_not_hold_up_who_discards(
     """Nor if two remove it, one of which an earlier daemon began."""
     own = directory / str(OWNER)
     (own / "discarded" / "home").mkdir(parents=True)
-    words = [native("walk"), "remove", str(OWNER), "20", tmp_path, f"trash/{OWNER}"]
+    words = [str(native("walk")), "remove", str(OWNER), "20", str(tmp_path), f"trash/{OWNER}"]
     with ExitStack() as stack, held(own / "discarded" / "home"):
         for _ in range(2):
             wait_sleeping(stack.enter_context(subprocess.Popen(words)).pid)
-        assert stack.enter_context(subprocess.Popen(["mkdir", str(own / "more")])).wait(10) == 0
+        assert stack.enter_context(subprocess.Popen(["mkdir", own / "more"])).wait(10) == 0
     assert os.listdir(own) in ([], ["more"])
