@@ -141,10 +141,6 @@ class Disk:
         """The share of an agent or a session, on the account of its owner at each moment."""
         return Share(self, lambda: whose.owner, self._payer)
 
-    def share_of(self, uid: int) -> Share:
-        """The part of a user."""
-        return Share(self, lambda: uid, self._payer)
-
     def check(self, owner: int, size: int, *, reserve: Reserve = Reserve.NONE) -> None:
         """``QuotaError`` if an owner has no room for so many bytes more."""
         self._accounts.check(owner, Resource.DISK, size, reserve=reserve)

@@ -154,9 +154,13 @@ def test_who_holds_up_a_measure_holds_up_no_other_owner(
     assert SIZE <= use(disk) < 2 * SIZE, "of his own, the trees that are not held"
 
 
+def share_in(world: World) -> Share:
+    return Share(world.agents.disk, lambda: OWNER, world.agents.identity.payer)
+
+
 def test_another_users_operators_have_no_part_in_the_reserve(tmp_path: Path) -> None:
     with world_in(tmp_path, owner_disk_max=100 * SIZE) as world:
-        share = world.agents.disk.share_of(OWNER)
+        share = share_in(world)
         world.agents.disk.note(OWNER, 90 * SIZE)
         share.check(operator(OWNER), SIZE)
         share.check(operator(0), 100 * SIZE)
@@ -166,7 +170,7 @@ def test_another_users_operators_have_no_part_in_the_reserve(tmp_path: Path) -> 
 
 def over(world: World) -> Share:
     world.agents.disk.note(OWNER, world.config.owner_disk_max)
-    return world.agents.disk.share_of(OWNER)
+    return share_in(world)
 
 
 def test_over_the_account_nothing_begins_and_everything_ends(tmp_path: Path) -> None:
