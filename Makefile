@@ -36,7 +36,7 @@ help:
 	@echo "make demo    run a parent agent and its children on this checkout"
 	@echo "make test    run lint, type checks and tests"
 	@echo "make test-faults   kill the daemon at more points"
-	@echo "make test-hostile  run all attacks, with bystanders at work"
+	@echo "make test-hostile  run all attacks, with bystanders at work (ROOTLESS=1: on a user's ctxd)"
 	@echo "make test-systemd  test the units in a container that boots systemd"
 	@echo "make test-vm       test limits and a power cut in an emulated machine"
 	@echo "make test-upgrade  take over the state and agents of an older version (OLD=COMMIT)"
@@ -118,7 +118,8 @@ test-faults: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m pytest -m long tests/unit tests/adapter tests/system
 
 test-hostile: $(STAMP) $(PROGRAMS)
-	CTXFS_TEST_BYSTANDERS=1 $(PYTHON) -m pytest -m "long or not long" tests/system/test_hostile*.py \
+	CTXFS_TEST_BYSTANDERS=1 $(PYTHON) -m $(if $(ROOTLESS),tests.rootless,pytest) \
+		-m "long or not long" tests/system/test_hostile*.py \
 		tests/system/test_next_lives.py tests/system/test_sources.py
 
 test-systemd: $(STAMP) $(PROGRAMS) deb

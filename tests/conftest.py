@@ -12,13 +12,13 @@ import pytest
 from hypothesis import settings
 
 from runtime.kernel import linux
-from runtime.kernel.cgroups import unified_mount
 from tests.worlds.daemon import MARK, REMOVALS, Daemon, begun, running, sampled
 from tests.worlds.membership import WATCH
 from tests.worlds.preloaded import PRELOADED
 from tests.worlds.records import World, world_in
 from tests.worlds.seclusion import SecludedDaemon, own_mounts
 from tests.worlds.tree import Mounted
+from tests.worlds.whose import HIERARCHY, ROOTLESS, keep_capabilities
 
 # A machine that does other things is no fault of what is tested.
 settings.register_profile("ctxfs", deadline=None)
@@ -53,8 +53,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                                         "tests in tests/mount and tests/system only")
             continue
         item.add_marker(getattr(pytest.mark, layer))
-        if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        reason = ""
+        if ROOTLESS:
+            if (mark := item.get_closest_marker("needs_root")) is not None:
+                reason = f"needs root: {mark.args[0]}"
+        elif os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
             reason = "needs root and /dev/fuse: run the tests as root"
+        if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
@@ -168,15 +173,16 @@ def _processes() -> dict[int, str]:
 def _leftovers() -> list[str]:
     found = [f"process {pid}: {command}" for pid, command in _processes().items()]
     found += [f"mount {m.point}" for m in linux.read_mounts() if f"/{MARK}-" in m.point]
-    hierarchy = unified_mount()
-    if hierarchy is not None:
-        found += [f"cgroup {p}" for p in hierarchy.glob(f"{MARK}-*")]
+    if HIERARCHY is not None:
+        found += [f"cgroup {p}" for p in HIERARCHY.glob(f"{MARK}-*")]
     return found
 
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left() -> Iterator[None]:
     """Fails the run if a process, mount or cgroup of a test is left."""
+    if ROOTLESS:
+        keep_capabilities()
     before = set(_leftovers())
     yield
     REMOVALS.wait()

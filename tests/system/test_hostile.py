@@ -33,6 +33,7 @@ from tests.system.hostile.guarded import guarded
 from tests.system.hostile.stage import CHECKS, CONFIG, Stage, compile_programs, heard
 from tests.system.hostile.staged import STAGED, Staged
 from tests.worlds.daemon import (
+    AGENT_UID,
     Daemon,
     daemon_of,
     read,
@@ -66,6 +67,7 @@ def stage() -> Iterator[Stage]:
             made.close()
 
 
+@pytest.mark.needs_root("its stage has many users")
 @pytest.mark.alone
 @pytest.mark.parametrize("attempt", TABLE, ids=by_name)
 def test_what_is_tried_is_refused(stage: Stage, attempt: Attempt) -> None:
@@ -79,6 +81,7 @@ def test_what_is_tried_is_refused(stage: Stage, attempt: Attempt) -> None:
     stage.hold(attempt.holds)
 
 
+@pytest.mark.needs_root("its stage has many users")
 @pytest.mark.alone
 @pytest.mark.parametrize("attempt", STAGED, ids=by_name)
 def test_what_takes_more_hands_is_refused(stage: Stage, attempt: Staged) -> None:
@@ -193,6 +196,7 @@ def is_answered(daemon: Daemon, bystander: Path, number: int) -> None:
     assert time.monotonic() - begun < PATIENCE
 
 
+@pytest.mark.needs_root("each flood is on an account of its own")
 @pytest.mark.alone
 def test_floods_end_at_limits_and_with_their_agents() -> None:
     daemon = Daemon(config=LIMITS)
@@ -307,7 +311,7 @@ def test_a_git_that_hangs_holds_up_its_own_parent_only(daemon: Daemon) -> None:
     wait_status(bystander, "busy")
     repository = daemon.base / "repository"
     repository.mkdir()
-    os.chown(repository, 61000, 61000)
+    os.chown(repository, AGENT_UID, AGENT_UID)
     git = daemon.base / "git"
     git.write_text("#!/bin/sh\nexec sleep 1000\n")
     git.chmod(0o755)
@@ -329,6 +333,7 @@ def test_a_git_that_hangs_holds_up_its_own_parent_only(daemon: Daemon) -> None:
     assert time.monotonic() - begun < 10
 
 
+@pytest.mark.needs_root("it mounts a small disk")
 def test_a_full_disk_keeps_nobody_alive_and_no_history_broken() -> None:
     daemon = Daemon(config="grace: 500ms\n")
     daemon.state.mkdir()

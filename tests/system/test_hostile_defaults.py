@@ -85,7 +85,7 @@ def test_the_history_names_who_wrote_and_who_stopped(daemon: Daemon) -> None:
     wait_dead(victim)
     wait_dead(stopper)
     events = daemon.events("victim")
-    me, it = "operator uid:0", "agent:stopper run:r1"
+    me, it = f"operator uid:{os.geteuid()}", "agent:stopper run:r1"
     assert all("by" in event for event in events)
     controls = [(e.get("file"), e.get("verb"), e["by"]) for e in events
                 if e["type"] == "agent.control"]
@@ -155,7 +155,7 @@ def test_tasks_and_runs_that_somebody_ends_say_who(daemon: Daemon) -> None:
     write(agent / "ctl", "abort")
     wait_until(lambda: "run.end" in {e["type"] for e in daemon.events("turner")}, "it ends")
     told = {e["type"]: e["by"] for e in daemon.events("turner")}
-    me = "operator uid:0"
+    me = f"operator uid:{os.geteuid()}"
     for kind in ("task.start", "task.end", "message.queued", "run.end", "message.end"):
         assert told[kind] == me, kind
     assert told["run.start"] == "runtime"

@@ -119,6 +119,7 @@ def test_a_durable_home_that_grows_over_the_account_is_stopped(small: Daemon) ->
     assert told[0]["by"] == "runtime"
 
 
+@pytest.mark.needs_root("owners have accounts of their own")
 @pytest.mark.settings(owner_disk_max="16M", grace="1s")
 def test_a_space_that_grows_is_stopped_whoever_writes_it(daemon: Daemon) -> None:
     """Its owner pays; an agent of another user fills it, and one that only reads goes on."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,9 @@ from tests.worlds.daemon import (
     wait_until,
     write,
 )
+from tests.worlds.held import held
 from tests.worlds.unfilled import unfilled_file
+from tests.worlds.whose import ROOTLESS
 
 THREADS = 500
 #: who has no rights to anything
@@ -53,6 +56,7 @@ BOUNDS = {"echo kill": OBEDIENCE, "ctx kill": OBEDIENCE,
           "lookup": TURN, "mkdir": TURN, "status": TURN}
 
 
+@pytest.mark.needs_root("others do not get as far: test_hostile_rootless.py")
 @pytest.mark.parametrize("name", ["ctl", "inbox"])
 def test_who_has_no_rights_is_refused_before_a_lock_is_taken(daemon: Daemon, name: str) -> None:
     """By the look-up; by whom the name was handed to, by the mode."""
@@ -121,12 +125,13 @@ def by_an_agent(daemon: Daemon, operation: str, other: Path, owner: int) -> Iter
 
 @contextmanager
 def by_a_stranger(daemon: Daemon, operation: str, other: Path, owner: int) -> Iterator[Path]:
-    """Ends before the context does; the other agent stands for it."""
+    """Ends before the context does; the other agent stands for it. Without root it is the user,
+    outside of all agents."""
+    ids: dict[str, Any] = {} if ROOTLESS else {"user": owner, "group": owner, "extra_groups": []}
     words = [str(daemon.base / "programs" / "queue"), operation, str(THREADS), str(other)]
     # a session of its own has its own share of the processors
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, user=owner, group=owner,
-                          extra_groups=[], start_new_session=True,
-                          env={"CTX_ROOT": str(daemon.root)}) as process:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True,
+                          env={"CTX_ROOT": str(daemon.root)}, **ids) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline().startswith("attacks")
@@ -197,7 +202,7 @@ TRACING = Path("/sys/kernel/tracing")
 SENT = Path("events/fuse/fuse_request_send")
 
 
-@pytest.mark.skipif(not (TRACING / SENT).exists(), reason="needs the kernel's traces of FUSE")
+@pytest.mark.skipif(not os.path.exists(TRACING / SENT), reason="needs the kernel's traces of FUSE")
 def test_nobody_who_syncs_a_directory_is_asked_for(daemon: Daemon) -> None:
     """Of hundreds who are first each would be, in its turn at the lock."""
     compiled(daemon, "queue")
@@ -217,44 +222,22 @@ def test_nobody_who_syncs_a_directory_is_asked_for(daemon: Daemon) -> None:
     assert "FUSE_FSYNCDIR" not in sent
 
 
-#: writes to a file from a page that nobody fills (userfaultfd(2)), as a user can from a page of a
-#: FUSE filesystem of his own: the kernel has the lock of the file by then
-WRITE = """
-import ctypes, fcntl, mmap, os, struct, sys
-libc = ctypes.CDLL(None, use_errno=True)
-fault = libc.syscall(323, os.O_CLOEXEC)
-assert fault >= 0, os.strerror(ctypes.get_errno())
-fcntl.ioctl(fault, 0xC018AA3F, struct.pack('QQQ', 0xAA, 0, 0))
-page = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-address = ctypes.addressof(ctypes.c_char.from_buffer(page))
-fcntl.ioctl(fault, 0xC020AA00, struct.pack('QQQQ', address, 4096, 1, 0))
-libc.write(os.open(sys.argv[1], os.O_WRONLY), ctypes.c_void_p(address), 5)
-"""
-
-
 @pytest.mark.alone
 def test_root_kills_by_ctx_while_somebody_holds_the_ctl(daemon: Daemon) -> None:
     agent = daemon.run("held", "sleep 100000")
     wait_status(agent, "busy")
-    with ExitStack() as stack:
-        begun = []
-        for words, waits in (
-            (["/usr/bin/python3", "-c", WRITE, str(agent / "ctl")], "userfault"),
-            (["sh", "-c", f"echo kill > {agent}/ctl"], "do_truncate"),
-        ):
-            process = stack.enter_context(subprocess.Popen(words))
-            begun.append(process)
-            for earlier in begun:
-                stack.callback(earlier.kill)
-            kernel = Path(f"/proc/{process.pid}/stack")
-            wait_until(lambda kernel=kernel, waits=waits: waits in kernel.read_text(), waits)  # type: ignore[misc]
+    with held(agent / "ctl", "write"):
+        # once it has the lock, the agent is dead
+        waiting = subprocess.Popen(["sh", "-c", f"echo kill > {agent}/ctl 2> /dev/null"])
+        kernel = Path(f"/proc/{waiting.pid}/wchan")
+        wait_until(lambda: "truncate" in kernel.read_text(), "by echo, who kills it waits")
         took = ctx_kill(daemon, agent)
-        assert begun[1].poll() is None, "by echo, root waits for the lock"
+        assert waiting.poll() is None, "by echo, who kills it waits for the lock"
         assert took < OBEDIENCE, f"ctx kill took {took:.2f} s"
-        begun[0].kill()
-        begun[1].wait(TIMEOUT)
+    waiting.wait(TIMEOUT)
 
 
+@pytest.mark.needs_root("it mounts")
 def test_ctx_says_verbs_although_the_mount_shows_something_else(daemon: Daemon) -> None:
     agent = daemon.run("told", "sleep 100000")
     wait_status(agent, "busy")
@@ -278,6 +261,7 @@ ctypes.CDLL(None).getdents64(fd, ctypes.c_void_p(address), 1 << 16)
 """
 
 
+@pytest.mark.needs_root("it looks into the kernel's stacks")
 @pytest.mark.alone
 def test_who_holds_the_lock_of_agents_is_named_and_those_that_live_go_on() -> None:
     with running(Daemon(config="watchdog: 1s\n")) as daemon, ExitStack() as stack:

@@ -12,9 +12,10 @@ import pytest
 
 from tests.system.hostile.guarded import OBEDIENCE, Guard
 from tests.worlds.daemon import Daemon, read, wait_dead, wait_until, write
+from tests.worlds.whose import OTHER
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
-OWNER = "4000"
+OWNER = OTHER
 #: that an attack goes on, in seconds
 LONG_ENOUGH = 4.0
 

@@ -110,6 +110,7 @@ def test_no_crash_of_an_agents_is_given_to_a_program_of_the_host(daemon: Daemon)
     assert said == ["(1, 1)", "0 1 1", "0 1 1", f"{1 << 20} {1 << 20}"], read(agent, "log")
 
 
+@pytest.mark.needs_root("only root sees what these have open")
 def test_no_process_of_a_cell_has_a_directory_open(daemon: Daemon) -> None:
     """By one of the host's, or of its parent's view, it would be out of its own."""
     busy = script(daemon, "busy", (
@@ -141,6 +142,7 @@ def test_no_process_of_a_cell_has_a_directory_open(daemon: Daemon) -> None:
     wait_dead(agent)
 
 
+@pytest.mark.needs_root("it mounts")
 def test_what_is_mounted_later_comes_into_no_view(daemon: Daemon) -> None:
     """It was writable in what an agent has read-only, devices included, where the host's mounts
     are shared among namespaces, as systemd makes them."""

@@ -12,9 +12,10 @@ import pytest
 
 from tests.system.hostile.guarded import Guard
 from tests.worlds.daemon import Daemon, read, wait_until
+from tests.worlds.whose import OTHER
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
-OWNER = "4000"
+OWNER = OTHER
 #: that an attack goes on, in seconds
 LONG_ENOUGH = 1.5
 

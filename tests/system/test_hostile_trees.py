@@ -12,9 +12,10 @@ from tests.system.hostile.guarded import OBEDIENCE, Guard
 from tests.system.test_spaces import as_uid, errno_of, make, removed
 from tests.worlds.daemon import AGENT_UID, Daemon, read, wait_dead, wait_until, write
 from tests.worlds.held import held
+from tests.worlds.whose import OTHER
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
-OWNER = "4000"
+OWNER = OTHER
 #: that an attack goes on, in seconds
 LONG_ENOUGH = 4.0
 

@@ -113,6 +113,7 @@ def test_an_agents_link_is_not_followed(
     assert read(agent, field) in ("", "inherit\n")
 
 
+@pytest.mark.needs_root("no link there is root's")
 def test_roots_links_are_followed_and_shown_as_what_they_are(
     shared_daemon: Daemon, ground: Ground
 ) -> None:

@@ -18,13 +18,14 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from runtime.kernel.cgroups import Cgroup, unified_mount
+from runtime.kernel.cgroups import Cgroup
 from tests.worlds.membership import WATCH, Place
 from tests.worlds.preloaded import PRELOADED, Forked
 from tests.worlds.readiness import readable
+from tests.worlds.whose import AGENT_UID as AGENT_UID
+from tests.worlds.whose import HIERARCHY, IDS, ROOTLESS
 
 TIMEOUT = 30.0
-AGENT_UID = 61000
 #: seconds after which it is looked again
 _LONGEST: Final = 0.25
 #: in the name of everything that this run of the tests makes
@@ -78,7 +79,7 @@ REMOVALS: Final = _Removals()
 class Daemon:
     """One ctxd. Start, stop and kill it as often as the test needs."""
 
-    rootless = False
+    rootless = ROOTLESS
     #: whether its command is executed: the whole way, which costs three times as much
     executed = False
 
@@ -90,12 +91,11 @@ class Daemon:
         self.root = self.base / "ctx"
         self.state = self.base / "state"
         self.runtime = self.base / "run"
-        mount = unified_mount()
-        assert mount is not None
+        assert HIERARCHY is not None
         name = f"{MARK}-{next(_numbers)}"
-        self.cgroup = Cgroup(mount / name)
+        self.cgroup = Cgroup(HIERARCHY / name)
         #: the daemon's own, with nothing else of the machine in it
-        self.own = Cgroup(mount / f"{name}-own")
+        self.own = Cgroup(HIERARCHY / f"{name}-own")
         self.log = self.base / "log"
         self.arguments = [
             *("--mount", str(self.root), "--state", str(self.state)),
@@ -298,6 +298,15 @@ class Daemon:
         said = self.log.read_text(errors="replace")
         assert status == -signal.SIGKILL, f"the daemon ended with {status}:\n{said}"
 
+    def abort(self) -> None:
+        """Ends the kernel's connection to it, as its user can."""
+        device = os.stat(self.root).st_dev
+        if self.rootless:
+            Path(f"/sys/fs/fuse/connections/{os.minor(device)}/abort").write_text("1")
+        else:  # it is mounted elsewhere too, so that this fails, and aborts
+            subprocess.run(["umount", "-f", str(self.runtime / "root" / "ctx")], check=False,
+                           stderr=subprocess.DEVNULL)
+
     def restart(self) -> None:
         """After a crash."""
         self.kill()
@@ -326,11 +335,12 @@ class Daemon:
         return self.root / "agent" / f"{name}.d"
 
     def make(self, name: str, command: str = "", handoff: str = "", **files: str) -> Path:
-        """A new agent with some of its files written."""
+        """A new agent with some of its files written. Without root its owner is the user."""
         directory = self.agent_dir(name)
         directory.mkdir()
         for file, text in files.items():
-            write(directory / file, text)
+            if file not in IDS:
+                write(directory / file, text)
         if command:
             write(directory / "exec", command)
         if handoff:

@@ -1,4 +1,4 @@
-"""A directory whose lock somebody holds, as an agent can by a page that is not filled."""
+"""A lock of the kernel's that somebody holds, as an agent can by a page that is not filled."""
 
 from __future__ import annotations
 
@@ -9,28 +9,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-#: lists the directory into a page that nobody fills (userfaultfd(2)), with the lock held for
-#: reading; then wants it for writing, and everybody else waits behind that
+from tests.worlds.unfilled import unfilled_file
+
+#: lists a directory into a page that nobody fills, with the directory's lock held for reading;
+#: then wants it for writing, and everybody else waits behind that. Or writes a file from that page.
 _HOLDER: Final = """
-import ctypes, fcntl, mmap, os, struct, sys, threading
-libc = ctypes.CDLL(None, use_errno=True)
-fault = libc.syscall(323, os.O_CLOEXEC)
-assert fault >= 0, os.strerror(ctypes.get_errno())
-fcntl.ioctl(fault, 0xC018AA3F, struct.pack('QQQ', 0xAA, 0, 0))
-page = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-address = ctypes.addressof(ctypes.c_char.from_buffer(page))
-fcntl.ioctl(fault, 0xC020AA00, struct.pack('QQQQ', address, 4096, 1, 0))
-top = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECTORY)
-threading.Thread(target=libc.syscall, args=(217, top, ctypes.c_void_p(address), 4096)).start()
-os.read(fault, 32)
-writer = os.fork()
-if not writer:
-    try:
-        os.rmdir(sys.argv[1] + '/none')
-    finally:
-        os._exit(0)
-while open(f'/proc/{writer}/stat').read().rsplit(')', 1)[1].split()[0] != 'D':
+import ctypes, mmap, os, sys, threading
+libc = ctypes.CDLL(None)
+what, at, file = sys.argv[1:]
+page = mmap.mmap(os.open(file, os.O_RDONLY), 4096, mmap.MAP_PRIVATE,
+                 mmap.PROT_READ | mmap.PROT_WRITE)
+address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(page)))
+top = os.open(at, os.O_WRONLY if what == 'write' else os.O_RDONLY | os.O_DIRECTORY)
+call = {'write': 1, 'list': 217}[what]
+holds = threading.Thread(target=libc.syscall, args=(call, top, address, 4096))
+holds.start()
+while open(f'/proc/self/task/{holds.native_id}/syscall').read().split()[0] != str(call):
     pass
+if what == 'list':
+    writer = os.fork()
+    if not writer:
+        try:
+            os.rmdir(at + '/none')
+        finally:
+            os._exit(0)
+    while open(f'/proc/{writer}/stat').read().rsplit(')', 1)[1].split()[0] != 'D':
+        pass
 print('held', flush=True)
 sys.stdin.read()
 os._exit(0)
@@ -38,16 +42,17 @@ os._exit(0)
 
 
 @contextmanager
-def held(directory: Path) -> Iterator[None]:
-    """While it is held: who lists it waits, and can be killed."""
-    holder = subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, str(directory)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        yield
-    finally:
-        holder.kill()
-        holder.communicate()
+def held(path: Path, what: str = "list") -> Iterator[None]:
+    """While it is held: who wants it waits, and can be killed."""
+    with unfilled_file() as file:
+        holder = subprocess.Popen(
+            [sys.executable, "-c", _HOLDER, what, str(path), str(file)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            yield
+        finally:
+            holder.kill()
+            holder.communicate()

@@ -33,6 +33,7 @@ from typing import Final
 
 from runtime.kernel.cgroups import unified_mount
 from tests.worlds.readiness import readable
+from tests.worlds.whose import HIERARCHY
 
 _NETLINK_CONNECTOR: Final = 11
 _CN_IDX_PROC: Final = 1
@@ -88,9 +89,7 @@ class Place:
     def __init__(
         self, watch: Watch, *, root: Path, own: Path, programs: Path, rootless: bool
     ) -> None:
-        mount = unified_mount()
-        assert mount is not None
-        self.root, self.own = (f"/{path.relative_to(mount)}" for path in (root, own))
+        self.root, self.own = map(_relative, (root, own))
         self._house = frozenset(str(programs / name) for name in _HOUSE)
         self._programs = f"{programs}/"
         self._rootless = rootless
@@ -356,8 +355,19 @@ class Watch:
         return None if "/agent-" in path else place
 
 
+def _relative(path: Path) -> str:
+    """To the hierarchy's root."""
+    mount = unified_mount()
+    assert mount is not None
+    return f"/{path.relative_to(mount)}".removesuffix("/.")
+
+
+#: in which all daemons have theirs
+_ABOVE: Final = f"{_relative(HIERARCHY)}/" if HIERARCHY is not None else "/"
+
+
 def _first(path: str) -> str:
-    return path[1:].partition("/")[0]
+    return path.removeprefix(_ABOVE).partition("/")[0]
 
 
 #: what a daemon is

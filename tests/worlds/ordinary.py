@@ -13,16 +13,19 @@ import pickle
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import pytest
+
 from tests.worlds.daemon import Daemon
+from tests.worlds.whose import ROOTLESS
 
 T = TypeVar("T")
 UID: Final = 61001
-_IDS: Final = ("setpriv", "--reuid", str(UID), "--regid", str(UID), "--clear-groups")
+IDS: Final = ("setpriv", "--reuid", str(UID), "--regid", str(UID), "--clear-groups")
 _CLONE_NEWNS: Final = 0x20000
 _PR_SET_DUMPABLE: Final = 4
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -103,6 +106,50 @@ def _become_user(function: Callable[[], Any], machine: int | None, write_end: in
         os._exit(0)
 
 
+def delegate(*cgroups: Path) -> None:
+    """What an administrator does: makes cgroups for the user."""
+    for path in cgroups:
+        path.mkdir()
+        for owned in (path, *map(path.joinpath, ("cgroup.procs", "cgroup.subtree_control"))):
+            os.chown(owned, UID, UID)
+
+
+def make_machine(
+    own: Path, propagation: str = "shared", fusectl: str = "yes"
+) -> subprocess.Popen[bytes]:
+    """A process whose mounts they are; ends with its input."""
+    checkout = Path(__file__).parents[2]
+    needed = []
+    closed = set()
+    for path in {Path(sys.base_prefix), Path(sys.prefix).resolve(), checkout}:
+        ways = (p for p in (*reversed(path.parents), path) if not p.stat().st_mode & 0o001)
+        if (first := next(ways, None)) is not None:
+            closed.add(str(first))
+            needed.append(str(path))
+    machine = subprocess.Popen(
+        [
+            *("unshare", "--mount", "--propagation", "private", "sh", "-euc", _MACHINE, "sh"),
+            *(str(own), str(UID), propagation, fusectl, *sorted(closed), "--", *sorted(needed)),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert machine.stdout is not None
+    assert machine.stdout.readline() == b"made\n"
+    return machine
+
+
+def on_machine(
+    machine: subprocess.Popen[bytes], *command: str, cgroup: Path | None = None,
+    ids: Sequence[str] = IDS,
+) -> list[str]:
+    """What becomes a command of the user there, in a cgroup."""
+    enter = ["nsenter", f"--mount=/proc/{machine.pid}/ns/mnt", "--"]
+    if cgroup is not None:
+        enter += ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(cgroup)]
+    return [*enter, *ids, *command]
+
+
 class OrdinaryDaemon(Daemon):
     """One ctxd of an ordinary user, with the places and the cgroup that it finds itself."""
 
@@ -110,6 +157,8 @@ class OrdinaryDaemon(Daemon):
     executed = True
 
     def __init__(self, *, config: str = "", propagation: str = "shared", fusectl: str = "yes"):
+        if ROOTLESS:
+            pytest.skip("needs root: it makes a machine for a user")
         super().__init__()
         self.home = self.base / "home"
         self.run_dir = self.base / "run-user"
@@ -131,37 +180,8 @@ class OrdinaryDaemon(Daemon):
             file = self.home / ".config" / "ctxfs" / "config.yaml"
             file.parent.mkdir(parents=True)
             file.write_text(config)
-        self._delegate()
-        self._machine = self._make_machine(propagation, fusectl)
-
-    def _delegate(self) -> None:
-        """What an administrator does."""
-        for path in (self.cgroup.path, self.cgroup.path / "daemon"):
-            path.mkdir()
-            for owned in (path, *map(path.joinpath, ("cgroup.procs", "cgroup.subtree_control"))):
-                os.chown(owned, UID, UID)
-
-    def _make_machine(self, propagation: str, fusectl: str) -> subprocess.Popen[bytes]:
-        checkout = Path(__file__).parents[2]
-        needed = []
-        closed = set()
-        for path in {Path(sys.base_prefix), Path(sys.prefix).resolve(), checkout}:
-            ways = (p for p in (*reversed(path.parents), path) if not p.stat().st_mode & 0o001)
-            if (first := next(ways, None)) is not None:
-                closed.add(str(first))
-                needed.append(str(path))
-        machine = subprocess.Popen(
-            [
-                *("unshare", "--mount", "--propagation", "private", "sh", "-euc", _MACHINE, "sh"),
-                *(str(self.base / "machine"), str(UID), propagation, fusectl),
-                *(*sorted(closed), "--", *sorted(needed)),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert machine.stdout is not None
-        assert machine.stdout.readline() == b"made\n"
-        return machine
+        delegate(self.cgroup.path, self.cgroup.path / "daemon")
+        self._machine = make_machine(self.base / "machine", propagation, fusectl)
 
     def _placed(self, command: list[str]) -> list[str]:
         return command
@@ -172,12 +192,11 @@ class OrdinaryDaemon(Daemon):
     def command(self, *more: str) -> list[str]:
         return self.run_as_user(*super().command(*more), cgroup=self.cgroup.path / "daemon")
 
-    def run_as_user(self, *command: str, cgroup: Path | None = None) -> list[str]:
+    def run_as_user(
+        self, *command: str, cgroup: Path | None = None, ids: Sequence[str] = IDS
+    ) -> list[str]:
         """What becomes a command of the user on that machine, in a cgroup."""
-        enter = ["nsenter", f"--mount=/proc/{self._machine.pid}/ns/mnt", "--"]
-        if cgroup is not None:
-            enter += ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(cgroup)]
-        return [*enter, *_IDS, *command]
+        return on_machine(self._machine, *command, cgroup=cgroup, ids=ids)
 
     def do(self, function: Callable[[], T]) -> T:
         """What a function returns or raises in a process of the user, outside of all agents."""

@@ -1,6 +1,7 @@
 """Programs of the attacks, compiled once for all processes of the tests.
 
 They are kept in ``build/attacks``, named by what they are made of; ``make clean`` removes them.
+A user who cannot write there keeps them as long as the run.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import functools
 import hashlib
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Final
 
+from tests.worlds.whose import ROOTLESS
+
 _FLAGS: Final = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror")
-_KEPT: Final = Path(__file__).parents[3] / "build" / "attacks"
+_KEPT: Final = (Path(tempfile.gettempdir()) if ROOTLESS
+                else Path(__file__).parents[3] / "build") / "attacks"
 
 
 @functools.cache

@@ -37,10 +37,11 @@ from typing import Final
 
 from tests.system.hostile.compiling import compile_to
 from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.whose import AGENT_UID, ROOTLESS
 
 HERE: Final = Path(__file__).parent
-#: owns the bystanders; nobody else of the suite has this uid
-BYSTANDER: Final = 4343
+#: owns the bystanders; nobody else of the suite has this uid, unless everything has the user's
+BYSTANDER: Final = AGENT_UID if ROOTLESS else 4343
 #: seconds of the 99th percentile, and of root's kill
 LATENCY: Final = 0.25
 OBEDIENCE: Final = 1.0
@@ -166,7 +167,9 @@ def _group_lives(group: int) -> bool:
     return False
 
 
-_IDS: Final = ("setpriv", f"--reuid={BYSTANDER}", f"--regid={BYSTANDER}", "--clear-groups")
+_IDS: Final = () if ROOTLESS else (
+    "setpriv", f"--reuid={BYSTANDER}", f"--regid={BYSTANDER}", "--clear-groups"
+)
 
 
 def _as_user(*command: str) -> None:

@@ -65,9 +65,9 @@ static int careless(char **command)
 		    KEY_SPEC_SESSION_KEYRING) < 0)
 		die("a key");
 	setenv("HOSTILE_SECRET", "the daemon's secret", 1);
-	secret = open("/etc/shadow", O_RDONLY);
+	secret = open("/etc/passwd", O_RDONLY);
 	if (dup2(secret, 77) < 0)
-		die("/etc/shadow");
+		die("/etc/passwd");
 	execv(command[0], command);
 	die(command[0]);
 	return 1;
