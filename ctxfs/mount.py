@@ -159,7 +159,12 @@ def check_point(places: Places, privilege: Privilege) -> None:
 def _check_link(places: Places) -> None:
     """The same without root, where nobody can bind the filesystem to a second place."""
     point = places.mount
-    if point.is_symlink() and os.readlink(point) == str(places.fuse):
+    # nobody else's, who could change it
+    if (
+        point.is_symlink()
+        and os.readlink(point) == str(places.fuse)
+        and point.lstat().st_uid == os.geteuid()
+    ):
         return
     if point.is_symlink() or point.exists():
         raise StartupError(
@@ -185,8 +190,10 @@ def _bound(places: Places, *, taken: bool) -> Iterator[None]:
 @contextmanager
 def _linked(places: Places) -> Iterator[None]:
     """The mount point as a link, as it is in sandboxes."""
-    with suppress(FileExistsError):  # a daemon that was killed left it
+    try:
         places.mount.symlink_to(places.fuse)
+    except FileExistsError:  # a daemon that was killed left it, or somebody was faster
+        _check_link(places)
     try:
         yield
     finally:

@@ -130,6 +130,11 @@ class Runtime:
 def _private_directory(path: Path, mode: int) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True, mode=mode)
+        # whoever else may make names there may have been faster, with a link of theirs
+        if (owner := path.lstat().st_uid) not in (0, os.geteuid()):
+            raise StartupError(
+                f"{path}: {path} belongs to uid {owner}: choose a directory of your own"
+            )
         os.chmod(path, mode)
     except OSError as error:
         raise StartupError(f"{path}: {error.strerror}") from None
