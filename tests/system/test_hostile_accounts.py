@@ -102,6 +102,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.needs_root("who works beside it is on the same account")
 @pytest.mark.alone
 def test_out_of_descriptors_nobody_is_unknown_and_root_is_obeyed() -> None:
     """Six children open files until they are refused: that was once the daemon's last."""
@@ -229,6 +230,7 @@ def test_who_holds_what_is_told_to_the_owner_and_all_of_it_to_root(daemon: Daemo
     assert 'ctxfs_account_used{account="monitors"}' in (daemon.root / "metrics").read_text()
 
 
+@pytest.mark.needs_root("who works beside it is on the same account")
 @pytest.mark.usefixtures("guard_beside")
 def test_memory_is_given_back_and_long_texts_are_not_in_it(daemon: Daemon) -> None:
     """Work items once stayed in the daemon's memory, after their agent's death too."""

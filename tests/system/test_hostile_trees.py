@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.system.hostile.guarded import OBEDIENCE, Guard
 from tests.system.test_spaces import as_uid, errno_of, make, removed
 from tests.worlds.daemon import AGENT_UID, Daemon, read, wait_dead, wait_until, write
@@ -145,6 +147,7 @@ def go_on(daemon: Daemon, name: str) -> None:
     removed(space, AGENT_UID)
 
 
+@pytest.mark.needs_root("others have turns of their own")
 def test_who_holds_a_space_that_is_removed_waits_alone(daemon: Daemon) -> None:
     """rmdir(2) takes the lock of what it removes with that of the directory above: the helper
     sleeps for as long as its owner likes, whatever becomes of ctxd."""
