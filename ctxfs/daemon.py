@@ -489,12 +489,21 @@ def main(argv: list[str] | None = None) -> int:
         daemon_log.close()
 
 
+def _resolved(path: Path) -> Path:
+    """Not through a link of another user at its end, which is refused later."""
+    at = path.parent.resolve() / path.name
+    with suppress(FileNotFoundError):
+        if at.lstat().st_uid in (0, os.geteuid()):
+            return at.resolve()
+    return at
+
+
 def _run(
     arguments: argparse.Namespace, defaults: Defaults, privilege: Privilege, daemon_log: DaemonLog
 ) -> int:
     # paths into trees are compared as text
-    own = arguments.runtime.resolve()
-    places = Places(mount=arguments.mount, state=arguments.state, runtime=own)
+    runtime = _resolved(arguments.runtime)
+    places = Places(mount=arguments.mount, state=arguments.state, runtime=runtime)
     config_file = arguments.config or defaults.config
     failure: BaseException | None = None
     early: list[int] = []
