@@ -165,6 +165,7 @@ def test_the_lock_of_an_agents_cgroup_is_nobody_elses(daemon: Daemon) -> None:
     wait_until(lambda: not leaf.exists(), "it is removed as soon as it can be")
 
 
+@pytest.mark.needs_root("others are to try it")
 def test_nobody_else_lists_where_the_daemon_makes_cgroups(daemon: Daemon) -> None:
     """Who lists a directory can hold its lock: so could any user of the host."""
     agent = daemon.run("host", "sleep 1000")
@@ -177,6 +178,7 @@ def test_nobody_else_lists_where_the_daemon_makes_cgroups(daemon: Daemon) -> Non
         assert b"Permission denied" in done.stderr, (directory, done)
 
 
+@pytest.mark.needs_root("who asks beside it is of the same owner, which has one helper")
 @pytest.mark.alone
 def test_a_process_that_cannot_be_looked_into_holds_up_its_own_line_only(daemon: Daemon) -> None:
     """It waits for a page with the lock of its memory."""
