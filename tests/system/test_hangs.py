@@ -122,10 +122,12 @@ def behind_the_lock_of_a_directory(daemon: Daemon) -> Iterator[None]:
     made = daemon.agent_dir("made")
     maker = subprocess.Popen(["sh", "-c", 'while :; do mkdir "$0"; rmdir "$0"; done', made],
                              stderr=subprocess.DEVNULL)
-    with _held(daemon, "directory", fifos, lambda: None, "do_unlinkat|filename_create"):
-        yield
-    maker.kill()
-    maker.wait()
+    try:
+        with _held(daemon, "directory", fifos, lambda: None, "do_unlinkat|filename_create"):
+            yield
+    finally:
+        maker.kill()
+        maker.wait()
     assert re.search("waiting: (mkdir|rmdir) ", daemon.log.read_text())
 
 
@@ -147,10 +149,13 @@ def _held(
             assert holder.stdout is not None
             holder.stdout.readline()
             begin()
-        # the loop sleeps all the time, and the other in the middle of it
-        slept = _sleeps(daemon.pid, where)
-        waits = slept and _sleeps(holder.pid, "request_wait_answer")
-        return bool(waits and _sleeps(daemon.pid, where) == slept)
+        while holder.poll() is None:  # not a look now and then: the guard soon parts them
+            # the loop sleeps all the time, and the other in the middle of it
+            slept = _sleeps(daemon.pid, where)
+            waits = slept and _sleeps(holder.pid, "request_wait_answer")
+            if waits and _sleeps(daemon.pid, where) == slept:
+                return True
+        return False
 
     try:
         wait_until(meet, "the loop waits for who waits for it")
