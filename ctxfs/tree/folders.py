@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -691,11 +692,10 @@ class FolderNode(Node):
         if target.folder is not self.folder:
             raise CrossingError("a file cannot be renamed into another directory like it: copy it")
         with self._changing(call, name) as fd, self.table.directory(target) as to:
-            if flags:
-                linux.rename(fd, name, to, new_name, flags)
-                replaced = None
+            if target.inode != self.inode:
+                replaced = _move(fd, name, to, new_name, flags)
             else:
-                replaced = _replace(fd, name, to, new_name)
+                replaced = _replace(fd, name, new_name, flags)
         if replaced is not None:
             target._lost(new_name, replaced)
         self.table.move((self.inode, name), (target.inode, new_name))
@@ -710,7 +710,7 @@ class FolderNode(Node):
                 raise ForbiddenError(f"only a file can be renamed over {path.name}")
             to = os.open(path.parent, os.O_PATH | _DIRECTORY)
             try:
-                replaced = _replace(fd, name, to, path.name)
+                replaced = _move(fd, name, to, path.name, 0)
             finally:
                 os.close(to)
         if replaced is not None:
@@ -723,26 +723,50 @@ class FolderNode(Node):
             self.table.cache.forget_attributes(number)
 
 
-def _replace(fd: int, name: str, to: int, new_name: str) -> int | None:
-    """Renames. Of what was there by the new name, a descriptor is left."""
+def _move(fd: int, name: str, to: int, new_name: str, flags: int) -> int | None:
+    """Renames a file into another directory, by a second name.
+
+    rename(2) of two directories takes a lock of the whole filesystem, which an agent that renames
+    in a durable tree may hold. A directory has no second name.
+    """
+    if stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+        raise CrossingError("a directory cannot be renamed into another directory: copy it")
+    if flags == linux.RENAME_EXCHANGE:
+        raise CrossingError("files of two directories cannot be exchanged: copy them")
+    linked = f".{secrets.token_hex(8)}"
+    os.link(name, linked, src_dir_fd=fd, dst_dir_fd=to, follow_symlinks=False)
     try:
-        replaced = os.open(new_name, _ENTRY, dir_fd=to)
-    except FileNotFoundError:
-        linux.rename(fd, name, to, new_name, 0)
+        replaced = _replace(to, linked, new_name, flags)
+    except OSError:
+        os.unlink(linked, dir_fd=to)
+        raise
+    os.unlink(name, dir_fd=fd)
+    return replaced
+
+
+def _replace(fd: int, name: str, new_name: str, flags: int) -> int | None:
+    """Renames in a directory. Of what was there by the new name, a descriptor is left."""
+    if flags:
+        linux.rename(fd, name, new_name, flags)
         return None
     try:
-        if not stat.S_ISREG(os.fstat(replaced).st_mode) or not _exchange(fd, name, to, new_name):
-            linux.rename(fd, name, to, new_name, 0)
+        replaced = os.open(new_name, _ENTRY, dir_fd=fd)
+    except FileNotFoundError:
+        linux.rename(fd, name, new_name)
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(replaced).st_mode) or not _exchange(fd, name, new_name):
+            linux.rename(fd, name, new_name)
     except OSError:
         os.close(replaced)
         raise
     return replaced
 
 
-def _exchange(fd: int, name: str, to: int, new_name: str) -> bool:
+def _exchange(fd: int, name: str, new_name: str) -> bool:
     """Has a file replace another by two steps; False if the filesystem cannot do the first one."""
     try:
-        linux.rename(fd, name, to, new_name, linux.RENAME_EXCHANGE)
+        linux.rename(fd, name, new_name, linux.RENAME_EXCHANGE)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise

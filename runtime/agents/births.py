@@ -473,19 +473,20 @@ class Births(Part):
             raise TakenError(
                 f"uid {owner} already has a session {session.name} of {quote(agent.name)}"
             )
-        moved = old.exists()
-        if moved:
-            new.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            os.rename(old, new)
+        self._sessions.discard(new, owner)  # an earlier daemon did not come to the commit
         try:
+            if old.exists():
+                # a rename into another directory would take a lock of the whole filesystem
+                new.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                shutil.copytree(old, new, symlinks=True, copy_function=os.link)
             change = Change()
             change.set(agent, owner=owner)
             change.set_session(session.index, owner=owner)
             change.claims.append((agent.name, owner))
             self._journal.commit(change)
         except BaseException:
-            if moved:
-                os.rename(new, old)
+            self._sessions.discard(new, owner)
             raise
+        self._sessions.discard(old, before)
         if not self._sessions.any(before, agent.name):
             self._sessions.discard_homes(before, agent.name)

@@ -67,7 +67,7 @@ class Agents:
         self.privilege = privilege
         self.accounts = accounts_of(config)
         self.wait_files = wait_files
-        self.trash = trash = Trash(state / "trash")
+        self.trash = trash = Trash(state)
         #: which agents there are, what is below them, and their sessions
         self.registry = registry = Registry(store)
         self.items = items = Items()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import deque
 from typing import Final
@@ -155,9 +154,9 @@ class Removals(Part):
             self._erase(change, session)
         self.forget(agent)
         directory = self._sessions.directory(session)
+        if not self._sessions.any(session.owner, session.agent):
+            directory = directory.parent  # no earlier life of the name has sessions there
         self._trash.discard(directory, session.owner)
-        with contextlib.suppress(OSError):  # an earlier life of the name has sessions there
-            directory.parent.rmdir()
         if channel_of is not None:
             self._journal.tell_session(channel_of, ("child",))
 

@@ -84,14 +84,10 @@ def narrow_mount(target: Path) -> None:
     _check(_libc.mount_setattr(_AT_FDCWD, path, 0, ctypes.byref(wanted), size), target)
 
 
-def rename(source: int, name: str, target: int, new_name: str, flags: int) -> None:
-    """renameat2(2)."""
-    _check(
-        _libc.renameat2(
-            source, os.fsencode(name), target, os.fsencode(new_name), ctypes.c_uint(flags)
-        ),
-        name,
-    )
+def rename(fd: int, name: str, new_name: str, flags: int = 0) -> None:
+    """renameat2(2) within a directory."""
+    old, new = os.fsencode(name), os.fsencode(new_name)
+    _check(_libc.renameat2(fd, old, fd, new, ctypes.c_uint(flags)), name)
 
 
 class _OpenHow(ctypes.Structure):

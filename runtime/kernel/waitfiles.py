@@ -58,18 +58,21 @@ class WaitFiles:
             return
         temporary = path.with_name(f"{token}.ended")
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
-        with contextlib.suppress(FileExistsError):
-            os.link(path, self._released / token)
+        self._let_go(path)
         os.replace(temporary, path)
         self._wake.set()
 
     def remove(self, token: WaitFileName) -> None:
         path = self.path(token)
         if _is_fifo(path):
-            os.replace(path, self._released / token)
+            self._let_go(path)
             self._wake.set()
-        else:
-            path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+
+    def _let_go(self, path: Path) -> None:
+        """A rename into another directory would take a lock of the whole filesystem."""
+        with contextlib.suppress(FileExistsError):
+            os.link(path, self._released / path.name)
 
     def keep(self, tokens: set[WaitFileName]) -> None:
         """Removes what belongs to no agent any more."""

@@ -52,35 +52,40 @@ class Walker:
     async def measure(self, owner: int, trees: Sequence[str]) -> list[Measured]:
         """What the first of these trees have, as many as were measured in time; one that is not
         there has nothing. ``CtxError`` or ``OSError`` if none could be looked at."""
-        return await self._walk("measure", owner, trees)
+        return await self._measure("measure", owner, trees)
 
     async def bound(self, owner: int, trees: Sequence[str], project: int) -> list[Measured]:
         """The same, and gives all that is in them to a project of the filesystem's quotas: what
         is not ``partial`` has nothing else, and will get nothing else."""
-        return await self._walk("bound", owner, trees, project)
+        return await self._measure("bound", owner, trees, project)
 
-    async def _walk(
+    async def remove(self, owner: int, trees: Sequence[str]) -> list[Removed]:
+        """How far the first of these trees and files were removed, as many as it came to in time;
+        ``CtxError`` or ``OSError``."""
+        return [Removed(line) for line in await self._ask("remove", "remove", owner, trees)]
+
+    async def _measure(
         self, verb: str, owner: int, trees: Sequence[str], *more: int
     ) -> list[Measured]:
+        return [_measured(line) for line in await self._ask("measure", verb, owner, trees, *more)]
+
+    async def _ask(
+        self, kind: str, verb: str, owner: int, trees: Sequence[str], *more: int
+    ) -> list[str]:
+        """The whole lines that the program wrote."""
         words = orders.words(self._program, verb, owner, _WALK, self._top, 3, 4, *more)
-        names, answer = orders.message(trees), os.memfd_create("measured", os.MFD_CLOEXEC)
+        names, answer = orders.message(trees), os.memfd_create("answer", os.MFD_CLOEXEC)
         try:
             with suppress(UnansweredError):  # what it wrote before is true
                 await self._helpers.ask(
-                    owner, "measure", words, seconds=_SECONDS, message=names, fds=[answer]
+                    owner, kind, words, seconds=_SECONDS, message=names, fds=[answer]
                 )
             said = os.pread(answer, os.fstat(answer).st_size, 0).decode()
         finally:
             os.close(answer)
-        return [_measured(line) for line in said.splitlines(keepends=True) if line[-1] == "\n"]
-
-    async def remove(self, owner: int, tree: str) -> Removed:
-        """Empties a tree as far as it comes in its time; ``CtxError`` or ``OSError``."""
-        words = orders.words(self._program, "remove", owner, _WALK, self._top, tree)
-        said = await self._helpers.ask(owner, "remove", words, seconds=_SECONDS)
-        return Removed(said.decode().strip())
+        return said.split("\n")[:-1]
 
 
 def _measured(line: str) -> Measured:
-    size, _, entries = line.strip().partition(" ")
+    size, _, entries = line.partition(" ")
     return Measured(int(size), int(entries.rstrip("+")), entries.endswith("+"))

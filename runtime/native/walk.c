@@ -3,22 +3,23 @@
  *
  *     walk measure UID SECONDS TOP NAMES_FD ANSWER_FD
  *     walk bound UID SECONDS TOP NAMES_FD ANSWER_FD PROJECT
- *     walk remove UID SECONDS TOP NAME
+ *     walk remove UID SECONDS TOP NAMES_FD ANSWER_FD
  *
- * NAME is the path of a tree below the directory TOP, and what is above the tree is the daemon's
- * alone; NAMES_FD has a list of such paths (orders.h). Nothing outside of a tree is ever reached:
- * each directory is opened from the one above it, no link is followed and no mount entered.
+ * NAMES_FD has a list (orders.h) of the paths of trees below the directory TOP, and what is above
+ * a tree is the daemon's alone. Nothing outside of a tree is ever reached: each directory is
+ * opened from the one above it, no link is followed and no mount entered.
  *
- * measure writes a line for each tree to ANSWER_FD as soon as it is known, so that who kills
- * this program has the lines before: the bytes that it takes, its entries, and "+" if there may
- * be more: SECONDS are over, a directory was moved while it was looked at, or it could not be
- * read. Trees that were not reached in time have no line. Each entry counts ENTRY_SIZE, and a
- * file of several names its part for each.
+ * All write a line for each tree to ANSWER_FD as soon as they are done with it, so that who kills
+ * this program has the lines before. Trees that were not reached in SECONDS have no line.
+ *
+ * measure writes the bytes that a tree takes, its entries, and "+" if there may be more: SECONDS
+ * are over, a directory was moved while it was looked at, or it could not be read. Each entry
+ * counts ENTRY_SIZE, and a file of several names its part for each.
  *
  * bound does the same, and gives all that it finds to a project of the filesystem's quotas, each
  * directory before what is in it: what is made there from then on inherits it.
  *
- * remove empties the directory, and says "done", or "more" if SECONDS are over; "stuck" if
+ * remove removes it, a file, too, and writes "done", or "more" if SECONDS are over; "stuck" if
  * something cannot be removed.
  *
  * All run as UID. Where the daemon is root they may read all, and bound or remove all; elsewhere a
@@ -249,11 +250,7 @@ static void take_directory(struct level *here, const struct entry *entry, uint64
 {
 	int fd;
 
-	/* Another one, of an earlier daemon, may sleep for a lock with that of a directory at the top.
-	 * Who waits for it must not hold the lock of what the daemon renames into. */
-	if (removing && depth == 1 && here->tried != entry->inode) {
-		here->tried = entry->inode;
-	} else if (removing) {
+	if (removing) {
 		if (unlinkat(here->fd, entry->name, AT_REMOVEDIR) == 0) {
 			here->removed = true;
 			return;
@@ -378,61 +375,58 @@ static void take_calls(void)
 		die("the filter of system calls: %m");
 }
 
-static int open_top(const char *path)
+/* Returns false if the time is over before the end. */
+static bool measure(int top, const char *name, int answer)
+{
+	int fd = open_directory(top, name, BENEATH);
+	bool whole = true;
+
+	if (fd >= 0)
+		whole = walk(fd);
+	else
+		size = entries = 0, partial = errno != ENOENT && errno != ENOTDIR;
+	if (dprintf(answer, "%llu %llu%s\n", size, entries, partial || !whole ? "+" : "") < 0)
+		die("the answer: %m");
+	return whole;
+}
+
+/* The same. What is emptied nobody has, so its own removal waits for nobody. */
+static bool take_away(int top, const char *name, int answer)
+{
+	int fd = open_directory(top, name, BENEATH), flags = fd < 0 ? 0 : AT_REMOVEDIR;
+	bool whole = fd < 0 || walk(fd);
+	const char *how = "more";
+
+	if (whole)
+		how = unlinkat(top, name, flags) == 0 || errno == ENOENT ? "done" : "stuck";
+	if (dprintf(answer, "%s\n", how) < 0)
+		die("the answer: %m");
+	return whole;
+}
+
+static void walk_all(uid_t uid, const char *path, int names, int answer)
 {
 	int top = open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	struct orders orders = read_orders(names);
+	struct list trees = take_list(&orders);
+	bool whole = true;
 
 	if (top < 0)
 		die("%s: %m", path);
-	return top;
-}
-
-static void measure(uid_t uid, const char *path, int names, int answer)
-{
-	int top = open_top(path);
-	struct orders orders = read_orders(names);
-	struct list trees = take_list(&orders);
-
 	if (!all_taken(&orders))
 		die("the names of the trees are damaged");
 	take_rights(uid);
 	take_calls();
-	for (size_t i = 0; i < trees.count; i++) {
-		int fd = open_directory(top, trees.items[i], BENEATH);
-		bool whole = true;
-
-		if (fd >= 0)
-			whole = walk(fd);
-		else
-			size = entries = 0, partial = errno != ENOENT && errno != ENOTDIR;
-		if (dprintf(answer, "%llu %llu%s\n", size, entries,
-			    partial || !whole ? "+" : "") < 0)
-			die("the answer: %m");
-		if (!whole)
-			return;
-	}
-}
-
-static void empty(uid_t uid, const char *path, const char *name)
-{
-	int top = open_top(path), fd;
-	bool whole;
-
-	take_rights(uid);
-	take_calls();
-	fd = open_directory(top, name, BENEATH);
-	if (fd < 0 && errno != ENOENT)
-		die("%s: %m", name);
-	whole = fd < 0 || walk(fd);
-	puts(!whole ? "more" : fd >= 0 && partial ? "stuck" : "done");
+	for (size_t i = 0; whole && i < trees.count; i++)
+		whole = (removing ? take_away : measure)(top, trees.items[i], answer);
 }
 
 int main(int argc, char **argv)
 {
 	struct orders orders = orders_of_arguments(argc, argv);
-	int names = -1, answer = -1;
+	int names, answer;
 	bool bounding;
-	const char *top, *name = NULL;
+	const char *top;
 	uid_t uid;
 
 	removing = take_if(&orders, "remove");
@@ -442,23 +436,16 @@ int main(int argc, char **argv)
 	uid = take_id(&orders);
 	deadline = now_ms() + 1000 * (long long)take_number(&orders, INT_MAX);
 	top = take_word(&orders);
-	if (removing) {
-		name = take_word(&orders);
-	} else {
-		names = take_descriptor(&orders);
-		answer = take_descriptor(&orders);
-	}
+	names = take_descriptor(&orders);
+	answer = take_descriptor(&orders);
 	if (bounding)
 		project = take_id(&orders);
 	if (!all_taken(&orders)) {
 		fputs("usage: walk measure UID SECONDS TOP NAMES_FD ANSWER_FD\n"
 		      "       walk bound UID SECONDS TOP NAMES_FD ANSWER_FD PROJECT\n"
-		      "       walk remove UID SECONDS TOP NAME\n", stderr);
+		      "       walk remove UID SECONDS TOP NAMES_FD ANSWER_FD\n", stderr);
 		return 2;
 	}
-	if (removing)
-		empty(uid, top, name);
-	else
-		measure(uid, top, names, answer);
+	walk_all(uid, top, names, answer);
 	return 0;
 }

@@ -133,6 +133,10 @@ class Sessions:
         os.pwrite(memory, held, 0)
         return open(memory, "rb")
 
+    def discard(self, directory: Path, owner: int) -> None:
+        """Takes away what is there of a session, or of all sessions of a name."""
+        self._trash.discard(directory, owner)
+
     # changing, inside a transaction that the caller has begun
 
     def make(self, agent: Agent, wanted: str = "") -> SessionIndex:

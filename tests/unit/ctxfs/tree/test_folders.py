@@ -175,16 +175,39 @@ def test_a_filesystem_that_exchanges_no_names_renames(
 ) -> None:
     rename = linux.rename
 
-    def without(fd: int, name: str, to: int, new_name: str, flags: int) -> None:
+    def without(fd: int, name: str, new_name: str, flags: int = 0) -> None:
         if flags:
             raise OSError(22, "Invalid argument")
-        rename(fd, name, to, new_name, flags)
+        rename(fd, name, new_name)
 
     monkeypatch.setattr(linux, "rename", without)
     scene.file(f"{A}/a", b"a")
     scene.file(f"{A}/b", b"bb")
     scene.rename(f"{A}/a", f"{A}/b")
     assert (scene.list(), scene.get(f"{A}/b"), scene.counted) == (["b"], "a", (1, 1))
+
+
+def test_into_another_directory_only_files_are_renamed(scene: Scene) -> None:
+    """A lock of the whole filesystem, which rename(2) takes for it, is never waited for."""
+    scene.mkdir(f"{A}/d")
+    scene.mkdir(f"{A}/e")
+    file = scene.file(f"{A}/f", b"new")
+    for name in ("d/f", "d/g"):
+        scene.file(f"{A}/{name}", b"old")
+    with refused("EXDEV"):
+        scene.rename(f"{A}/d", f"{A}/e/x")
+    with refused("EXDEV"):
+        scene.rename(f"{A}/f", f"{A}/d/f", linux.RENAME_EXCHANGE)
+    with refused("EEXIST"):
+        scene.rename(f"{A}/f", f"{A}/d/f", linux.RENAME_NOREPLACE)
+    with refused("EISDIR"):
+        scene.rename(f"{A}/d/g", f"{A}/e")
+    assert scene.counted == (5, 9)
+    scene.rename(f"{A}/f", f"{A}/d/f")
+    scene.rename(f"{A}/d/g", f"{A}/g", linux.RENAME_NOREPLACE)
+    assert (scene.inode(f"{A}/d/f"), scene.get(f"{A}/d/f")) == (file, "new")
+    assert (scene.list(), scene.list(f"{A}/d")) == (["d", "e", "g"], ["f"])
+    assert scene.counted == (4, 6)
 
 
 def test_between_two_folders_nothing_is_renamed(scene: Scene) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
 import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import trio
 
-from runtime.cell.cell import native
 from runtime.kernel import linux
 from runtime.kernel.trash import Trash
-from tests.worlds.daemon import wait_until
 from tests.worlds.held import held
 from tests.worlds.natives import walker_of
 
@@ -21,35 +22,29 @@ OWNER = 1000
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    made = tmp_path / "trash"
-    made.mkdir()
-    return made
+def state(tmp_path: Path) -> Path:
+    (tmp_path / "trash").mkdir()
+    return tmp_path
 
 
-async def wait_empty(directory: Path) -> None:
-    """Until nothing is left in it (inotify(7): each removal is an event)."""
-    removed = 0x200
-    fd = linux.inotify_init()
-    try:
-        for owner in directory.iterdir():
-            linux.inotify_add_watch(fd, owner, removed)
-        with trio.fail_after(10):
-            while any(map(os.listdir, directory.iterdir())):
-                await trio.lowlevel.wait_readable(fd)
-                os.read(fd, 65536)
-    finally:
-        os.close(fd)
+def marks(state: Path) -> list[Path]:
+    return list((state / "trash").glob("*/*"))
 
 
-def run_until_empty(trash: Trash, directory: Path) -> None:
+def run_until_empty(trash: Trash, state: Path) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(trash.run, walker_of(directory.parent))
-            await wait_empty(directory)
+            nursery.start_soon(trash.run, walker_of(state))
+            await wait_for(lambda: not marks(state))
             nursery.cancel_scope.cancel()
 
     trio.run(main)
+
+
+async def wait_for(found: Callable[[], bool]) -> None:
+    with trio.fail_after(10):
+        while not found():
+            await trio.sleep(0.01)
 
 
 def make_tree(path: Path) -> None:
@@ -60,50 +55,100 @@ def make_tree(path: Path) -> None:
     (path / "closed").mkdir(mode=0)
 
 
-def test_what_is_discarded_is_gone_at_once(tmp_path: Path, directory: Path) -> None:
-    make_tree(tmp_path / "tree")
-    Trash(directory).discard(tmp_path / "tree", OWNER)
-    assert not (tmp_path / "tree").exists()
-    assert len(os.listdir(directory / str(OWNER))) == 1
+def test_the_name_of_what_is_discarded_is_free_at_once(state: Path) -> None:
+    make_tree(state / "tree")
+    Trash(state).discard(state / "tree", OWNER)
+    (mark,) = marks(state)
+    assert mark.parent.name == str(OWNER)
+    assert sorted(os.listdir(state)) == sorted([os.readlink(mark), "trash"])
 
 
-def test_what_is_not_there_is_discarded_already(tmp_path: Path, directory: Path) -> None:
-    Trash(directory).discard(tmp_path / "none", OWNER)
-    assert os.listdir(directory / str(OWNER)) == []
+def test_what_is_not_there_is_discarded_already(state: Path) -> None:
+    Trash(state).discard(state / "none", OWNER)
+    assert not marks(state)
 
 
-def test_trees_are_removed_and_links_are_not_followed(tmp_path: Path, directory: Path) -> None:
-    trash = Trash(directory)
-    kept = tmp_path / "kept"
-    kept.write_text("x")
-    make_tree(tmp_path / "tree")
-    (tmp_path / "tree" / "out").symlink_to(kept)
-    trash.discard(tmp_path / "tree", OWNER)
-    (tmp_path / "file").touch()
-    trash.discard(tmp_path / "file", OWNER)
-    run_until_empty(trash, directory)
-    assert kept.exists()
-
-
-def test_what_an_earlier_daemon_left_is_removed(directory: Path) -> None:
-    make_tree(directory / "left")
-    run_until_empty(Trash(directory), directory)
-
-
-def wait_sleeping(pid: int) -> None:
-    stat = Path(f"/proc/{pid}/stat")
-    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "D", "it waits")
-
-
-def test_who_holds_what_is_removed_does_not_hold_up_who_discards(
-    tmp_path: Path, directory: Path
+def test_what_is_discarded_on_a_full_disk_is_removed_all_the_same(
+    state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor if two remove it, one of which an earlier daemon began."""
-    own = directory / str(OWNER)
-    (own / "discarded" / "home").mkdir(parents=True)
-    words = [str(native("walk")), "remove", str(OWNER), "20", str(tmp_path), f"trash/{OWNER}"]
-    with ExitStack() as stack, held(own / "discarded" / "home"):
-        for _ in range(2):
-            wait_sleeping(stack.enter_context(subprocess.Popen(words)).pid)
-        assert stack.enter_context(subprocess.Popen(["mkdir", own / "more"])).wait(10) == 0
-    assert os.listdir(own) in ([], ["more"])
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "symlink_to", full)
+    trash = Trash(state)
+    (state / "file").touch()
+    trash.discard(state / "file", OWNER)
+    assert len(os.listdir(state)) == 2
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trash.run, walker_of(state))
+            await wait_for(lambda: os.listdir(state) == ["trash"])
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_trees_and_files_are_removed_and_links_are_not_followed(state: Path) -> None:
+    trash = Trash(state)
+    kept = state / "kept"
+    kept.write_text("x")
+    make_tree(state / "tree")
+    (state / "tree" / "out").symlink_to(kept)
+    (state / "file").touch()
+    (state / "link").symlink_to("kept")
+    for name in ("tree", "file", "link"):
+        trash.discard(state / name, OWNER)
+    run_until_empty(trash, state)
+    assert sorted(os.listdir(state)) == ["kept", "trash"]
+
+
+def test_what_an_earlier_daemon_left_is_removed(state: Path) -> None:
+    make_tree(state / "tree")
+    Trash(state).discard(state / "tree", OWNER)
+    make_tree(state / "trash" / secrets.token_hex(8))  # of version 0.2
+    run_until_empty(Trash(state), state)
+    assert os.listdir(state) == ["trash"] and os.listdir(state / "trash") == [str(OWNER)]
+
+
+def sleeping() -> int:
+    """Children that wait for a lock."""
+    found = 0
+    for task in Path("/proc/self/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            found += Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "D"
+    return found
+
+
+@pytest.fixture
+def own(state: Path) -> Iterator[Path]:
+    """A filesystem with nobody else's renames."""
+    linux.mount("none", state, "tmpfs", 0)
+    try:
+        (state / "trash").mkdir()
+        yield state
+    finally:
+        linux.unmount(state, linux.MNT_DETACH)
+
+
+def test_who_holds_what_is_removed_and_what_is_moved_holds_up_nobody(own: Path) -> None:
+    """Who moves what somebody holds has a lock that any rename between two directories takes."""
+    name, moved = own / "homes" / "name", own / "tree" / "a" / "moved"
+    (name / "home").mkdir(parents=True)
+    moved.mkdir(parents=True)
+    (own / "tree" / "b").mkdir()
+    trash = Trash(own)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trash.run, walker_of(own))
+            trash.discard(name, OWNER)
+            await wait_for(lambda: sleeping() == 1)
+            stack.enter_context(subprocess.Popen(["mv", moved, own / "tree" / "b"]))
+            await wait_for(lambda: sleeping() == 2)
+            name.mkdir()
+            trash.discard(name, OWNER)
+            nursery.cancel_scope.cancel()
+
+    with ExitStack() as stack, held(name / "home"), held(moved):
+        trio.run(main)

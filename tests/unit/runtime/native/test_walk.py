@@ -33,9 +33,10 @@ def measure(top: Path, *names: str) -> list[Measured]:
 
 
 def remove(top: Path, name: str) -> Removed:
-    while (done := trio.run(walker_of(top).remove, OWNER, name)) is Removed.MORE:
+    while (done := trio.run(walker_of(top).remove, OWNER, [name])) == [Removed.MORE]:
         pass
-    return done
+    [how] = done
+    return how
 
 
 def deep_below(path: Path, depth: int) -> int:
@@ -81,7 +82,7 @@ def test_what_is_many_uids_and_closed_is_measured_and_removed(tmp_path: Path) ->
     assert not found.partial
     assert (tmp_path / "a" / "closed").stat().st_mode & 0o777 == 0, "it stays as it is"
     assert remove(tmp_path, "a") is Removed.DONE
-    assert os.listdir(tmp_path / "a") == []
+    assert not (tmp_path / "a").exists()
 
 
 def test_nothing_is_too_deep(tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_nothing_is_too_deep(tmp_path: Path) -> None:
     assert found.bytes >= SIZE + 10_000 * ENTRY_SIZE
     assert (found.entries, found.partial) == (10_001, False)
     assert remove(tmp_path, "a") is Removed.DONE
-    assert os.listdir(tmp_path / "a") == []
+    assert not (tmp_path / "a").exists()
 
 
 def test_large_directories_are_removed_whole(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_large_directories_are_removed_whole(tmp_path: Path) -> None:
     [found] = measure(tmp_path, "a")
     assert (found.entries, found.partial) == (2 + 3000 * 3, False)
     assert remove(tmp_path, "a") is Removed.DONE
-    assert os.listdir(tmp_path / "a") == []
+    assert not (tmp_path / "a").exists()
 
 
 def test_links_and_other_mounts_lead_nowhere(tmp_path: Path) -> None:
@@ -117,8 +118,8 @@ def test_links_and_other_mounts_lead_nowhere(tmp_path: Path) -> None:
     assert found.bytes < SIZE
     assert through.bytes == 0
     assert remove(tmp_path, "a") is Removed.DONE
-    with pytest.raises(Exception, match=r"Too many levels of symbolic links|Not a directory"):
-        remove(tmp_path, "b")
+    assert remove(tmp_path, "b") is Removed.DONE
+    assert sorted(os.listdir(tmp_path)) == ["elsewhere"]
     assert (tmp_path / "elsewhere" / "kept").exists()
 
 
@@ -136,7 +137,7 @@ def test_a_mount_is_not_entered(tmp_path: Path) -> None:
         (top / "other" / "kept").write_bytes(b"x" * (1 << 20))
         subprocess.run(["mount", "--bind", top / "other", top / "a" / "mounted"], check=True)
         [found] = trio.run(walker_of(top).measure, 1000, ["a"])
-        print(found.bytes < 1 << 20, trio.run(walker_of(top).remove, 1000, "a"))
+        print(found.bytes < 1 << 20, trio.run(walker_of(top).remove, 1000, ["a"])[0])
         """
     )
     command = ["unshare", "--mount", sys.executable, "-c", script, str(tmp_path)]
@@ -156,9 +157,11 @@ def test_what_takes_too_long_is_told_as_far_as_it_came(tmp_path: Path) -> None:
     size, rest = os.pread(answer, 1000, 0).decode().split()
     assert int(size) > 0
     assert rest.endswith("+")
-    removing = [native("walk"), "remove", str(OWNER), "0", tmp_path, "a"]
-    done = subprocess.run([str(word) for word in removing], capture_output=True, check=True)
-    assert done.stdout == b"more\n"
+    answer = os.memfd_create("answer")
+    os.lseek(names, 0, os.SEEK_SET)
+    words[1], words[-1] = "remove", str(answer)
+    subprocess.run([str(word) for word in words], pass_fds=[names, answer], check=True)
+    assert os.pread(answer, 1000, 0) == b"more\n"
 
 
 def test_what_is_moved_meanwhile_is_not_left(tmp_path: Path) -> None:
@@ -176,7 +179,7 @@ def test_what_is_moved_meanwhile_is_not_left(tmp_path: Path) -> None:
             nursery.start_soon(move)
             for _ in range(20):
                 await walker_of(tmp_path).measure(OWNER, ["a"])
-            while await walker_of(tmp_path).remove(OWNER, "a") is not Removed.DONE:
+            while await walker_of(tmp_path).remove(OWNER, ["a"]) != [Removed.DONE]:
                 pass
             stop.set()
 
