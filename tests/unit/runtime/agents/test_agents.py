@@ -32,6 +32,11 @@ def live_parent(world: World, name: str = "p", uid: int = 1000) -> Agent:
     return world.live(world.agents.births.create(operator(uid), name))
 
 
+def shown(directory: Path) -> list[str]:
+    """What was not discarded."""
+    return [name for name in os.listdir(directory) if name[0] != "."]
+
+
 def session_name(world: World, agent: Agent) -> str:
     session = world.agents.sessions.get(agent.session)
     assert session is not None
@@ -348,7 +353,7 @@ def test_a_root_agents_own_directory_goes_a_childs_documents_stay(world: World) 
     (world.agents.documents.directory(child) / "record-r1").touch()
     (world.agents.documents.directory(child) / "out").mkdir()
     world.agents.removals.remove(child)
-    assert os.listdir(world.agents.documents.directory(child)) == ["doc"]
+    assert shown(world.agents.documents.directory(child)) == ["doc"]
     world.agents.journal.update(parent, status=Status.DEAD)
     world.agents.removals.remove(parent)
     assert not world.agents.documents.directory(parent).exists()
@@ -441,12 +446,12 @@ def test_a_reset_that_cannot_be_kept_changes_nothing(
     agent = world.agents.births.create(operator(1), "x")
     world.agents.documents.write(agent, "handoff.md", b"go on\n")
     dead(world, agent)
-    directories = os.listdir(world.state / "agent")
+    directories = shown(world.state / "agent")
     with monkeypatch.context() as patch, pytest.raises(NoSpaceError):
         patch.setattr(world.store, "insert_agent", refuse)
         world.agents.births.renew(agent)
     assert list(world.agents.registry) == [agent] and world.agents.registry.named("x") is agent
-    assert os.listdir(world.state / "agent") == directories
+    assert shown(world.state / "agent") == directories
     assert world.agents.births.renew(agent).status is Status.NEW
 
 

@@ -32,8 +32,8 @@ def session_of(world: World, agent: Agent) -> Session:
 
 def homes(world: World) -> list[str]:
     """The durable homes that are on the disk."""
-    found = world.state.glob("tree/agent/*/*/*")
-    return sorted(str(path.relative_to(world.state)) for path in found)
+    found = (path.relative_to(world.state) for path in world.state.glob("tree/agent/*/*/*"))
+    return sorted(str(path) for path in found if path.parts[3][0] != ".")  # discarded
 
 
 def keep_home(world: World, agent: Agent) -> Path:
