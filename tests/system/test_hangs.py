@@ -30,6 +30,7 @@ from tests.worlds.daemon import (
     wait_until,
     write,
 )
+from tests.worlds.held import held
 
 #: ptrace(2), waitpid(2)
 _SEIZE, _INTERRUPT, _DETACH, _WALL = 0x4206, 0x4207, 17, 0x40000000
@@ -38,22 +39,17 @@ _PAGES = 16
 #: functions of the kernel that take the mutex of a pipe
 _PIPE = "fifo_open|fifo_pipe_read|anon_pipe_read|pipe_read"
 
-#: takes the lock of FILE for as long as it waits for pages of PAGES, which are not in memory
+#: takes the mutex of PIPE for as long as it waits for pages of PAGES, which are not in memory
 _HOLDER = """if True:
-    import ctypes, mmap, os, sys
-    what, pages, file = sys.argv[1:]
+    import mmap, os, sys
+    pages, pipe = sys.argv[1:]
     with open(pages, "rb") as of:
         os.posix_fadvise(of.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         size = os.fstat(of.fileno()).st_size
         memory = mmap.mmap(of.fileno(), size, mmap.MAP_PRIVATE)
     memory.madvise(mmap.MADV_RANDOM)  # one request for each page
     os.write(1, b"now\\n")
-    if what == "pipe":  # the mutex of a pipe, by writing into it
-        os.write(os.open(file, os.O_RDWR), memory)
-    else:  # the lock of a directory, by listing it
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        fd = os.open(file, os.O_RDONLY | os.O_DIRECTORY)
-        ctypes.CDLL(None).getdents64(fd, ctypes.c_void_p(address), size)
+    os.write(os.open(pipe, os.O_RDWR), memory)
 """
 
 Way = Callable[[Daemon], Iterator[None]]
@@ -106,7 +102,7 @@ def behind_the_mutex_of_a_pipe(daemon: Daemon) -> Iterator[None]:
         os.kill(daemon.pid, signal.SIGHUP)
 
     fifo = os.open(_settings(daemon), os.O_PATH)
-    with _held(daemon, "pipe", _settings(daemon), begin, _PIPE):
+    with _holding(daemon, _settings(daemon), begin):
         _replace_settings(daemon)
         yield
     # it may wait for a partner now
@@ -115,27 +111,18 @@ def behind_the_mutex_of_a_pipe(daemon: Daemon) -> Iterator[None]:
 
 
 def behind_the_lock_of_a_directory(daemon: Daemon) -> Iterator[None]:
-    """The same with an inode: the loop makes a FIFO for each agent."""
-    fifos = daemon.runtime / "root" / "wait"
-    for number in range(_PAGES * 16):  # to list them takes many pages
-        (fifos / f"{number:0240}").touch()
-    made = daemon.agent_dir("made")
-    maker = subprocess.Popen(["sh", "-c", 'while :; do mkdir "$0"; rmdir "$0"; done', made],
-                             stderr=subprocess.DEVNULL)
-    try:
-        with _held(daemon, "directory", fifos, lambda: None, "do_unlinkat|filename_create"):
-            yield
-    finally:
-        maker.kill()
-        maker.wait()
-    assert re.search("waiting: (mkdir|rmdir) ", daemon.log.read_text())
+    """Which somebody holds for as long as he likes: the loop makes a FIFO for each agent."""
+    with held(daemon.runtime / "root" / "wait"):
+        maker = subprocess.Popen(["mkdir", daemon.agent_dir("made")], stderr=subprocess.DEVNULL)
+        wait_until(lambda: _sleeps(daemon.pid, "filename_create"), "the loop waits for him")
+        yield
+        assert maker.wait(TIMEOUT) == 1
+    assert "waiting: mkdir " in daemon.log.read_text()
 
 
 @contextmanager
-def _held(
-    daemon: Daemon, kind: str, file: Path, begin: Callable[[], None], where: str
-) -> Iterator[None]:
-    """Until the loop hangs behind who holds a lock: they meet in time, sooner or later."""
+def _holding(daemon: Daemon, pipe: Path, begin: Callable[[], None]) -> Iterator[None]:
+    """Until the loop hangs behind who holds a mutex: they meet in time, sooner or later."""
     pages = daemon.agent_dir("survivor") / "artifact" / "pages"
     holder = None
 
@@ -144,16 +131,16 @@ def _held(
         if holder is None or holder.poll() is not None:
             if holder is not None:
                 holder.communicate()
-            holder = subprocess.Popen([sys.executable, "-c", _HOLDER, kind, pages, file],
+            holder = subprocess.Popen([sys.executable, "-c", _HOLDER, pages, pipe],
                                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
             assert holder.stdout is not None
             holder.stdout.readline()
             begin()
         while holder.poll() is None:  # not a look now and then: the guard soon parts them
             # the loop sleeps all the time, and the other in the middle of it
-            slept = _sleeps(daemon.pid, where)
+            slept = _sleeps(daemon.pid, _PIPE)
             waits = slept and _sleeps(holder.pid, "request_wait_answer")
-            if waits and _sleeps(daemon.pid, where) == slept:
+            if waits and _sleeps(daemon.pid, _PIPE) == slept:
                 return True
         return False
 
