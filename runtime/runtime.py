@@ -52,6 +52,9 @@ _PROGRAMS = (
 VERSION = "0.2.0"
 #: that those who wait for an end are let go within, at the end of the daemon
 _LET_GO_SECONDS: Final = 1.0
+#: of directories that cells see: who lists one into memory that is not there holds its lock, and
+#: the next start would wait for him
+_MODE: Final = 0o711
 #: of the daemon, as ``state`` of /ctx/status
 STATES: Final = ("starting", "ready", "stopping")
 
@@ -127,7 +130,7 @@ class Runtime:
         }
 
 
-def _private_directory(path: Path, mode: int) -> None:
+def _private_directory(path: Path, mode: int = _MODE) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True, mode=mode)
         # whoever else may make names there may have been faster, with a link of theirs
@@ -198,7 +201,7 @@ def _lock(path: Path) -> int:
 def _prepare_shared(places: Places, privilege: Privilege) -> None:
     """The directory that every sandbox sees: a shared mount, so that a filesystem
     mounted below it anew reaches the sandboxes that live (mount_namespaces(7))."""
-    _private_directory(places.shared, 0o755)
+    _private_directory(places.shared)
     if privilege.rootless:
         # nothing but FUSE is an ordinary user's to mount: it is as the machine has it
         around = linux.mount_of(places.shared.resolve())
@@ -216,11 +219,11 @@ def _prepare_shared(places: Places, privilege: Privilege) -> None:
             )
     elif linux.mount_at(places.shared) is None:
         flags = linux.MS_NOSUID | linux.MS_NODEV
-        linux.mount("ctxfs", places.shared, "tmpfs", flags, "mode=0755,size=64m")
+        linux.mount("ctxfs", places.shared, "tmpfs", flags, f"mode={_MODE:o},size=64m")
         linux.mount("none", places.shared, "none", linux.MS_SHARED)
-    for path, mode in ((places.waits, 0o711), (places.programs, 0o755), (places.fuse, 0o755)):
+    for path in (places.waits, places.programs, places.fuse):
         if path != places.fuse or linux.mount_at(path) is None:
-            _private_directory(path, mode)
+            _private_directory(path)
     _private_directory(places.records, 0o700)
     _private_directory(places.monitors, 0o700)
     _private_directory(places.networks, 0o700)
@@ -298,8 +301,8 @@ async def open_runtime(
         spare.keep()
         stack.callback(spare.release)
         # what sandboxes see of the daemon; without root all are the user's
-        _private_directory(places.runtime, 0o700 if privilege.rootless else 0o711)
-        _private_directory(places.stage, 0o755)
+        _private_directory(places.runtime, 0o700 if privilege.rootless else _MODE)
+        _private_directory(places.stage)
         stack.callback(_remove_runtime, places)
         _prepare_shared(places, privilege)
         spawner = Spawner(places.program("launcher"), hierarchy.helpers)

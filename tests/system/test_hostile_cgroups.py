@@ -166,7 +166,7 @@ def test_the_lock_of_an_agents_cgroup_is_nobody_elses(daemon: Daemon) -> None:
 
 
 @pytest.mark.needs_root("others are to try it")
-def test_nobody_else_lists_where_the_daemon_makes_cgroups(daemon: Daemon) -> None:
+def test_nobody_else_lists_where_the_daemon_makes_names(daemon: Daemon) -> None:
     """Who lists a directory can hold its lock: so could any user of the host."""
     agent = daemon.run("host", "sleep 1000")
     wait_status(agent, "busy")
@@ -176,6 +176,12 @@ def test_nobody_else_lists_where_the_daemon_makes_cgroups(daemon: Daemon) -> Non
         words = ["ls", str(directory)]
         done = subprocess.run(words, user=5151, group=5151, extra_groups=[], capture_output=True)
         assert b"Permission denied" in done.stderr, (directory, done)
+    # what is in trees is their users', and the mount is no directory of the kernel's
+    places = [str(daemon.runtime), str(daemon.runtime / "root")]
+    which = ["-xdev", "-type", "d", "-perm", "/o+r",
+             "!", "-path", "*/tree/*", "!", "-path", "*/root/ctx"]  # fmt: skip
+    found = subprocess.run(["find", *places, *which], capture_output=True, text=True, check=True)
+    assert not found.stdout
 
 
 @pytest.mark.needs_root("who asks beside it is of the same owner, which has one helper")
