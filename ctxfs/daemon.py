@@ -347,8 +347,8 @@ async def serve(
                 nursery.start_soon(_handle_signals, runtime, stop, reload, reexecution.begin, early)
                 await handshake.agreed.wait()
                 if before is None:
-                    await runtime.binder.wait_answering(places.mount)
-                if before is not None:
+                    await _wait_answering(runtime, places.mount)
+                else:
                     sockets.beginning.hold()
                     passing.restore(before)
                     crashpoints.reach("reexec.restored")
@@ -528,9 +528,7 @@ def _run(
         check_device()
         check_user(privilege)
         if before is None:
-            check_own(places, privilege)
-            check_point(places, privilege)
-            clear_stale(places.fuse, privilege)
+            _check_places(places, privilege)
         _raise_file_limit()
         _take_precedence()
         # where it was, if systemd ends it because the loop does not turn (SIGABRT)
@@ -559,6 +557,22 @@ def _run(
         daemon_log.say(f"ctxd: {failure}", logging.ERROR)
         return 1
     return 0
+
+
+def _check_places(places: Places, privilege: Privilege) -> None:
+    try:
+        check_own(places, privilege)
+        check_point(places, privilege)
+        clear_stale(places.fuse, privilege)
+    except OSError as error:  # somebody changes them meanwhile
+        raise StartupError(f"{error.filename}: {error.strerror}") from None
+
+
+async def _wait_answering(runtime: Runtime, mount: Path) -> None:
+    try:
+        await runtime.binder.wait_answering(mount)
+    except OSError as error:  # whoever may write there put something else in its place
+        raise StartupError(f"{mount}: the filesystem is not there ({error.strerror})") from None
 
 
 def _first(errors: BaseExceptionGroup[StartupError]) -> BaseException:

@@ -62,7 +62,7 @@ class Room:
     def _pause(self, agent: Agent, tree: str) -> None:
         change = Change(by=RUNTIME)
         change.set(agent, no_room=tree)
-        change.move(agent, Cue.PAUSE, reason=f"no_room: {tree}")
+        change.move(agent, Cue.PAUSE, reason=f"no_room: {_shown(tree)}")
         self._agents.journal.note(change)
         why = because_of(agent.owner, agents=[agent.name])
         log.warning("%s is paused: %s", quote(agent.name), describe(agent), extra=why)
@@ -75,11 +75,17 @@ class Room:
         self._agents.journal.note(change)
 
 
+def _shown(tree: str) -> str:
+    """A tree as users know it: a space lies in a directory of its own."""
+    kind, _, name = tree.partition("/")
+    return f"shared/{name.partition('/')[0]}" if kind == "space" else tree
+
+
 def describe(agent: Agent) -> str:
     """Why it is paused, in a sentence; empty if it is not for want of room."""
     if not agent.no_room or agent.status is not Status.PAUSED:
         return ""
     return (
-        f"the tree {agent.no_room}, which it may write, grew over the disk account of its owner "
-        "(owner_disk_max): remove files there; then it goes on by itself"
+        f"the tree {_shown(agent.no_room)}, which it may write, grew over the disk account of its "
+        "owner (owner_disk_max): remove files there; then it goes on by itself"
     )

@@ -749,7 +749,7 @@ def _everything(desk: Desk) -> dict[str, Any]:
             str(path.relative_to(state))
             for top in ("agent", "home")
             for path in (state / top).rglob("*")
-            if (top, path.name) != ("agent", "doc")
+            if (top, path.name) != ("agent", "doc") and "/." not in str(path)  # discarded
         ),
         "waits": sorted(os.listdir(desk.mounted.world.path / "wait")),
         "events": desk.mounted.world.lines(desk.coder),
@@ -803,7 +803,7 @@ def test_a_spawn_that_fails_leaves_nothing(
         desk.call("SpawnAgent", whole, USER if operator else desk.me)
     assert _everything(desk) == before
     desk.agents.removals.remove_strays()
-    assert len(list((desk.mounted.world.state / "agent").iterdir())) == 1
+    assert len(list((desk.mounted.world.state / "agent").glob("[!.]*"))) == 1
     # and nothing of it comes back
     agents = desk.mounted.world.reopen()
     assert [agent.name for agent in agents.registry] == ["coder"]
