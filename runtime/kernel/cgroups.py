@@ -151,7 +151,8 @@ class Cgroup:
         self.create(controllers)
         for file in ("cgroup.max.descendants", "cgroup.max.depth"):
             self.write(file, str(_OWN_MOST))
-        os.mkdir(str(self.own()))
+        # some kernels (6.15) list a cgroup with a lock of all cgroups
+        os.mkdir(str(self.own()), _MODE)
 
     def enable(self, controller: str) -> None:
         enabled = (self.read("cgroup.subtree_control") or "").split()

@@ -302,8 +302,8 @@ TABLE: Final[tuple[Attempt, ...]] = (
     # out of the cell
     *rows("cell.left", "kid",
           ("cgroup", "mount=EPERM"),
-          ("as-root cgroup", "mount=ok mkdir=EACCES procs=EACCES threads=EACCES kill=EACCES "
-                             "freeze=EACCES above=ENOENT"),
+          ("as-root cgroup", "mount=ok list=EACCES mkdir=EACCES procs=EACCES threads=EACCES "
+                             "kill=EACCES freeze=EACCES above=ENOENT"),
           ("clone-into /sys/fs/cgroup", "open=ENOENT"),
           ("clone-into @cgroup", "open=ENOENT"),
           ("open wronly @cgroup/cgroup.procs", "ENOENT"),

@@ -56,6 +56,7 @@ static void do_cgroup(int argc, char **argv)
 	mkdir("/tmp/cgroup", 0777);
 	if (tell_step("mount", mount("none", "/tmp/cgroup", "cgroup2", 0, NULL)) < 0)
 		return;
+	tell_step("list", open("/tmp/cgroup", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 	tell_step("mkdir", mkdir("/tmp/cgroup/own", 0777));
 	tell_step("procs", put("/tmp/cgroup/cgroup.procs", 0, "0\n"));
 	tell_step("threads", put("/tmp/cgroup/cgroup.threads", 0, "0\n"));
