@@ -261,12 +261,8 @@ def unified_mount() -> Path | None:
     return None
 
 
-def _open_cgroup(pid: int) -> int:
-    return os.open(f"/proc/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
-
-
 def _read_cgroup(pid: int) -> bytes:
-    fd = _open_cgroup(pid)
+    fd = linux.open_process(pid, "cgroup")
     try:
         return os.read(fd, _CGROUP_MAX)
     finally:
@@ -320,7 +316,7 @@ class Askers:
         if len(self._files) >= _ASKERS_MAX:
             self._close(next(iter(self._files)))
         try:
-            fd = _open_cgroup(pid)
+            fd = linux.open_process(pid, "cgroup")
         except OSError:  # it is gone, or there are no descriptors
             return path_of(pid)
         self._files[pid] = fd

@@ -24,6 +24,11 @@ MNT_DETACH: Final = 2
 RENAME_NOREPLACE: Final = 1
 RENAME_EXCHANGE: Final = 2
 
+_FSOPEN: Final = 430
+_FSCONFIG: Final = 431
+_FSMOUNT: Final = 432
+_FSCONFIG_CMD_CREATE: Final = 6
+_FSMOUNT_CLOEXEC: Final = 1
 _OPENAT2: Final = 437
 _RESOLVE_NO_SYMLINKS: Final = 0x04
 _RESOLVE_BENEATH: Final = 0x08
@@ -213,6 +218,29 @@ def descriptors() -> tuple[int, int]:
     return held, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
+@cache
+def _procfs() -> int:
+    """A procfs that nobody else has, where this process may mount one.
+
+    Whoever lists /proc into memory that is not there, and makes a name in it, has everybody wait
+    who looks for a process there. Each mount of procfs has locks of its own (Linux 5.8).
+    """
+    made = _libc.syscall(_FSOPEN, b"proc", 1)
+    if made < 0:
+        return os.open("/proc", os.O_PATH | os.O_CLOEXEC)
+    try:
+        _libc.syscall(_FSCONFIG, made, _FSCONFIG_CMD_CREATE, None, None, 0)
+        mounted = _libc.syscall(_FSMOUNT, made, _FSMOUNT_CLOEXEC, 0)
+    finally:
+        os.close(made)
+    return mounted if mounted >= 0 else os.open("/proc", os.O_PATH | os.O_CLOEXEC)
+
+
+def open_process(pid: int, file: str) -> int:
+    """A file of /proc/PID, or of a thread; ``OSError``."""
+    return os.open(f"{pid}/{file}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=_procfs())
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process runs: not a zombie, and not on its way there (proc(5)).
 
@@ -233,7 +261,7 @@ def _read_proc(pid: int, file: str) -> bytes:
     # a file object would make four system calls more
     data = b""
     try:
-        fd = os.open(f"/proc/{pid}/{file}", os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_process(pid, file)
         try:
             while part := os.read(fd, 65536):
                 data += part
