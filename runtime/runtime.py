@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -384,9 +385,11 @@ async def open_runtime(
 
 def _let_go(wait_files: WaitFiles, spawner: Spawner) -> None:
     """Whoever waits for an end that has come just now."""
+    until = time.monotonic() + _LET_GO_SECONDS
     with suppress(OSError):
-        if wait_files.any_released:
-            spawner.start_now(spawner.home, wait_files.command(0)).wait_now(_LET_GO_SECONDS)
+        words = map(partial(wait_files.command, kept=0), wait_files.released())
+        for program in [spawner.start_now(spawner.home, each) for each in words]:
+            program.wait_now(max(0.0, until - time.monotonic()))
 
 
 def _remove_runtime(places: Places) -> None:

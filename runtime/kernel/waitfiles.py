@@ -2,7 +2,8 @@
 
 The kernel blocks a process that opens one for reading. At the end the FIFO is replaced by an empty
 file, and a program of ours (release.c) lets its readers go: the daemon opens no FIFO that others
-have open. The names cannot be guessed and the directory cannot be listed.
+have open. Each owner has a program of his own: others do not wait for what holds up one. The
+names cannot be guessed and the directory cannot be listed.
 """
 
 from __future__ import annotations
@@ -31,21 +32,25 @@ _SECONDS: Final = 30.0
 
 
 class WaitFiles:
-    """The ``wait`` files of all agents, by token; ``released`` is where the program finds those
-    whose readers it is to let go."""
+    """The ``wait`` files of all agents, by token; in ``released``, the program of each owner finds
+    those whose readers it is to let go."""
 
     def __init__(self, directory: Path, released: Path, program: Path) -> None:
         self._directory = directory
         self._released = released
         self._program = program
+        self._owners: dict[WaitFileName, int] = {}
+        #: whose program there is
+        self._served: set[int] = set()
         self._wake = trio.Event()
         self._wake.set()  # an earlier daemon may have left some
 
     def path(self, token: WaitFileName) -> Path:
         return self._directory / token
 
-    def create(self, token: WaitFileName) -> None:
+    def create(self, token: WaitFileName, owner: int) -> None:
         """A FIFO that blocks its readers; one left by an earlier daemon is kept."""
+        self._owners[token] = owner
         with contextlib.suppress(FileExistsError):
             os.mkfifo(self.path(token))
             # written by nobody: a stranger's open for writing would release the waiters
@@ -58,21 +63,27 @@ class WaitFiles:
             return
         temporary = path.with_name(f"{token}.ended")
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
-        self._let_go(path)
+        self._let_go(token)
         os.replace(temporary, path)
-        self._wake.set()
 
     def remove(self, token: WaitFileName) -> None:
         path = self.path(token)
         if _is_fifo(path):
-            self._let_go(path)
-            self._wake.set()
+            self._let_go(token)
         path.unlink(missing_ok=True)
+        self._owners.pop(token, None)
 
-    def _let_go(self, path: Path) -> None:
+    def _let_go(self, token: WaitFileName) -> None:
         """A rename into another directory would take a lock of the whole filesystem."""
+        # what is left of no agent is nobody else's
+        released = self._released_of(self._owners.get(token, os.geteuid()))
+        released.mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            os.link(path, self._released / path.name)
+            os.link(self.path(token), released / token)
+        self._wake.set()
+
+    def _released_of(self, owner: int) -> Path:
+        return self._released / str(owner)
 
     def keep(self, tokens: set[WaitFileName]) -> None:
         """Removes what belongs to no agent any more."""
@@ -80,27 +91,38 @@ class WaitFiles:
             if name not in tokens:
                 self.remove(name)
 
-    @property
-    def any_released(self) -> bool:
-        """Whether the program has something to do."""
-        return bool(os.listdir(self._released))
+    def released(self) -> list[int]:
+        """The owners whose programs have something to do."""
+        owners = map(int, os.listdir(self._released))
+        return [owner for owner in owners if self._any_released(owner)]
 
-    def command(self, kept: float = _KEPT_SECONDS) -> list[str]:
+    def _any_released(self, owner: int) -> bool:
+        # what begins with a dot is the program's own
+        return any(name[0] != "." for name in os.listdir(self._released_of(owner)))
+
+    def command(self, owner: int, kept: float = _KEPT_SECONDS) -> list[str]:
         """Lets those go whose end has come, and whoever comes within so many seconds."""
-        return orders.words(self._program, self._released, int(1000 * kept))
+        return orders.words(self._program, self._released_of(owner), int(1000 * kept))
 
     async def run(self, helpers: Helpers) -> None:
-        """Has the program let readers go, whenever there may be any."""
-        while True:
-            await self._wake.wait()
-            self._wake = trio.Event()
-            while self.any_released:
-                try:
-                    words = self.command()
-                    await helpers.ask(os.geteuid(), "release", words, seconds=_SECONDS)
-                except (CtxError, OSError) as error:
-                    log.error("who waits for an end waits longer: %s", error)
-                    await trio.sleep(_RETRY_SECONDS)
+        """Has the programs let readers go, whenever there may be any."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                for owner in set(self.released()) - self._served:
+                    self._served.add(owner)
+                    nursery.start_soon(self._serve, helpers, owner)
+
+    async def _serve(self, helpers: Helpers, owner: int) -> None:
+        while self._any_released(owner):
+            try:
+                words = self.command(owner)
+                await helpers.ask(owner, "release", words, seconds=_SECONDS)
+            except (CtxError, OSError) as error:
+                log.error("who waits for an end waits longer: %s", error)
+                await trio.sleep(_RETRY_SECONDS)
+        self._served.discard(owner)
 
 
 def _is_fifo(path: Path) -> bool:

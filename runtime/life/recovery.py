@@ -61,14 +61,14 @@ class Recovery(Part):
         self._agents.births.take_back()
         self._agents.tasks.take_back()
         for agent in self._agents.registry:
-            self._agents.wait_files.create(agent.wait_token)
+            self._agents.wait_files.create(agent.wait_token, agent.owner)
+            for task in self._agents.items.of(agent.index, Task):
+                if not task.child:
+                    self._agents.wait_files.create(task.wait_token, agent.owner)
+                    if task.over:
+                        self._agents.wait_files.release(task.wait_token)
             if agent.status is Status.DEAD:
                 self._ender.release(agent)
-        for task in self._agents.items.all(Task):
-            if not task.child:
-                self._agents.wait_files.create(task.wait_token)
-                if task.over:
-                    self._agents.wait_files.release(task.wait_token)
         adopted: list[tuple[Agent, LiveCell]] = []
         lost = []
         for agent in self._agents.registry:

@@ -9,13 +9,23 @@
  * have looked up the earlier name and open it late. It obeys what comes meanwhile at once, and
  * ends when the directory is empty, or after LIFE_MS: then it is started again.
  *
+ * Others can also hold the lock of a FIFO (by a tee(2) that does not end), and an open sleeps for
+ * as long, which no signal ends. So a worker opens them. If it sleeps at one for HELD_MS, it is
+ * left there, to let the readers go when it can, and the next one goes on with the others. Locks
+ * of a file (fcntl(2)), which a worker has until it is gone, tell where one sleeps, also to
+ * programs that are started later: nobody sleeps where one does, and WORKERS_MAX at most are
+ * there at once.
+ *
  * Nobody may write to the FIFOs, or any stranger would release them. For an ordinary user, whose
  * modes count for the daemon too, it does so in a user namespace of its own.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <poll.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <sys/inotify.h>
+#include <sys/mman.h>
 
 #include "common.h"
 #include "orders.h"
@@ -23,15 +33,44 @@
 
 #define AGAIN_MS 100
 #define LIFE_MS 10000
+#define HELD_MS 100
+#define WORKERS_MAX 64
+#define LOCKS ".locks"	/* in the directory: a byte for each worker, then one for each inode */
 
-static void nudge(int directory, const char *name)
+struct work {
+	const char *directory;
+	long long kept_ms, end;
+	int locks;
+	atomic_uint *steps;	/* odd while the worker opens a FIFO */
+};
+
+static bool lock(int locks, short type, off_t at)
 {
+	struct flock wanted = {.l_type = type, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
+
+	return fcntl(locks, F_SETLK, &wanted) == 0;
+}
+
+/* False if there is none, or a worker sleeps there. */
+static bool nudge(const struct work *work, int directory, const char *name, struct stat *found)
+{
+	off_t at;
+
+	if (name[0] == '.' || fstatat(directory, name, found, AT_SYMLINK_NOFOLLOW) < 0)
+		return false;
+	at = WORKERS_MAX + (off_t)found->st_ino;
+	if (!lock(work->locks, F_WRLCK, at))
+		return false;
+	++*work->steps;
 	/* ENXIO: nobody reads */
 	close_quietly(openat(directory, name, O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW));
+	++*work->steps;
+	lock(work->locks, F_UNLCK, at);
+	return true;
 }
 
 /* Nudges all, and removes those that have been there long enough; returns the number left. */
-static size_t pass(DIR *listing, long long kept_ms)
+static size_t pass(const struct work *work, DIR *listing)
 {
 	int directory = dirfd(listing);
 	struct dirent *entry;
@@ -43,27 +82,27 @@ static size_t pass(DIR *listing, long long kept_ms)
 		struct stat found;
 		long long age;
 
-		if (entry->d_name[0] == '.' ||
-		    fstatat(directory, entry->d_name, &found, AT_SYMLINK_NOFOLLOW) < 0)
+		if (entry->d_name[0] == '.')
 			continue;
-		nudge(directory, entry->d_name);
+		left++;
+		if (!nudge(work, directory, entry->d_name, &found))
+			continue;
 		clock_gettime(CLOCK_REALTIME_COARSE, &now);	/* as the kernel notes changes */
 		age = (now.tv_sec - found.st_ctim.tv_sec) * 1000LL +
 		      (now.tv_nsec - found.st_ctim.tv_nsec) / 1000000;
 		/* the name was its last change; before it only if the clock was set */
-		if (age >= kept_ms || age < 0)
-			unlinkat(directory, entry->d_name, 0);
-		else
-			left++;
+		if ((age >= work->kept_ms || age < 0) && unlinkat(directory, entry->d_name, 0) == 0)
+			left--;
 	}
 	return left;
 }
 
 /* Nudges what has come until a time; returns early only on an error. */
-static void obey(int told, int directory, long long until)
+static void obey(const struct work *work, int told, int directory, long long until)
 {
 	_Alignas(struct inotify_event) char data[4096];
 	struct pollfd ready = {.fd = told, .events = POLLIN};
+	struct stat found;
 	long long left;
 
 	while ((left = until - now_ms()) > 0 && poll(&ready, 1, (int)left) > 0) {
@@ -74,29 +113,91 @@ static void obey(int told, int directory, long long until)
 		for (ssize_t at = 0; at < n;) {
 			const struct inotify_event *event = (const void *)(data + at);
 
-			nudge(directory, event->len ? event->name : ".");
+			nudge(work, directory, event->len ? event->name : ".", &found);
 			at += (ssize_t)(sizeof *event + event->len);
 		}
 	}
 }
 
+static bool may_work(const struct work *work)
+{
+	for (off_t at = 0; at < WORKERS_MAX; at++)
+		if (lock(work->locks, F_WRLCK, at))
+			return true;
+	return false;
+}
+
+/* What a worker does until it sleeps somewhere. */
+static int let_go(const struct work *work)
+{
+	DIR *listing = opendir(work->directory);
+	int told = inotify_init1(IN_CLOEXEC);
+
+	if (!listing || told < 0 ||
+	    inotify_add_watch(told, work->directory, IN_CREATE | IN_MOVED_TO) < 0)
+		die("%s: %m", work->directory);
+	while (!may_work(work)) {
+		if (now_ms() >= work->end)
+			return 0;
+		poll(NULL, 0, AGAIN_MS);
+	}
+	while (pass(work, listing) && now_ms() < work->end)
+		obey(work, told, dirfd(listing), now_ms() + AGAIN_MS);
+	return 0;
+}
+
+/* Has a worker do it; false if that sleeps somewhere. */
+static bool is_done(const struct work *work)
+{
+	pid_t parent = getpid(), worker;
+	struct pollfd ended = {.events = POLLIN};
+	unsigned before;
+
+	*work->steps = 0;
+	worker = fork();
+	if (worker == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		exit(getppid() == parent ? let_go(work) : 0);
+	}
+	ended.fd = worker < 0 ? -1 : (int)syscall(SYS_pidfd_open, worker, 0);
+	if (ended.fd < 0)
+		die("fork: %m");
+	do {
+		before = *work->steps;
+		if (poll(&ended, 1, HELD_MS)) {
+			if (await_child(worker))
+				exit(EXIT_FAILED);
+			return true;
+		}
+	} while (*work->steps != before || before % 2 == 0);
+	/* its open comes first: that lets the readers go */
+	kill(worker, SIGKILL);
+	close(ended.fd);
+	return false;
+}
+
 int main(int argc, char **argv)
 {
 	struct orders orders = orders_of_arguments(argc, argv);
-	const char *directory = take_word(&orders);
-	long long kept_ms = (long long)take_number(&orders, INT_MAX), end = now_ms() + LIFE_MS;
-	DIR *listing;
-	int told;
+	struct work work = {.directory = take_word(&orders), .end = now_ms() + LIFE_MS};
+	char path[4096];
 
+	work.kept_ms = (long long)take_number(&orders, INT_MAX);
 	if (!all_taken(&orders))
 		die("usage: release DIRECTORY KEPT_MS");
 	if (geteuid())
 		enter_user_namespace();
-	listing = opendir(directory);
-	told = inotify_init1(IN_CLOEXEC);
-	if (!listing || told < 0 || inotify_add_watch(told, directory, IN_CREATE | IN_MOVED_TO) < 0)
-		die("%s: %m", directory);
-	while (pass(listing, kept_ms) && now_ms() < end)
-		obey(told, dirfd(listing), now_ms() + AGAIN_MS);
+	/* the daemon listens until nobody has it */
+	close(STDOUT_FILENO);
+	snprintf(path, sizeof path, "%s/" LOCKS, work.directory);
+	work.locks = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (work.locks < 0)
+		die("%s: %m", path);
+	work.steps = mmap(NULL, sizeof *work.steps, PROT_READ | PROT_WRITE,
+			  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (work.steps == MAP_FAILED)
+		die("mmap: %m");
+	while (!is_done(&work) && now_ms() < work.end)
+		;
 	return 0;
 }

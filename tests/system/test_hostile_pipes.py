@@ -1,17 +1,21 @@
-"""Agents that hold the mutex of a pipe of theirs, into which or from which others move bytes."""
+"""Pipes whose mutex somebody holds: an agent that of its own, into which or from which others move
+bytes, and strangers that of a FIFO on which others wait."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.system.hostile.guarded import OBEDIENCE, Guard
-from tests.worlds.daemon import Daemon, read, wait_dead, wait_until, write
+from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.held import held
 from tests.worlds.whose import OTHER
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
@@ -142,3 +146,43 @@ def test_the_death_of_the_daemon_is_obeyed(daemon: Daemon, kind: Kind, number: i
     wait_until(lambda: not node.populated(), "its cell ends without a daemon")
     daemon.start()
     wait_dead(agent)
+
+
+def waiter(
+    stack: ExitStack, agent: Path, where: str = "wait_for_partner"
+) -> subprocess.Popen[bytes]:
+    """Whoever waits for its end; sleeps in that function of the kernel."""
+    process = stack.enter_context(subprocess.Popen(["cat", agent / "wait"]))
+    kernel = Path(f"/proc/{process.pid}/wchan")
+    wait_until(lambda: where in kernel.read_text(), "it waits")
+    return process
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("owner", [OWNER, "4001"], ids=["same", "other"])
+def test_who_holds_a_wait_holds_up_no_waiter_elsewhere(daemon: Daemon, owner: str) -> None:
+    attacked = daemon.run("attacked", "sleep 1000", owner=OWNER)
+    agents = [daemon.run(f"other{i}", "sleep 1000", owner=owner) for i in range(2)]
+    with ExitStack() as stack:
+        others = [waiter(stack, agent) for agent in agents]
+        with held(Path(os.readlink(attacked / "wait")), "write"):
+            its = waiter(stack, attacked, "fifo_open")
+            write(attacked / "ctl", "kill")
+            wait_status(attacked, "dead")
+            for agent, other in zip(agents, others, strict=True):
+                write(agent / "ctl", "kill")
+                wait_status(agent, "dead")
+                other.wait(OBEDIENCE)
+            assert its.poll() is None
+        assert its.wait(TIMEOUT) == 0
+
+
+@pytest.mark.alone
+def test_the_daemon_stops_while_somebody_holds_a_wait(daemon: Daemon) -> None:
+    attacked = daemon.run("attacked", "sleep 1000", owner=OWNER)
+    with held(Path(os.readlink(attacked / "wait")), "write"):
+        write(attacked / "ctl", "kill")
+        wait_status(attacked, "dead")
+        begun = time.monotonic()
+        daemon.stop()
+        assert time.monotonic() - begun < 5 * OBEDIENCE

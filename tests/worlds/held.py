@@ -20,7 +20,7 @@ what, at, file = sys.argv[1:]
 page = mmap.mmap(os.open(file, os.O_RDONLY), 4096, mmap.MAP_PRIVATE,
                  mmap.PROT_READ | mmap.PROT_WRITE)
 address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(page)))
-top = os.open(at, os.O_WRONLY if what == 'write' else os.O_RDONLY | os.O_DIRECTORY)
+top = os.open(at, os.O_RDWR if what == 'write' else os.O_RDONLY | os.O_DIRECTORY)
 call = {'write': 1, 'list': 217}[what]
 holds = threading.Thread(target=libc.syscall, args=(call, top, address, 4096))
 holds.start()
@@ -43,7 +43,8 @@ os._exit(0)
 
 @contextmanager
 def held(path: Path, what: str = "list") -> Iterator[None]:
-    """While it is held: who wants it waits, and can be killed."""
+    """While it is held: who wants it waits, and can be killed, but not if it is that of a FIFO. Who
+    waits at one for somebody to open it for writing is let go by this."""
     with unfilled_file() as file:
         holder = subprocess.Popen(
             [sys.executable, "-c", _HOLDER, what, str(path), str(file)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -17,6 +18,7 @@ import trio
 from runtime.cell.cell import native
 from runtime.ids import WaitFileName
 from runtime.kernel.waitfiles import WaitFiles
+from tests.worlds.held import held
 from tests.worlds.natives import Children
 
 needs_root = pytest.mark.skipif(
@@ -24,6 +26,7 @@ needs_root = pytest.mark.skipif(
 )
 
 T = WaitFileName("t")
+OWNER = 4000
 
 
 @pytest.fixture
@@ -58,34 +61,40 @@ class Reader:
         with open(self._path, "rb") as file:
             self.read = file.read()
 
+    async def wait_blocked(self) -> None:
+        """Until the kernel's open sleeps."""
+        kernel = Path(f"/proc/self/task/{self._thread.native_id}/wchan")
+        while "fifo_open" not in kernel.read_text():
+            await trio.sleep(0.001)
+
     async def wait_returned(self) -> None:
         await trio.to_thread.run_sync(self._thread.join, 5)
         assert self.read == b""
 
 
 def test_a_wait_is_a_fifo_that_nobody_may_write(wait_files: WaitFiles) -> None:
-    wait_files.create(T)
+    wait_files.create(T, OWNER)
     found = wait_files.path(T).stat()
     assert stat.S_ISFIFO(found.st_mode)
     assert found.st_mode & 0o777 == 0o444
 
 
 def test_a_fifo_left_by_an_earlier_daemon_is_kept(wait_files: WaitFiles) -> None:
-    wait_files.create(T)
+    wait_files.create(T, OWNER)
     before = wait_files.path(T).stat().st_ino
-    wait_files.create(T)
+    wait_files.create(T, OWNER)
     assert wait_files.path(T).stat().st_ino == before
 
 
 def test_a_released_wait_is_an_empty_file(wait_files: WaitFiles) -> None:
-    wait_files.create(T)
+    wait_files.create(T, OWNER)
     wait_files.release(T)
     assert stat.S_ISREG(wait_files.path(T).stat().st_mode)
     assert wait_files.path(T).read_bytes() == b""
 
 
 def test_releasing_twice_is_releasing_once(wait_files: WaitFiles) -> None:
-    wait_files.create(T)
+    wait_files.create(T, OWNER)
     wait_files.release(T)
     wait_files.release(T)
     assert wait_files.path(T).read_bytes() == b""
@@ -97,7 +106,7 @@ def test_releasing_what_is_not_there_does_nothing(wait_files: WaitFiles, tmp_pat
 
 
 def test_a_removed_wait_is_gone(wait_files: WaitFiles, tmp_path: Path) -> None:
-    wait_files.create(T)
+    wait_files.create(T, OWNER)
     wait_files.remove(T)
     wait_files.remove(T)
     assert list((tmp_path / "wait").iterdir()) == []
@@ -108,7 +117,7 @@ def test_every_reader_returns_at_the_end(wait_files: WaitFiles) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait_files.run, Children())
-            wait_files.create(T)
+            wait_files.create(T, OWNER)
             readers = [Reader(wait_files.path(T)) for _ in range(20)]
             wait_files.release(T)
             for reader in readers:
@@ -123,7 +132,7 @@ def test_a_reader_between_look_up_and_open_returns_too(wait_files: WaitFiles) ->
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait_files.run, Children())
-            wait_files.create(T)
+            wait_files.create(T, OWNER)
             looked_up = os.open(wait_files.path(T), os.O_PATH)
             try:
                 wait_files.release(T)
@@ -140,7 +149,7 @@ def test_readers_of_a_removed_wait_return(wait_files: WaitFiles) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait_files.run, Children())
-            wait_files.create(T)
+            wait_files.create(T, OWNER)
             held = os.open(wait_files.path(T), os.O_PATH)
             try:
                 readers = [Reader(f"/proc/self/fd/{held}") for _ in range(3)]
@@ -157,7 +166,7 @@ def test_readers_of_a_removed_wait_return(wait_files: WaitFiles) -> None:
 def test_readers_of_a_release_that_a_dead_daemon_left_return(
     wait_files: WaitFiles, tmp_path: Path
 ) -> None:
-    wait_files.create(T)
+    wait_files.create(T, OWNER)
     held = os.open(wait_files.path(T), os.O_PATH)
     wait_files.release(T)
     again = WaitFiles(tmp_path / "wait", tmp_path / "released", native("release"))
@@ -167,7 +176,7 @@ def test_readers_of_a_release_that_a_dead_daemon_left_return(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(again.run, Children())
             await reader.wait_returned()
-            while again.any_released:
+            while again.released():
                 await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
 
@@ -183,7 +192,7 @@ def test_a_crowd_of_ends_starts_few_programs(wait_files: WaitFiles) -> None:
             nursery.start_soon(wait_files.run, started)
             tokens = [WaitFileName(f"t{number}") for number in range(300)]
             for token in tokens:
-                wait_files.create(token)
+                wait_files.create(token, OWNER)
             readers = [Reader(wait_files.path(token)) for token in tokens]
             for token in tokens:
                 wait_files.release(token)
@@ -196,13 +205,60 @@ def test_a_crowd_of_ends_starts_few_programs(wait_files: WaitFiles) -> None:
     assert started.count < 10
 
 
+def programs(wait_files: WaitFiles) -> list[str]:
+    """The processes of an owner's program, as they run and sleep."""
+    words = "\0".join(wait_files.command(OWNER)) + "\0"
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cmdline").read_text() == words:
+                found.append(process.name)
+    return found
+
+
+@needs_root
+def test_who_holds_a_fifo_holds_up_only_its_readers(wait_files: WaitFiles) -> None:
+    async def main(stack: contextlib.ExitStack) -> None:
+        wait_files.create(T, OWNER)
+        with held(wait_files.path(T), "write"):
+            waits = Reader(wait_files.path(T))
+            await waits.wait_blocked()
+            wait_files.release(T)
+            for number in range(3):  # also if the program is killed, and started again
+                program = stack.enter_context(subprocess.Popen(wait_files.command(OWNER)))
+                await released_at_once(wait_files, f"{number}")
+                program.kill()
+                while len(programs(wait_files)) > 1:
+                    await trio.sleep(0.01)
+            assert len(programs(wait_files)) == 1, "one sleeps there, and no more"
+            assert waits.read is None
+        subprocess.run(wait_files.command(OWNER), check=True, timeout=30)
+        await waits.wait_returned()
+        assert not wait_files.released()
+        assert not programs(wait_files)
+
+    with contextlib.ExitStack() as stack:
+        trio.run(main, stack)
+
+
+async def released_at_once(wait_files: WaitFiles, name: str) -> None:
+    tokens = [WaitFileName(f"{name}.{number}") for number in range(10)]
+    for token in tokens:
+        wait_files.create(token, OWNER)
+    readers = [Reader(wait_files.path(token)) for token in tokens]
+    for token in tokens:
+        wait_files.release(token)
+    for reader in readers:
+        await reader.wait_returned()
+
+
 def test_the_mode_never_changes(wait_files: WaitFiles) -> None:
     """Nobody may write to it, and release others before the end: also not at the end."""
-    wait_files.create(T)
+    wait_files.create(T, OWNER)
     held = os.open(wait_files.path(T), os.O_PATH)
     wait_files.release(T)
-    assert subprocess.run(wait_files.command(0), check=False).returncode == 0
-    assert not wait_files.any_released
+    assert subprocess.run(wait_files.command(OWNER, 0), check=False).returncode == 0
+    assert not wait_files.released()
     assert stat.S_IMODE(os.stat(f"/proc/self/fd/{held}").st_mode) == 0o444
     os.close(held)
 
