@@ -321,7 +321,7 @@ async def open_runtime(
         # what all agents of all users have written, whatever their policy, is root's to sort out
         closed = [] if privilege.rootless else [config.agent_ids()[0]]
         treework.adopt(places, spawner, spaces, closed)
-        treework.show(places, privilege, spaces)
+        treework.show(places, privilege, spawner, spaces)
         wait_files = WaitFiles(places.waits, places.released, places.program("release"))
         stack.callback(_let_go, wait_files, spawner)
         agents = Agents(

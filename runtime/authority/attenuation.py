@@ -18,6 +18,7 @@ from runtime.kernel import linux
 from runtime.records.model import Agent, Space, SpaceState
 from runtime.records.registry import Registry
 from runtime.records.settings import Settings
+from runtime.records.spaces import tree_of
 from runtime.texts import mounts, policy
 from runtime.texts.names import quote
 from runtime.texts.policy import Rule, Rules
@@ -243,7 +244,7 @@ class Authority:
         held = {tree for tree, mode in self._trees_of(agent).items() if mode == "rw"}
         for name in ("root", "workspace"):
             held |= set(map(self.places.tree, self._sources(agent, name).paths()))
-        written = {mounts.place_of(tree) for tree in held if tree}
+        written = {tree_of(tree) for tree in held if tree}
         if agent.homedir == "durable":
             written.add(f"agent/{agent.owner}/{agent.name}")
         return written

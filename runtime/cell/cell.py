@@ -25,6 +25,7 @@ from runtime.ids import RunId
 from runtime.kernel import handover, linux, orders, seqpackets
 from runtime.kernel.users import find_user
 from runtime.records.model import Agent
+from runtime.records.spaces import tree_of
 from runtime.texts import mounts
 from runtime.texts.names import parse_env_line, quote, split_command
 
@@ -368,13 +369,13 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     own = [each for mount in fields for each in (mount, *carried[mount])]
     optional = frozenset([*kept, *(each for found in carried.values() for each in found)])
     placed = [
-        _Lent(mounts.place_of(tree), trees_at.place(tree), tree, mode)
+        _Lent(tree_of(tree), trees_at.place(tree), tree, mode)
         for tree, mode in agent.trees.items()
     ]
     home = _Lent(agents.sessions.home(agent), HOME, "homedir")
     lines = {
         mount: _Lent(
-            mounts.place_of(mount.of), mount.target, mount.source, mount.mode, mount.options
+            tree_of(mount.of), mount.target, mount.source, mount.mode, mount.options
         )
         for mount in own
         if mount.tree
@@ -433,11 +434,9 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     kept = [mount for mount in kept if mount.mode != "hide"]
     # a worktree may be in a tree that its agent has not
     inside = [m for m in (*kept, *own) if _inside(m.target, [trees_at.directory])]
-    at_place = {*agent.trees, *(trees_at.tree(mount.target) for mount in inside)}
     if placed or inside:
         view.append(("tmpfs", "0755", trees_at.directory))
         view += map(lend, placed)
-        view += sorted({_tree_link(trees_at, tree) for tree in at_place if mounts.space_of(tree)})
     elif parent is not None:
         view.append(("hide", trees_at.directory))
     view += map(put, kept)
@@ -495,11 +494,6 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
         networks=having,
         programs=("keeper", "view") if nested else ("keeper",),
     )
-
-
-def _tree_link(places: mounts.TreePlaces, tree: str) -> tuple[str, ...]:
-    """What makes the link to a tree, the same as on the host."""
-    return ("symlink", f"../{mounts.place_of(tree)}", f"{places.directory}/{mounts.link_of(tree)}")
 
 
 def _spec(
@@ -561,7 +555,7 @@ def _stage(
     if agent.parent is not None:
         uid, gid, groups = agent.uid, agent.gid, agent.groups
     wanted = []
-    real = places.real_tree
+    trees_at = agents.authority.places
     for mount in staged:
         letters = "" if "bind" in mount.options else "r"
         letters += "t" if mount in optional else ""
@@ -571,9 +565,10 @@ def _stage(
             if option in mount.options
         )
         source = mount.source
-        if agent.parent is None and agents.authority.places.tree(source):
-            plain = agents.authority.places.plain(source)
-            source = str(real / plain.removeprefix(f"{places.tree}/"))
+        tree = trees_at.tree(source)
+        if agent.parent is None and tree:
+            real = tree_of(tree) if agents.privilege.rootless else mounts.place_of(tree)
+            source = f"{places.real_tree}/{real}{source.removeprefix(trees_at.place(tree))}"
         wanted.append((letters or "-", mount.identity, source))
     groups_word = agents.privilege.groups_of(groups)
     permitted = [places.tree, places.trees]

@@ -131,8 +131,7 @@ class Looker(Part):
         uid, gid, groups = ids
         groups_word = self._agents.privilege.groups_of(groups)
         own = [*map(str, self._places.own), networks.DIRECTORY]
-        trees = self._places.tree, self._places.real_tree
-        spec = orders.message(uid, gid, groups_word, own, *trees, paths)
+        spec = orders.message(uid, gid, groups_word, own, self._places.tree, paths)
         self._begun(asker)
         try:
             asker.leaf.create(self._hierarchy.controllers)

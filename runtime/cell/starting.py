@@ -23,6 +23,7 @@ from runtime.kernel import orders, output
 from runtime.kernel.users import find_user
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
+from runtime.records.spaces import tree_of_home
 from runtime.texts import mounts
 from runtime.texts.names import quote
 
@@ -108,7 +109,7 @@ class Starter(Part):
         if own in agent.trees or mounts.HOME_TREE in lines:
             user = find_user(agent.owner)
             gid = agent.owner if user is None else user.pw_gid
-            homes.append((mounts.place_of(own), agent.owner, gid))
+            homes.append((tree_of_home(agent.owner), agent.owner, gid))
         for tree, uid, gid in homes:
             await self._trees.have(agent.owner, tree, uid, gid, _SETTLE_SECONDS)
 

@@ -17,7 +17,7 @@ from typing import Final
 import trio
 
 from runtime.cell.cell import Places
-from runtime.errors import CtxError, StartupError, UnansweredError
+from runtime.errors import CtxError, KernelError, StartupError, UnansweredError
 from runtime.ids import SpaceIndex
 from runtime.kernel import linux, orders
 from runtime.kernel.helpers import Helpers
@@ -25,14 +25,17 @@ from runtime.kernel.privilege import Privilege
 from runtime.kernel.spawn import Spawner
 from runtime.records.model import Space, SpaceState
 from runtime.records.spaces import Spaces, tree_of_home, tree_of_space
+from runtime.texts import mounts
 from runtime.texts.names import quote
 
 log = logging.getLogger("ctxd.trees")
 
-#: directories of all trees; "shared" has the links to those in "space", "lost" what was kept
-_KINDS: Final = ("space", "shared", "home", "agent", "lost")
-#: many times what it takes to rename every tree
-_ADOPT_SECONDS: Final = 60.0
+#: directories of all trees; "lost" has what was kept
+_KINDS: Final = ("space", "home", "agent", "lost")
+#: many times what it takes to rename, or to mount, every tree
+_ALL_SECONDS: Final = 60.0
+#: names the mount where trees have their places
+_SOURCE: Final = "ctxfs-tree"
 #: who follows a link to a tree that is just being made waits so long at most
 READY_SECONDS: Final = 1.0
 #: a helper that an agent holds up is given up after this time, and begun again
@@ -104,14 +107,15 @@ class Trees:
         raise UnansweredError(f"the space {quote(space.name)} is just being made: try again")
 
     async def _do(self, space: Space) -> None:
-        tree, link = tree_of_space(space.name), f"shared/{space.name}"
+        tree = tree_of_space(space.name)
+        place = mounts.place_of(f"{mounts.SHARED_TREE}{space.name}")
         if space.state is SpaceState.WANTED:
             own = space.owner, space.gid, space.mode
-            await self._make(space.owner, "make", tree, *own, link)
+            await self._make(space.owner, "make", tree, *own, place)
             self._spaces.made(space)
         elif space.state is SpaceState.REMOVED:
             kept = f"lost/{space.name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-            if await self._ask(space.owner, "remove", tree, link, kept):
+            if await self._ask(space.owner, "remove", tree, place, kept):
                 directory = self._places.trees / kept
                 log.warning("the space %s had something: kept in %s", quote(space.name), directory)
             self._spaces.forget(space)
@@ -135,7 +139,8 @@ class Trees:
     async def _ask(
         self, owner: int, verb: str, *words: orders.Word, seconds: float = _SECONDS
     ) -> bytes:
-        command = orders.words(self._program, self._places.trees, verb, *words)
+        places = self._places
+        command = orders.words(self._program, places.trees, verb, places.tree, *words)
         return await self._helpers.ask(owner, "tree", command, seconds=seconds)
 
 
@@ -152,22 +157,14 @@ def adopt(places: Places, spawner: Spawner, spaces: Spaces, closed: Collection[i
     unknown = [name for name in names if not spaces.has(name)]
     if not unknown and not is_older:
         return
-    with ExitStack() as stack:
-        fds = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("said", "complained")]
-        for fd in fds:
-            stack.callback(os.close, fd)
-        command = orders.words(places.program("tree"), places.state, "adopt", list(closed), unknown)
-        moving = spawner.start_now(spawner.home, command, fds=[None, *fds])
-        status = moving.wait_now(_ADOPT_SECONDS)
-        if status is None:
-            moving.kill()
-        said, complained = (os.pread(fd, os.fstat(fd).st_size, 0).decode() for fd in fds)
-    if status != 0:
-        why = complained.strip().removeprefix("ctxfs: ") or "a process holds one of them"
+    command = orders.words(places.program("tree"), places.state, "adopt", list(closed), unknown)
+    try:
+        said = _run(spawner, command)
+    except CtxError as error:
         raise StartupError(
             f"{places.state}: the durable trees of an older ctxd cannot be moved to "
-            f"{places.trees} ({why}): end the agents that live, then start ctxd again"
-        )
+            f"{places.trees} ({error.sentence}): end the agents that live, then start ctxd again"
+        ) from None
     for line in said.splitlines():
         owner, _, name = line.partition(" ")
         if not spaces.has(name):
@@ -179,24 +176,41 @@ def adopt(places: Places, spawner: Spawner, spaces: Spaces, closed: Collection[i
         )
 
 
-def show(places: Places, privilege: Privilege, spaces: Spaces) -> None:
+def _run(spawner: Spawner, command: list[str], *more: int) -> str:
+    """What the helper says that does something to all trees; ``KernelError``."""
+    with ExitStack() as stack:
+        fds = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("said", "complained")]
+        for fd in fds:
+            stack.callback(os.close, fd)
+        process = spawner.start_now(spawner.home, command, fds=[None, *fds, *more])
+        status = process.wait_now(_ALL_SECONDS)
+        if status is None:
+            process.kill()
+        said, complained = (os.pread(fd, os.fstat(fd).st_size, 0).decode() for fd in fds)
+    if status != 0:
+        why = complained.strip().removeprefix("ctxfs: ")
+        raise KernelError(why or "a process holds one of them")
+    return said
+
+
+def show(places: Places, privilege: Privilege, spawner: Spawner, spaces: Spaces) -> None:
     """They are seen below the runtime directory, by the modes of each; ``StartupError``."""
-    links = places.trees / "shared"
+    there = [space.name for space in spaces if space.state is SpaceState.THERE]
+    known = orders.memory_file("spaces", orders.message(there))
     try:
         for path in (places.trees, *(places.trees / kind for kind in _KINDS)):
             path.mkdir(exist_ok=True)
             path.chmod(0o711)
-        # none was synced with the records
-        for name in set(os.listdir(links)) - {space.name for space in spaces}:
-            (links / name).unlink()
-        for name in {space.name for space in spaces} - set(os.listdir(links)):
-            (links / name).symlink_to(f"../{tree_of_space(name)}")
         if privilege.rootless:
             _link(places)
         else:
             _mount(places)
-    except OSError as error:
+        command = orders.words(places.program("tree"), places.trees, "show", places.tree, 3)
+        _run(spawner, command, known)
+    except (CtxError, OSError) as error:
         raise StartupError(f"{places.tree}: cannot show {places.trees} there: {error}") from None
+    finally:
+        os.close(known)
 
 
 def _link(places: Places) -> None:
@@ -206,15 +220,17 @@ def _link(places: Places) -> None:
 
 
 def _mount(places: Places) -> None:
-    # of a daemon that was killed, or was executed before in this process, is known again
-    while linux.mount_at(places.tree) is not None and not places.tree.samefile(places.trees):
+    """A small filesystem on which each tree has a place."""
+    # that of a daemon that was killed, or was executed before in this process, is known again
+    while (there := linux.mount_at(places.tree)) is not None and there.source != _SOURCE:
         linux.unmount(places.tree, linux.MNT_DETACH)
-    if linux.mount_at(places.tree) is None:
+    if there is None:
         if places.tree.is_symlink():
             places.tree.unlink()
         places.tree.mkdir(mode=0o711, exist_ok=True)
-        linux.mount(str(places.trees), places.tree, "none", linux.MS_BIND)
-    linux.narrow_mount(places.tree)
+        flags = linux.MS_NOSUID | linux.MS_NODEV
+        linux.mount(_SOURCE, places.tree, "tmpfs", flags, "mode=711,size=1m,nr_inodes=0")
+        linux.mount("none", places.tree, "none", linux.MS_PRIVATE)
 
 
 def hide(places: Places) -> None:

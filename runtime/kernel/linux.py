@@ -39,9 +39,6 @@ IN_IGNORED: Final = 0x8000
 _IN_NONBLOCK: Final = os.O_NONBLOCK
 _IN_CLOEXEC: Final = os.O_CLOEXEC
 
-#: fcntl.h and linux/stat.h
-_AT_FDCWD: Final = -100
-
 SO_PEERPIDFD: Final = 77
 SO_PEERGROUPS: Final = 59
 
@@ -73,20 +70,6 @@ def mount(source: str, target: Path, fstype: str, flags: int, data: str = "") ->
 def unmount(target: Path, flags: int = 0) -> None:
     """umount2(2)."""
     _check(_libc.umount2(os.fsencode(target), flags), target)
-
-
-class _MountAttributes(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "user_namespace")
-    )
-
-
-def narrow_mount(target: Path) -> None:
-    """A mount becomes private, nosuid and nodev, whatever else it is (mount_setattr(2))."""
-    wanted = _MountAttributes(set=MS_NOSUID | MS_NODEV, propagation=MS_PRIVATE)
-    size = ctypes.c_size_t(ctypes.sizeof(wanted))
-    path = os.fsencode(target)
-    _check(_libc.mount_setattr(_AT_FDCWD, path, 0, ctypes.byref(wanted), size), target)
 
 
 def rename(fd: int, name: str, new_name: str, flags: int = 0) -> None:

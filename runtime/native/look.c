@@ -15,12 +15,11 @@
  * user namespace of the host and sees the owners there. It never follows links of
  * procfs, which lead to where some process is.
  *
- * In the daemon's own directories are the durable trees, each at TREES/space/NAME/NAME or
+ * In the daemon's own directories are the durable trees, each at TREES/shared/NAME or
  * TREES/home/UID in every view. Whether an agent may be given one is for the daemon to decide.
  *
  * ORDERS_FD holds orders (orders.h): uid, gid and groups ("=" leaves all three unchanged);
- * the daemon's own directories, a list; TREES, and where that is in the host's view without
- * links; the paths, a list, absolute and plain. The program
+ * the daemon's own directories, a list; TREES; the paths, a list, absolute and plain. The program
  * writes five strings for each path to ANSWER_FD, each with a NUL at its end. These are not
  * orders: it writes each when it is known, and the reader knows their number.
  *
@@ -41,6 +40,7 @@
 
 #define LINKS_MAX 40	/* the kernel's limit (path_resolution(7)) */
 #define ANSWER_MAX (8 << 20)
+#define PLAIN (RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH)
 
 struct object {
 	dev_t device;
@@ -56,7 +56,9 @@ struct answer {
 };
 
 static int root = -1;
-static const char *trees, *real_trees;
+static const char *trees;
+/* how the way to a tree is resolved, and what is in it */
+static uint64_t to_tree = PLAIN;
 static struct list forbidden;
 static struct object *forbidden_objects;
 
@@ -96,8 +98,7 @@ static bool is_in_tree(const char *path)
 {
 	const char *rest = path + strlen(trees);
 
-	return is_in_trees(path) && (!strncmp(rest, "/home/", 6) ||
-				     (!strncmp(rest, "/space/", 7) && strchr(rest + 7, '/')));
+	return is_in_trees(path) && (!strncmp(rest, "/shared/", 8) || !strncmp(rest, "/home/", 6));
 }
 
 static bool is_daemons(const char *path, const struct stat *st)
@@ -115,14 +116,22 @@ static bool is_daemons(const char *path, const struct stat *st)
 /* Opens a path below the root that must not contain links. */
 static int open_plain(const char *path)
 {
-	char real[4 * PATH_MAX];
+	char top[2 * PATH_MAX];
+	size_t length;
+	int fd, found;
 
-	if (is_in_trees(path)) {
-		snprintf(real, sizeof real, "%s%s", real_trees, path + strlen(trees));
-		path = real;
-	}
-	return open_path(root, *path ? path + 1 : ".", O_PATH | O_NOFOLLOW,
-			 RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH);
+	if (!is_in_trees(path))
+		return open_path(root, *path ? path + 1 : ".", O_PATH | O_NOFOLLOW, PLAIN);
+	length = strlen(trees);
+	for (int i = 0; i < 2 && path[length]; i++)
+		length += 1 + strcspn(path + length + 1, "/");
+	snprintf(top, sizeof top, "%.*s", (int)length, path);
+	fd = open_path(root, top + 1, O_PATH, to_tree);
+	if (fd < 0 || !path[length])
+		return fd;
+	found = open_path(fd, path + length + 1, O_PATH | O_NOFOLLOW, PLAIN);
+	close_quietly(fd);
+	return found;
 }
 
 static int refuse(struct answer *answer, int error, const char *why)
@@ -220,9 +229,9 @@ static int walk(const char *source, struct answer *answer, struct place *place)
 		strcpy(path + length + 1, name);
 		if (!S_ISDIR(answer->st.st_mode))
 			return refuse(answer, ENOTDIR, "-");
-		place->next = strcmp(path, trees) ? openat(place->here, name,
-							   O_PATH | O_NOFOLLOW | O_CLOEXEC)
-						  : open_plain(path);
+		place->next = is_in_trees(path) ? open_plain(path)
+						: openat(place->here, name,
+							 O_PATH | O_NOFOLLOW | O_CLOEXEC);
 		if (place->next < 0 || fstat(place->next, &st) < 0)
 			return refuse(answer, errno, "-");
 		/* a device changes where another filesystem begins, except for binds of the same */
@@ -313,9 +322,8 @@ int main(int argc, char **argv)
 	ids = take_ids(&orders);
 	own = take_list(&orders);
 	trees = take_word(&orders);
-	real_trees = take_word(&orders);
-	if (keeper >= 0)	/* a cell has no links there */
-		real_trees = trees;
+	if (keeper < 0)	/* links there are the daemon's, and a cell has none */
+		to_tree = 0;
 	paths = take_list(&orders);
 	if (!all_taken(&orders))
 		die("the runtime's paths are damaged");

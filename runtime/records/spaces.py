@@ -13,20 +13,27 @@ from typing import Final
 from runtime.ids import NO_SPACE, SpaceIndex
 from runtime.records.model import Space, SpaceState
 from runtime.records.store import Store
-from runtime.texts.mounts import HOME_TREE, SHARED_TREE, place_of
+from runtime.texts.mounts import place_of, space_of
 
 #: of a measure, in seconds: what a space has is not known from an older one
 FRESH_SECONDS: Final = 30.0
 
 
 def tree_of_space(name: str) -> str:
-    """Relative to the directory of all durable trees."""
-    return place_of(f"{SHARED_TREE}{name}")
+    """Relative to the directory of all durable trees. It has the directory above for itself: who
+    removes one waits for its lock with that of the one above, and others hold what they open."""
+    return f"space/{name}/{name}"
 
 
 def tree_of_home(uid: int) -> str:
     """The same of a user's own."""
-    return place_of(f"{HOME_TREE}{uid}")
+    return f"home/{uid}"
+
+
+def tree_of(tree: str) -> str:
+    """The same of ``KIND:NAME``, which views have at another place."""
+    space = space_of(tree)
+    return tree_of_space(space) if space else place_of(tree)
 
 
 class Spaces:

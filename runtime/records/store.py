@@ -87,7 +87,7 @@ CREATE TABLE answers (
 );
 CREATE INDEX answers_made ON answers (made);
 """
-#: what of ``tree/shared`` is whose, and what it had when it was last measured
+#: what of ``tree/space`` is whose, and what it had when it was last measured
 _SPACES: Final = """
 CREATE TABLE spaces (
     idx INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -336,8 +336,8 @@ def most(modes: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TreePlaces:
-    """Where every view has durable trees: all below one directory, where ``KIND/NAME`` is the tree
-    ``KIND:NAME``, or a link to it; the filesystem, at ``roots``, has links to these."""
+    """Where every view has durable trees: ``KIND:NAME`` at ``KIND/NAME`` below one directory, to
+    which the filesystem, at ``roots``, has links."""
 
     directory: str
     roots: tuple[str, ...]
@@ -348,25 +348,21 @@ class TreePlaces:
 
     def names(self, tree: str) -> list[str]:
         """All paths that the runtime gives a tree."""
-        link = link_of(tree)
-        names = (self.place(tree), f"{self.directory}/{link}")
-        return [*dict.fromkeys(names), *(f"{root}/{link}/data" for root in self.roots)]
+        return [self.place(tree), *(f"{root}/{place_of(tree)}/data" for root in self.roots)]
 
     def plain(self, path: str) -> str:
-        """The path behind the runtime's own links to a tree, if it leads through them."""
-        for root, data in ((self.directory, []), *((root, ["data"]) for root in self.roots)):
-            kind, *parts = path.removeprefix(f"{root}/").split("/")
-            after = 1 + len(data)
-            if path.startswith(f"{root}/") and kind in _KINDS and parts and parts[1:after] == data:
-                return "/".join([self.place(f"{kind}:{parts[0]}"), *parts[after:]])
+        """The path behind the link ``data``, if it leads through that."""
+        for root in self.roots:
+            parts = path.removeprefix(f"{root}/").split("/", 3)
+            if path.startswith(f"{root}/") and parts[0] in _KINDS and parts[2:3] == ["data"]:
+                return "/".join([self.directory, *parts[:2], *parts[3:]])
         return path
 
     def tree(self, path: str) -> str:
         """The tree in whose own place a path is; empty if it is in none."""
-        plain = self.plain(path)
-        name = plain.removeprefix(f"{self.directory}/").partition("/")[2].partition("/")[0]
-        trees = (f"{kind}:{name}" for kind in _KINDS if name)
-        return next((tree for tree in trees if f"{plain}/".startswith(f"{self.place(tree)}/")), "")
+        parts = path.removeprefix(f"{self.directory}/").split("/", 2)
+        inside = path.startswith(f"{self.directory}/") and parts[0] in _KINDS and parts[1:]
+        return f"{parts[0]}:{parts[1]}" if inside else ""
 
     def holds(self, path: str) -> bool:
         """Whether it is something in a tree, or in the directory of all, by any name."""
@@ -400,16 +396,9 @@ class TreePlaces:
         return mount.source if mount.tree else self.tree(mount.source)
 
 
-def link_of(tree: str) -> str:
-    """Where it is found below the directory of all trees."""
-    return tree.replace(":", "/", 1)
-
-
 def place_of(tree: str) -> str:
-    """Where it lies there. A space has the directory above for itself: whoever removes a directory
-    waits for its lock with that of the one above, and users and agents hold what they open."""
-    space = space_of(tree)
-    return f"space/{space}/{space}" if space else link_of(tree)
+    """Where it is, below the directory of all trees."""
+    return tree.replace(":", "/", 1)
 
 
 def within(own: Mount, cover: Mount | None, tree: str) -> Mount:

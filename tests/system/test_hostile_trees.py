@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -137,12 +139,15 @@ def test_who_holds_an_inode_holds_up_nobody_else(daemon: Daemon, guard: Guard) -
     assert slowest < OBEDIENCE
 
 
+def state_of(pid: int | str) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def sleeping(daemon: Daemon) -> bool:
     """Whether a helper of the daemon waits in the kernel for the lock of a tree."""
     for directory in Path("/proc").glob("[0-9]*"):
         try:
-            words = (directory / "cmdline").read_bytes()
-            state = (directory / "stat").read_text().rpartition(")")[2].split()[0]
+            words, state = (directory / "cmdline").read_bytes(), state_of(directory.name)
         except OSError:
             continue
         if b"remove" in words and bytes(daemon.state) in words and state == "D":
@@ -181,3 +186,39 @@ def test_who_holds_a_space_that_is_removed_waits_alone(daemon: Daemon) -> None:
     wait_until(lambda: errno_of(os.mkdir, space, uid=owner) == "-", "it is gone")
     assert as_uid(owner, os.listdir, space / "data") == []
     assert as_uid(owner, os.listdir, daemon.path("shared", "later", "data")) == []
+
+
+MOVE = """
+import os, sys
+file, to, uid = sys.argv[1:]
+os.setresgid(*[int(uid)] * 3)
+os.setresuid(*[int(uid)] * 3)
+os.rename(file, to)
+"""
+
+
+@pytest.mark.needs_root("others have turns of their own")
+def test_who_holds_a_tree_and_renames_out_of_it_waits_alone(daemon: Daemon) -> None:
+    """rename(2) takes the locks of both directories before it judges, unless they are on two
+    mounts: who sleeps for his own tree must not have that of one which others need."""
+    owner = int(OWNER)
+    space = make(daemon, "held", owner)
+    tree = (space / "data").resolve()
+    (tree / "file").touch()
+    above = [*tree.parents][: tree.parents.index(daemon.runtime)]
+    assert daemon.runtime / "tree" in above
+    with ExitStack() as stack:
+        moving = []
+        with held(tree):
+            for to in (f"{tree}/../moved", *(directory / "moved" for directory in above)):
+                command = [sys.executable, "-c", MOVE, str(tree / "file"), str(to), OWNER]
+                moving.append(subprocess.Popen(command, stderr=subprocess.PIPE))
+                stack.enter_context(moving[-1])
+            wait_until(lambda: all(state_of(each.pid) in "DZ" for each in moving), "they tried")
+            go_on(daemon, "a")
+            daemon.kill()
+            daemon.start()
+            go_on(daemon, "b")
+        for each in moving:
+            assert b"Invalid cross-device link" in each.communicate()[1]
+    assert os.listdir(tree) == ["file"]

@@ -9,41 +9,73 @@ from pathlib import Path
 import pytest
 
 from runtime.kernel import linux
+from tests.system.test_spaces import make
 from tests.worlds.daemon import AGENT_UID, Daemon
 from tests.worlds.ordinary import OrdinaryDaemon, ordinary_daemon
 
 MOVED = "the durable trees of an older ctxd are now in"
 
 
-def mounts(daemon: Daemon) -> list[linux.MountEntry]:
-    return [each for each in linux.read_mounts() if each.point == str(daemon.runtime / "tree")]
+def mounts(daemon: Daemon) -> dict[str, linux.MountEntry]:
+    """By what is below the directory of all trees, at most one each."""
+    top = str(daemon.runtime / "tree")
+    found = [each for each in linux.read_mounts() if f"{each.point}/".startswith(f"{top}/")]
+    by_name = {each.point.removeprefix(top): each for each in found}
+    assert len(by_name) == len(found)
+    return by_name
 
 
-def test_one_mount_shows_all_and_is_known_again(daemon: Daemon) -> None:
+def mount_number(fd: int) -> str:
+    info = Path(f"/proc/self/fdinfo/{fd}").read_text()
+    return next(line for line in info.splitlines() if line.startswith("mnt_id:"))
+
+
+def test_each_tree_is_a_mount_and_is_known_again(daemon: Daemon) -> None:
+    """Of users and spaces: those of agents are shown in their cells only."""
     tree = daemon.runtime / "tree"
-    (shown,) = mounts(daemon)
-    assert {"rw", "nosuid", "nodev"} <= set(shown.options.split(",")) and not shown.shared
-    assert tree.samefile(daemon.state / "tree")
-    assert [tree.joinpath(name).stat().st_mode & 0o777 for name in (".", "home", "space")] == (
-        [0o711] * 3
-    )
-    file = os.open(tree / "home", os.O_RDONLY)
-    daemon.restart()
-    assert len(mounts(daemon)) == 1
-    assert os.path.samestat(os.fstat(file), os.stat(tree / "home"))
-    os.close(file)
+    make(daemon, "team", AGENT_UID)
+    for data in (daemon.path("shared", "team"), daemon.path("home", "0")):
+        (data / "data").readlink()  # which waits for the tree
+    names = {"", "/shared/team", "/home/0"}
+    assert set(mounts(daemon)) == names
+    for shown in mounts(daemon).values():
+        assert {"rw", "nosuid", "nodev"} <= set(shown.options.split(",")) and not shown.shared
+    assert [(tree / name).stat().st_mode & 0o777 for name in (".", "home", "shared")] == [0o711] * 3
+    assert (tree / "shared/team").samefile(daemon.state / "tree/space/team/team")
+    assert (tree / "home/0").samefile(daemon.state / "tree/home/0")
+    with (tree / "shared/team").joinpath("file").open("w") as file:
+        number = mount_number(file.fileno())
+        daemon.restart()
+        assert set(mounts(daemon)) == names
+        with (tree / "shared/team").joinpath("file").open() as again:
+            assert mount_number(again.fileno()) == number
     daemon.stop()
     assert not mounts(daemon) and not tree.exists()
     daemon.start()
+    assert set(mounts(daemon)) == names
 
 
 def test_a_mount_of_something_else_is_replaced(daemon: Daemon, tmp_path: Path) -> None:
+    tree = daemon.runtime / "tree"
+    make(daemon, "team", AGENT_UID)
+    (daemon.path("shared", "team") / "data").readlink()
     daemon.kill()
-    linux.mount(str(tmp_path), daemon.runtime / "tree", "none", linux.MS_BIND)
+    linux.mount(str(tmp_path), tree / "shared/team", "none", linux.MS_BIND)
     daemon.start()
-    (shown,) = mounts(daemon)
-    assert (daemon.runtime / "tree").samefile(daemon.state / "tree")
-    assert {"nosuid", "nodev"} <= set(shown.options.split(","))
+    assert set(mounts(daemon)) == {"", "/shared/team"}
+    daemon.kill()
+    linux.mount(str(tmp_path), tree, "none", linux.MS_BIND)
+    daemon.start()
+    assert set(mounts(daemon)) == {"", "/shared/team"}
+    assert (tree / "shared/team").samefile(daemon.state / "tree/space/team/team")
+
+
+def test_a_place_of_no_space_goes(daemon: Daemon) -> None:
+    """As when the records were replaced meanwhile."""
+    daemon.kill()
+    (daemon.runtime / "tree/shared/none").mkdir(parents=True)
+    daemon.start()
+    assert os.listdir(daemon.runtime / "tree/shared") == []
 
 
 @pytest.fixture
@@ -54,9 +86,13 @@ def ordinary() -> Iterator[OrdinaryDaemon]:
 
 def test_without_root_it_is_a_link(ordinary: OrdinaryDaemon) -> None:
     tree = ordinary.runtime / "tree"
-    assert os.readlink(tree) == str(ordinary.state / "tree")
-    ordinary.restart()
-    assert os.readlink(tree) == str(ordinary.state / "tree")
+    space = ordinary.path("shared", "team")
+    ordinary.do(space.mkdir)
+    ordinary.do((space / "data").readlink)  # which waits for the tree
+    for _ in range(2):
+        assert os.readlink(tree) == str(ordinary.state / "tree")
+        assert (tree / "shared/team").samefile(ordinary.state / "tree/space/team/team")
+        ordinary.restart()
     ordinary.stop()
     assert not tree.is_symlink()
     ordinary.start()

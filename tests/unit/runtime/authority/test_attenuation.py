@@ -298,7 +298,7 @@ def test_what_a_parent_has_less_of_in_a_tree_is_not_handed_in(world: World) -> N
         policy_text = f"allow {agent.label} shared:a read,write\n"
         world.agents.journal.update(agent, policy=policy_text)
     check = world.agents.authority.check_mounts
-    said = '"/run/ctxfs/tree/space/a/a/x" in it is hidden there'
+    said = '"/run/ctxfs/tree/shared/a/x" in it is hidden there'
     for hidden in ("/ctx/shared/a/data/x", "/run/ctxfs/tree/shared/a/x"):
         world.agents.journal.update(parent, mount=f"- {hidden} hide\n")
         with pytest.raises(DeniedError, match=said):

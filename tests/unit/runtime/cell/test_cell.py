@@ -376,7 +376,7 @@ def test_what_is_staged_of_a_durable_tree_is_named_where_it_really_is(
         mount=f"{places.tree}/shared/s/a /m rw\n",
     )
     found = cell.plan(world.agents, agent, places)
-    assert staged(found) == ["r", "-", f"{places.trees}/space/s/s/a"]
+    assert staged(found) == ["r", "-", f"{places.trees}/shared/s/a"]
     assert taken(found)[5] == [str(places.tree), str(places.trees)]
 
 

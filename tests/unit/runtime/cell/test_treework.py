@@ -19,6 +19,8 @@ def test_the_disk_is_told_of_each_new_tree(tmp_path: Path) -> None:
     """So that it joins its owner's project before much is in it."""
     places = Places(mount=Path("/ctx"), state=tmp_path, runtime=tmp_path / "run")
     places.trees.mkdir()
+    places.runtime.mkdir()
+    places.tree.symlink_to(places.trees)
     spaces, told = Spaces(Store(tmp_path / "ctxfs.db")), list[int]()
     trees = Trees(places, native("tree"), Children(), spaces, told.append)
     uid, gid = os.getuid(), os.getgid()
