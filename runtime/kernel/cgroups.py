@@ -262,7 +262,7 @@ def unified_mount() -> Path | None:
 
 
 def _read_cgroup(pid: int) -> bytes:
-    fd = linux.open_process(pid, "cgroup")
+    fd = linux.open_of_process(pid, "cgroup")
     try:
         return os.read(fd, _CGROUP_MAX)
     finally:
@@ -316,7 +316,7 @@ class Askers:
         if len(self._files) >= _ASKERS_MAX:
             self._close(next(iter(self._files)))
         try:
-            fd = linux.open_process(pid, "cgroup")
+            fd = linux.open_of_process(pid, "cgroup")
         except OSError:  # it is gone, or there are no descriptors
             return path_of(pid)
         self._files[pid] = fd

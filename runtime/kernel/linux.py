@@ -219,7 +219,7 @@ def _procfs() -> int:
     return mounted if mounted >= 0 else os.open("/proc", os.O_PATH | os.O_CLOEXEC)
 
 
-def open_process(pid: int, file: str) -> int:
+def open_of_process(pid: int, file: str) -> int:
     """A file of /proc/PID, or of a thread; ``OSError``."""
     return os.open(f"{pid}/{file}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=_procfs())
 
@@ -244,7 +244,7 @@ def _read_proc(pid: int, file: str) -> bytes:
     # a file object would make four system calls more
     data = b""
     try:
-        fd = open_process(pid, file)
+        fd = open_of_process(pid, file)
         try:
             while part := os.read(fd, 65536):
                 data += part

@@ -233,11 +233,11 @@ def test_a_process_that_cannot_be_looked_into_is_told_of_and_delays_nobody(tmp_p
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts, as root")
 def test_processes_are_looked_up_in_a_procfs_of_ones_own() -> None:
     """Others cannot hold its locks, as they can hold that of /proc."""
-    fd = linux.open_process(os.getpid(), "stat")
+    fd = linux.open_of_process(os.getpid(), "stat")
     try:
         assert os.read(fd, 1000).startswith(f"{os.getpid()} (".encode())
         assert os.fstat(fd).st_dev != os.stat("/proc/self/stat").st_dev
     finally:
         os.close(fd)
     with pytest.raises(FileNotFoundError):
-        linux.open_process(1 << 22, "stat")
+        linux.open_of_process(1 << 22, "stat")
