@@ -153,11 +153,16 @@ def waiter(
 ) -> subprocess.Popen[bytes]:
     """Whoever waits for its end; sleeps in that function of the kernel."""
     process = stack.enter_context(subprocess.Popen(["cat", agent / "wait"]))
+    stack.callback(process.kill)
     kernel = Path(f"/proc/{process.pid}/wchan")
     wait_until(lambda: where in kernel.read_text(), "it waits")
     return process
 
 
+HOLDS = pytest.mark.needs_root("only root opens a FIFO of wait, which is 0444, for writing")
+
+
+@HOLDS
 @pytest.mark.alone
 @pytest.mark.parametrize("owner", [OWNER, "4001"], ids=["same", "other"])
 def test_who_holds_a_wait_holds_up_no_waiter_elsewhere(daemon: Daemon, owner: str) -> None:
@@ -177,6 +182,7 @@ def test_who_holds_a_wait_holds_up_no_waiter_elsewhere(daemon: Daemon, owner: st
         assert its.wait(TIMEOUT) == 0
 
 
+@HOLDS
 @pytest.mark.alone
 def test_the_daemon_stops_while_somebody_holds_a_wait(daemon: Daemon) -> None:
     attacked = daemon.run("attacked", "sleep 1000", owner=OWNER)
