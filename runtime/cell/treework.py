@@ -141,7 +141,7 @@ class Trees:
     ) -> bytes:
         places = self._places
         command = orders.words(self._program, places.trees, verb, places.tree, *words)
-        return await self._helpers.ask(owner, "tree", command, seconds=seconds)
+        return await self._helpers.ask(owner, f"tree {verb}", command, seconds=seconds)
 
 
 def adopt(places: Places, spawner: Spawner, spaces: Spaces, closed: Collection[int]) -> None:
