@@ -124,7 +124,7 @@ def test_a_durable_home_that_grows_over_the_account_is_stopped(small: Daemon) ->
 def test_a_space_that_grows_is_stopped_whoever_writes_it(daemon: Daemon) -> None:
     """Its owner pays; an agent of another user fills it, and one that only reads goes on."""
     (daemon.root / "shared" / "space").mkdir()
-    space = daemon.state / "tree" / "shared" / "space"
+    space = daemon.state / "tree/space/space/space"
     wait_until(space.is_dir, "it is made")
     space.chmod(0o1777)
     policy = "allow {}_t shared:space {}\n"
@@ -133,7 +133,7 @@ def test_a_space_that_grows_is_stopped_whoever_writes_it(daemon: Daemon) -> None
                         policy=policy.format("filler", "read,write"))
     reader = daemon.run("reader", "sleep 1000", policy=policy.format("reader", "read"))
     wait_until(lambda: read(filler, "status") == "paused\n", "it is paused", timeout=60)
-    assert on_disk(daemon.state / "tree" / "shared") < SOFT
+    assert on_disk(daemon.state / "tree/space") < SOFT
     assert "the tree shared/space" in read(filler, "error")
     assert read(reader, "status") == "busy\n"
     assert "EDQUOT" in refused(filler / "ctl", "resume")
