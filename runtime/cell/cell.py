@@ -22,7 +22,7 @@ from runtime.agents.workspace import WORKSPACE, Worktree, binds
 from runtime.cell import networks, trees
 from runtime.errors import MalformedError, WrongStateError
 from runtime.ids import RunId
-from runtime.kernel import handover, linux, orders, seqpackets
+from runtime.kernel import cgroups, handover, linux, orders, seqpackets
 from runtime.kernel.users import find_user
 from runtime.records.model import Agent
 from runtime.records.spaces import tree_of
@@ -211,7 +211,8 @@ def _base_view(
     if agent.iso == "shared":
         # with the mount of the filesystem, which may be another one later
         yield bind(source, "/", "s")
-        yield bind("/sys/fs/cgroup", "/sys/fs/cgroup", "rt")
+        # who lists a cgroup holds, since Linux 6.15, the lock with which the daemon makes others
+        yield from (("hide", point) for point in cgroups.mount_points())
         yield from (("tmpfs", "0755", str(path)) for path in places.own)
         return
     if agent.root:

@@ -253,6 +253,11 @@ def _pids(listed: bytes) -> list[int]:
     return [int(word) for word in listed.split() if word != b"0"]
 
 
+def mount_points() -> list[str]:
+    """Where cgroups are mounted, of both versions."""
+    return [each.point for each in linux.read_mounts() if each.fstype in ("cgroup", "cgroup2")]
+
+
 def unified_mount() -> Path | None:
     """Where cgroup v2 is mounted, alone or beside v1 (hybrid)."""
     for entry in linux.read_mounts():

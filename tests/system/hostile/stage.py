@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from runtime.kernel.cgroups import unified_mount
 from tests.system.hostile.attempts import TABLE, Attempt
 from tests.system.hostile.compiling import compile_to
 from tests.system.hostile.guarded import Guard
@@ -102,6 +103,7 @@ class Stage:
             "runtime": daemon.runtime,
             "shared": daemon.runtime / "root",
             "cgroup": daemon.cgroup.path,
+            "cgroups": unified_mount(),
             "daemon.pid": daemon.pid,
             "human.pid": self.human.pid if self.human is not None else 0,
             "host.port": self.listener.getsockname()[1],

@@ -16,7 +16,7 @@ from runtime.cell import cell, networks
 from runtime.cell.cell import HOME, Places, Plan
 from runtime.errors import MalformedError, WrongStateError
 from runtime.ids import BootId
-from runtime.kernel import linux, orders
+from runtime.kernel import cgroups, linux, orders
 from runtime.records.config import Network
 from runtime.records.model import Agent
 from runtime.texts import mounts
@@ -461,11 +461,15 @@ def test_what_a_parent_had_below_the_fresh_directories_is_given_on(
     assert given == [(p, p) for p in ("/tmp/a", f"{HOME}/b", "/tmp/w")]
 
 
-def test_a_shared_agent_sees_the_host_but_not_the_daemon(world: World, agent: Agent) -> None:
+def test_a_shared_agent_sees_the_host_but_not_the_daemon(
+    world: World, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "mount_points", lambda: ["/sys/fs/cgroup", "/else/cgroup"])
     world.agents.journal.update(agent, iso="shared")
     found = plan(world, agent)
     assert binds(found, "s")[0] == ("/", "/")
-    assert ("/sys/fs/cgroup", "/sys/fs/cgroup") in binds(found, "rt")
+    for hidden in ("/sys/fs/cgroup", "/else/cgroup"):
+        assert ("hide", hidden) in operations(found)
     for hidden in ("/var/lib/c", "/run/c"):
         assert ("tmpfs", "0755", hidden) in operations(found)
 
