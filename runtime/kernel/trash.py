@@ -43,14 +43,15 @@ class Trash:
     def discard(self, path: Path, owner: int) -> None:
         """Takes a file or tree in the state away; one that is not there is fine."""
         if not os.path.lexists(path):
-            return
+            return  # and leaves no mark
         hidden = path.with_name(f".{secrets.token_hex(8)}")
         tree = str(hidden.relative_to(self._state))
         mark = self._directory / str(owner) / hidden.name
         with suppress(OSError):  # a full disk: only a daemon that dies now forgets the tree
             mark.parent.mkdir(mode=0o700, exist_ok=True)
             mark.symlink_to(tree)
-        os.rename(path, hidden)
+        with suppress(FileNotFoundError):  # a program of an earlier daemon has just removed it
+            os.rename(path, hidden)
         self._left.setdefault(owner, {})[mark] = tree
         self._wake.set()
 

@@ -68,6 +68,17 @@ def test_what_is_not_there_is_discarded_already(state: Path) -> None:
     assert not marks(state)
 
 
+def test_what_a_program_removes_meanwhile_is_discarded_already(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program of an earlier daemon goes on after that, and the next one looks at what is left."""
+    trash = Trash(state)
+    with monkeypatch.context() as seen:
+        seen.setattr(os.path, "lexists", lambda path: True)
+        trash.discard(state / "gone", OWNER)
+    run_until_empty(trash, state)
+
+
 def test_what_is_discarded_on_a_full_disk_is_removed_all_the_same(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
