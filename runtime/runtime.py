@@ -169,7 +169,7 @@ def _check_namespaces(privilege: Privilege, spawner: Spawner) -> None:
         said = os.memfd_create("said", os.MFD_CLOEXEC)
         stack.callback(os.close, said)
         groups = privilege.groups_of(())
-        command = orders.words(cell.native("view"), 3, 4, uid, gid, groups, ["true"])
+        command = orders.words(cell.native("view"), 2, 3, 4, uid, gid, groups, ["true"])
         tried = spawner.start_now(
             spawner.home, command, fds=[None, None, said, plan, program]
         )

@@ -468,12 +468,12 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     keeper = [*orders.words("keeper", _SPEC_FD, _REPORT_FD, grace), *hand]
     if nested:
         # it has its groups by then
-        inner = orders.words("view", view_fd, keeper_fd, *ids, "=", keeper)
+        inner = orders.words("view", _REPORT_FD, view_fd, keeper_fd, *ids, "=", keeper)
         enter, network = places.program("enter"), _network(agents, agent)
         steps = orders.words(enter, extra + 1, extra, *ids, groups, network, inner)
     else:
         builder = places.program("view")
-        steps = orders.words(builder, view_fd, keeper_fd, *ids, groups, keeper)
+        steps = orders.words(builder, _REPORT_FD, view_fd, keeper_fd, *ids, groups, keeper)
     stage = b""
     if staged:
         cell = "-" if parent is None else extra + 1

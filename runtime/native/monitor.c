@@ -436,14 +436,22 @@ static void sort(struct source *from, const char *data, size_t length)
 	keep(from->present, kept, end - kept);
 }
 
-/* Reads one report, if there is one; returns whether there may be more. */
+/*
+ * Reads one report, if there is one; returns whether there may be more. The descriptor of
+ * the cell's mounts (view.c) comes with one, and stays open: whoever lets a mount namespace
+ * go waits for all processors, and that is not to be a process in the cell's cgroup.
+ */
 static bool take_report(struct state *state)
 {
-	char text[512], control[CMSG_SPACE(sizeof(struct ucred))];
+	union {
+		char space[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	char text[512];
 	struct iovec data = {text, sizeof text - 1};
-	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1,
-				 .msg_control = control, .msg_controllen = sizeof control};
-	ssize_t n = recvmsg(state->report, &message, MSG_DONTWAIT);
+	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control,
+				 .msg_controllen = sizeof control};
+	ssize_t n = recvmsg(state->report, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	struct cmsghdr *header;
 	pid_t pid = 0;
 

@@ -1,7 +1,7 @@
 /*
  * view: builds an agent's view, and becomes PID 1 of its cell.
  *
- *     view ORDERS_FD PROGRAM_FD UID GID GROUPS ARGUMENTS      (orders.h)
+ *     view REPORT_FD ORDERS_FD PROGRAM_FD UID GID GROUPS ARGUMENTS    (orders.h)
  *
  * Takes the ids and drops every capability before it touches anything of the agent's.
  * Then it makes user, mount, PID, IPC, UTS and cgroup namespaces, as any user may, and
@@ -692,13 +692,25 @@ static void build(struct plan plan)
 	close(new_root);
 }
 
-static void become_program(struct plan plan, const struct ids *ids, int program, char **argv)
+/* The monitor keeps the mounts until the end of the cell is recorded, and so it ends sooner. */
+static void hand_over_mounts(int self, int report)
+{
+	int mounts = openat(self, "ns/mnt", O_RDONLY | O_CLOEXEC);
+
+	if (mounts >= 0)
+		send_message(report, "mounts", strlen("mounts"), &mounts, 1);
+	close(mounts);
+}
+
+static void become_program(struct plan plan, const struct ids *ids, int report, int program,
+			   char **argv)
 {
 	int self = must(open("/proc/self", O_PATH | O_DIRECTORY | O_CLOEXEC), "/proc/self");
 
 	umask(0);
 	/* devpts needs a uid 0 in the user namespace (devpts(5)) */
 	write_maps(self, 0, ids->uid, 0, ids->gid);
+	hand_over_mounts(self, report);
 	if (wants(plan, "network"))
 		raise_loopback();
 	build(plan);
@@ -720,6 +732,7 @@ int main(int argc, char **argv)
 	unsigned long flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS |
 			      CLONE_NEWCGROUP | SIGCHLD;
 	struct orders orders = orders_of_arguments(argc, argv);
+	int report = take_descriptor(&orders);
 	int plan_fd = take_descriptor(&orders), program = take_descriptor(&orders);
 	struct ids ids = take_ids(&orders);
 	struct list arguments = take_list(&orders);
@@ -727,7 +740,7 @@ int main(int argc, char **argv)
 	pid_t pid;
 
 	if (!all_taken(&orders) || !arguments.count)
-		die("usage: view ORDERS_FD PROGRAM_FD UID GID GROUPS ARGUMENTS");
+		die("usage: view REPORT_FD ORDERS_FD PROGRAM_FD UID GID GROUPS ARGUMENTS");
 	prctl(PR_SET_NAME, "view");
 	prctl(PR_SET_DUMPABLE, 0);
 	must(become_groups(&ids), "setgroups");
@@ -739,7 +752,7 @@ int main(int argc, char **argv)
 	if (pid < 0)
 		die("no namespaces for the agent: %m");
 	if (pid == 0)
-		become_program(plan, &ids, program, arguments.items);
+		become_program(plan, &ids, report, program, arguments.items);
 	/* Readers that wait for the end of these descriptors need not wait for this process. */
 	close_from(0, 0);
 	return await_child(pid);

@@ -197,21 +197,22 @@ def test_the_working_directory_is_cwd_else_the_workspace_else_home(
 
 def test_a_root_agents_view_is_built_with_its_ids(world: World, agent: Agent) -> None:
     assert list(plan(world, agent).steps) == [
-        *("/run/c/root/bin/view", FD["view"], FD["keeper"], "1000", "1000", "2", "5", "6"),
+        *("/run/c/root/bin/view", FD["report"], FD["view"], FD["keeper"]),
+        *("1000", "1000", "2", "5", "6"),
         *("4", "keeper", FD["spec"], FD["report"], "5000"),
     ]
 
 
 def test_without_groups_it_keeps_none(world: World, agent: Agent) -> None:
     world.agents.journal.update(agent, groups=())
-    assert plan(world, agent).steps[3:7] == ("1000", "1000", "0", "4")
+    assert plan(world, agent).steps[4:8] == ("1000", "1000", "0", "4")
 
 
 def test_a_childs_steps_enter_its_parents_cell_with_its_ids(world: World, child: Agent) -> None:
     found = plan(world, child)
     assert list(found.steps) == [
         *("/run/c/root/bin/enter", FD["cell"], FD["extra"], "1000", "1000", "2", "5", "6", "cell"),
-        *("11", "view", FD["view"], FD["keeper"], "1000", "1000", "="),
+        *("12", "view", FD["report"], FD["view"], FD["keeper"], "1000", "1000", "="),
         *("4", "keeper", FD["spec"], FD["report"], "5000"),
     ]
     assert found.programs == ("keeper", "view"), "by descriptor, not by a path in there"
@@ -413,7 +414,7 @@ def test_a_network_is_listened_for_in_a_directory_that_nothing_covers(
     assert found.steps[-1] == "5", "where the keeper hands out what it listens on"
     world.agents.journal.update(agent, mount="")
     found = plan(world, agent)
-    assert found.steps[1:3] == ("7", "6"), "what comes after that"
+    assert found.steps[2:4] == ("7", "6"), "what comes after that"
     _, *rest = strings(found.spec)
     entries, rest = first_list(rest)
     _, rest = first_list(rest)
