@@ -71,7 +71,7 @@ $(NATIVE)/%: $(NATIVE)/%.c $(wildcard $(NATIVE)/*.h)
 # ctxfs and the packages that it needs, for one Python. As root, make install copies it and no more.
 build: $(BUILT)
 $(BUILT): pyproject.toml setup.py contrib/packages.sh $(wildcard $(NATIVE)/*.[ch]) \
-		$(shell find client ctxfs runtime -name '*.py' -o -name py.typed)
+		$(shell find client ctxfs runtime -name '*.py' -o -name '*.sh' -o -name py.typed)
 	sh contrib/packages.sh build
 	rm -rf build
 	$(INTERPRETER) -m venv build/venv
@@ -165,6 +165,9 @@ lint: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m mypy
 	@if command -v mandoc >/dev/null; then mandoc -T lint -W warning $(MANPAGES); \
 	else echo "mandoc is missing: the man pages were not checked (apt-get install mandoc)"; exit 1; fi
+	set -e; for scripts in look make discard gather "take judge"; do \
+		for script in say $$scripts; do cat runtime/agents/worktree/$$script.sh; done | shellcheck -s sh -; \
+	done
 
 bench: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m bench --json $(or $(JSON),bench.json)

@@ -18,6 +18,7 @@ command:git              git               tests  and the demo
 command:bwrap            bubblewrap        tests  and a reference for benchmarks
 command:setpriv          util-linux        tests
 command:mandoc           mandoc            tests  the man page lint
+command:shellcheck       shellcheck        tests  the lint of scripts
 command:tmux             tmux              tests  ctx top
 "
 

@@ -30,7 +30,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, Self
 
 from runtime.errors import (
@@ -101,182 +101,21 @@ _SETTINGS: Final = {
     "safe.directory": "*",
 }
 
-# Scripts say something in lines "=WORD VALUE", the last of them "=end"; what else they
-# print is git's, for people. An exit status above 20 is one of these:
+#: exit statuses of the scripts
 _NO_PATH, _NO_REPOSITORY, _NO_COMMIT, _SHALLOW, _PARTIAL, _NO_WORKSPACE, _TAKEN = range(21, 28)
-_GONE, _OF_EARLIER_VERSION, _NO_BRANCH = range(28, 31)
-_SAY: Final = """
-say() {
-    case $2 in
-    *[[:cntrl:]]*) echo "there are control characters in a path"; exit 21 ;;
-    esac
-    printf '=%s %s\\n' "$1" "$2"
-}
-hooks() { # configured ones, which newer versions of git know
-    git config --name-only --get-regexp '^hook[.]' | sed 's/^/=hook /'
-}
-"""
-#: What there is, in the workspace: NAME. Object directories the eldest first: git reads what
-#: each borrows from in turn, and gives up at the seventh link of a chain.
-_LOOK: Final = _SAY + """
-say root "$(pwd -P)"
-common=$(git rev-parse --path-format=absolute --git-common-dir) || exit 22
-common=$(cd "$common" && pwd -P) || exit 21
-base=$(git rev-parse --verify --quiet 'HEAD^{commit}') || exit 23
-[ "$(git rev-parse --is-shallow-repository)" = false ] || exit 24
-export GIT_DIR="$common"
-partial='^(extensions[.]partialclone|remote[.].*[.](promisor|partialclonefilter))$'
-! git config --get-regexp "$partial" >/dev/null || exit 25
-# -p, because another child may begin at the same moment
-[ -d /workspace ] || mkdir -p /workspace || exit 26
-for ref in "refs/heads/ctx/$1" refs/heads/ctx; do
-    ! git show-ref --verify --quiet "$ref" || { say branch "${ref#refs/heads/}"; exit 27; }
-done
-if [ -e "$common/ctx/$1" ] || [ -L "$common/ctx/$1" ]; then
-    say there "$common/ctx/$1"
-    exit 27
-fi
-say common "$common"
-say base "$base"
-git count-objects -v | sed -n 's/^alternate: //p' | while IFS= read -r path; do
-    say objects "$(cd "$path" && pwd -P)"
-done
-path=$(git rev-parse --path-format=absolute --git-path objects)
-say objects "$(cd "$path" && pwd -P)"
-hooks
-say end
-"""
-#: Makes one: NAME BASE ZERO FORMAT OBJECTS... Files of submodules and of filters are not had.
-_MAKE: Final = """
-set -e
-name=$1 base=$2 zero=$3 format=$4
-shift 4
-place=$GIT_DIR/ctx/$name
-git=$place/git
-mkdir -p "$GIT_DIR/ctx"
-mkdir "$place"
-git update-ref --no-deref "refs/heads/ctx/$name" "$base" "$zero"
-mkdir -p "$place/work" "$git/hooks" "$git/info" "$git/objects/info" "$git/objects/pack" \\
-    "$git/refs/heads/ctx" "$git/ctx"
-put() { git config --file "$place/config" "$1" "$2"; }
-put core.bare false
-# that would be below info, which is not its to write
-put repack.updateServerInfo false
-if [ "$format" = sha1 ]; then
-    put core.repositoryFormatVersion 0
-else
-    put core.repositoryFormatVersion 1
-    put extensions.objectFormat "$format"
-fi
-for key in user.name user.email core.autocrlf core.eol core.safecrlf core.symlinks \\
-    core.ignoreCase core.precomposeUnicode i18n.commitEncoding; do
-    if value=$(git config --get "$key"); then put "$key" "$value"; fi
-done
-cp "$place/config" "$git/config"
-printf '%s\\n' "$@" >"$git/objects/info/alternates"
-printf 'ref: refs/heads/ctx/%s\\n' "$name" >"$git/HEAD"
-printf '%s\\n' "$base" >"$git/refs/heads/ctx/$name"
-printf 'gitdir: %s\\n' "$GIT_DIR/ctx" >"$place/dotgit"
-# in the child's view the line above; here nothing, so that git does not begin to work
-: >"$place/work/.git"
-cd "$place/work"
-GIT_DIR=$git GIT_WORK_TREE=$place/work git reset --hard --quiet
-"""
-#: Takes away what is there of one: NAME BASE, and its branch if nothing was ever committed.
-_DISCARD: Final = """
-place=$GIT_DIR/ctx/$1 ref=refs/heads/ctx/$1
-if [ -d "$place" ] && [ ! -L "$place" ]; then
-    chmod -R u+rwX "$place" 2>/dev/null
-    rm -rf "$place" || exit 1
-fi
-git config --get-regexp '^hook[.]' >/dev/null && exit 0
-facts=$(git for-each-ref --format='%(objectname) [%(symref)] %(worktreepath)' "$ref")
-# of a git that was killed
-rm -f "$GIT_DIR/$ref.lock"
-[ "$facts" != "$2 [] " ] || git update-ref --no-deref -d "$ref" "$2"
-"""
-#: Brings the child's objects where ours looks for them: PLACE REF PROGRAM.
-_GATHER: Final = _SAY + """
-[ -d "$1" ] || exit 28
-[ -d "$1/git" ] && [ -d "$1/work" ] && [ -f "$1/config" ] || exit 29
-rm -rf "$1/fetch"
-mkdir -p "$1/fetch/objects/info" "$1/fetch/refs" || exit 1
-commit=$("$3" "$1/git" "$2" "$1/fetch/objects")
-case $? in
-0) ;;
-3) exit 30 ;;
-126 | 127) exit 127 ;;
-*) exit 1 ;;
-esac
-say commit "$commit"
-hooks
-say end
-"""
-#: Takes a commit over: PLACE REF COMMIT LEFT BASE, and says what went wrong, if something did.
-#: Git checks no hash of the objects that it has, but index-pack computes all of them: so all
-#: objects are packed from our repository, and an object that is damaged there is found missing.
-_TAKE: Final = _SAY + """
-place=$1 ref=$2 commit=$3 left=$4 base=$5 ours=$1/fetch pack=
-keep() { say kept "$1"; say end; exit 0; }
-trap 'rm -rf "$ours"; [ -z "$pack" ] || rm -f "$objects/pack/pack-$pack.keep"' EXIT
-objects=$(git rev-parse --path-format=absolute --git-path objects) || exit 1
-printf 'ref: refs/heads/none\\n' >"$ours/HEAD"
-cp "$place/config" "$ours/config" || exit 1
-GIT_DIR=$ours git cat-file --batch-all-objects --unordered \\
-    --batch-check='%(objecttype) %(objectname)' >"$ours/all" ||
-    keep "its objects cannot be read"
-sed -n 's/^commit //p' "$ours/all" >"$ours/commits"
-printf '%s\\n' "$objects" >"$ours/objects/info/alternates"
-facts=$(git for-each-ref --format='%(objectname) [%(symref)] %(worktreepath)' "$ref") || exit 1
-case $facts in
-"$commit "*) ;;
-"") keep "the branch no longer exists" ;;
-"$left [] ")
-    printf '%s\\n' "$commit" "^$left" "^$base" |
-        GIT_DIR=$ours git pack-objects --revs --local --stdout -q >"$ours/pack" ||
-        keep "its objects are missing, or do not match their names"
-    # without objects it is a header and a hash
-    if [ "$(wc -c <"$ours/pack")" -gt 44 ]; then
-        pack=$(git index-pack --stdin --strict --fix-thin --keep=ctxfs <"$ours/pack") ||
-            keep "git found errors in its objects"
-        pack=${pack#keep?}
-    fi
-    [ "$(git cat-file -t "$commit")" = commit ] &&
-        git rev-list --objects --quiet "$commit" --not --all ||
-        keep "its objects are missing, or do not match their names"
-    lost=$(git rev-list --max-count=1 "$left" --not "$commit" --exclude="$ref" --all) || exit 1
-    [ -z "$lost" ] || keep "commits that only the branch has would be lost"
-    git update-ref --no-deref "$ref" "$commit" "$left" || keep "cannot move the branch"
-    ;;
-"$left [] "*) keep "the branch is checked out by its parent" ;;
-*) keep "the branch was moved" ;;
-esac
-say moved "$commit"
-"""
-#: What would be lost with the child's repository and files, judged by ours: submodules are
-#: left out of the index, so that whatever is in their place shows as untracked. What follows
-#: the five words are worktrees below that hold nothing.
-_JUDGE: Final = """
-count=$({ cat "$ours/commits"; echo "^$commit"; git for-each-ref --format='^%(objectname)'; } |
-    GIT_DIR=$ours git rev-list --count --stdin) || exit 1
-[ "$count" = 0 ] || keep "$count of its commits are on no branch here"
-shift 5
-for path in $(find "$place/git/ctx" -mindepth 1 -maxdepth 1); do
-    for settled in "$@"; do [ "$path" != "$place/git/ctx/$settled" ] || continue 2; done
-    keep "worktrees of its own children are kept in it"
-done
-cd "$place/work" || exit 1
-find . -mindepth 2 -name .git >"$ours/found" || keep "not all of its files can be read"
-if [ ! -s "$ours/found" ]; then
-    export GIT_DIR="$ours" GIT_WORK_TREE="$place/work" GIT_INDEX_FILE="$ours/index"
-    export GIT_OBJECT_DIRECTORY="$objects"
-    git ls-tree -r -z "$commit" >"$ours/tree" || exit 1
-    grep -zv '^160000 ' "$ours/tree" | git update-index -z --index-info || exit 1
-    git ls-files --others --modified --deleted >"$ours/found" || exit 1
-fi
-[ ! -s "$ours/found" ] || keep "uncommitted: $(head -n 5 "$ours/found" | tr '[:cntrl:]' ' ')"
-"""
-_END: Final = "say end\n"
+_GONE, _NOT_OURS, _NO_BRANCH = range(28, 31)
+
+
+def _script(*names: str) -> str:
+    """One of the scripts that are run in the parent's cell, of these files."""
+    directory = Path(__file__).with_name("worktree")
+    return "\n".join((directory / f"{name}.sh").read_text() for name in ("say", *names))
+
+
+_LOOK, _MAKE, _DISCARD, _GATHER = map(_script, ("look", "make", "discard", "gather"))
+_HOOKS: Final = _script() + "hooks\n"
+_TAKE: Final = _script("take") + "say end\n"
+_JUDGE: Final = _script("take", "judge") + "say end\n"
 
 
 class WorktreeState(StrEnum):
@@ -296,8 +135,7 @@ class Worktree:
     repository keeps for all worktrees, both without symbolic links; ``base`` the
     commit that the branch began at; ``objects`` the directories that the child
     borrows objects from, its parent's last. ``commit`` is where the parent's branch
-    was left, ``reason`` why it, or something else, is kept. ``earlier`` is one of
-    an earlier version: a ``git worktree`` in its parent's repository.
+    was left, ``reason`` why it, or something else, is kept.
     """
 
     name: str
@@ -308,7 +146,6 @@ class Worktree:
     state: WorktreeState = WorktreeState.OPEN
     commit: str = ""
     reason: str = ""
-    earlier: bool = False
 
     @property
     def branch(self) -> str:
@@ -326,7 +163,7 @@ class Worktree:
     @property
     def path(self) -> str:
         """The child's files."""
-        return self.place if self.earlier else f"{self.place}/work"
+        return f"{self.place}/work"
 
     @property
     def left(self) -> str:
@@ -347,19 +184,11 @@ class Worktree:
 
     def kept(self, why: str) -> Self:
         """The same, kept; ``reason`` then says what can be done, too."""
-        return replace(self, state=WorktreeState.KEPT, reason=f"{why}; {self._remedy()}")
-
-    def _remedy(self) -> str:
-        place = quote(self.place, 300)
-        if self.earlier:
-            return (
-                f"commit there, or remove it with git worktree remove --force {place}; once it is "
-                "gone, write fetch to ctl"
-            )
-        return (
+        remedy = (
             "repair that, or copy what you need from there without git, and remove "
-            f"{place}; then write fetch to ctl"
+            f"{quote(self.place, 300)}; then write fetch to ctl"
         )
+        return replace(self, state=WorktreeState.KEPT, reason=f"{why}; {remedy}")
 
     def dump(self) -> dict[str, Any]:
         """As it comes back from the store, too."""
@@ -367,11 +196,12 @@ class Worktree:
 
     @classmethod
     def load(cls, values: dict[str, Any]) -> Self:
-        """What ``dump`` returned, of any version."""
+        """What ``dump`` returned, of any version: that of version 0.1 was a git worktree of its
+        parent, of which nothing is taken over."""
         if "objects" not in values:
             found = cls(**{key: values[key] for key in ("name", "root", "common", "base")})
-            found = replace(found, earlier=True)
             return found.kept("an earlier ctxd made it, as a git worktree of its parent")
+        values = {key: value for key, value in values.items() if key != "earlier"}
         state = WorktreeState(values["state"])
         return cls(**{**values, "objects": tuple(values["objects"]), "state": state})
 
@@ -404,7 +234,7 @@ def check_branch(name: str) -> None:
 
 
 def binds(worktree: Worktree) -> list[Mount]:
-    """What the child's view has of it, in order; none of an earlier version's.
+    """What the child's view has of it, in order.
 
     Sources are paths in the parent's view, without symbolic links, and are opened there
     as the parent would, with all that is mounted below them; the last of each list is on
@@ -419,8 +249,6 @@ def binds(worktree: Worktree) -> list[Mount]:
     own files read-only on top; and what leads from its files to that repository is not in
     the child's hands, neither in its view nor in its parent's.
     """
-    if worktree.earlier:
-        return []
     common, place = worktree.common, worktree.place
     found = [Mount(path, path, "rw") for path in _pinned(worktree)]
     covered: list[str] = []
@@ -600,7 +428,7 @@ async def plan(run: RunInside, parent: Agent, child: Agent, root: str) -> Worktr
 
 async def add(run: RunInside, parent: Agent, worktree: Worktree) -> None:
     """Makes what ``plan`` returned; ``CtxError`` if it cannot: then ``discard`` it."""
-    answer = await _ask(run, parent, _SAY + "hooks\n", GIT_DIR=worktree.common)
+    answer = await _ask(run, parent, _HOOKS, GIT_DIR=worktree.common)
     answer = await _ask(
         run,
         parent,
@@ -655,8 +483,8 @@ async def _take(
     )
     if answer.code == _GONE:
         return replace(worktree, state=WorktreeState.FETCHED, reason="its directory was removed")
-    if answer.code == _OF_EARLIER_VERSION and worktree.earlier:
-        return worktree
+    if answer.code == _NOT_OURS:
+        return worktree.kept("it is not as ctxd made it, or an earlier version did")
     if answer.code == _NO_BRANCH:
         return worktree.kept(f"it has no branch {quote(worktree.branch)} any more")
     if not answer.whole:
@@ -665,7 +493,7 @@ async def _take(
     answer = await _ask(
         run,
         parent,
-        _TAKE + (_JUDGE if settled is not None else "") + _END,
+        _TAKE if settled is None else _JUDGE,
         *(worktree.place, worktree.ref, commit, worktree.left, worktree.base),
         *(settled or ()),
         hooks=answer.words.get("hook", []),

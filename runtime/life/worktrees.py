@@ -111,10 +111,6 @@ class Worktrees(Part, Subscriber):
         workspace.check_possible(agent)
         workspace.check_branch(agent.name)
         if agent.worktree is not None and agent.worktree_made:
-            found = Worktree.load(agent.worktree)
-            if found.earlier:
-                whose = f"the worktree of {quote(agent.name)}"
-                raise WrongStateError(f"{whose} is kept: {found.reason}")
             return
         parent = self._agents.registry.parent_of(agent)
         assert parent is not None
@@ -172,8 +168,6 @@ class Worktrees(Part, Subscriber):
         worktree = Worktree.load(agent.worktree)
         if not agent.worktree_made:
             self._abandon(agent, worktree)
-        elif worktree.earlier:
-            self._put(agent, worktree)
         else:
             await self._take(agent, ended=True)
 
