@@ -14,8 +14,10 @@ import yaml
 from client.parsing import parse_command
 
 CHECKOUT = Path(__file__).parents[2]
-READMES = (CHECKOUT / "README.md", CHECKOUT / "ARCHITECTURE.md", CHECKOUT / "tests" / "README.md",
-           *sorted((CHECKOUT / "contrib").rglob("README.md")))  # fmt: skip
+FOLDERS = ("bench", "contrib", "tests")
+READMES = sorted(
+    [*CHECKOUT.glob("*.md"), *(p for each in FOLDERS for p in (CHECKOUT / each).rglob("README.md"))]
+)
 PAGES = sorted((CHECKOUT / "man").glob("*.[1-8]"))
 EXAMPLES = CHECKOUT / "contrib" / "examples" / "README.md"
 
