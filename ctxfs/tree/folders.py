@@ -169,11 +169,22 @@ class Folder(Generic[_O]):
     def may_write(self, caller: Caller) -> None:
         self._check(self.row.write, Act.WRITE, caller)
 
+    def is_writer(self, caller: Caller) -> bool:
+        """In whatever status; nobody writes what is gone."""
+        obj = self.row.find(self.runtime, self.key)
+        if obj is None:
+            return False
+        agents, agent = self.runtime.agents, self.row.agent(self.runtime, obj)
+        return bool(self._roles(caller, agent) & self.row.write.wanted(agents, agent))
+
     def _check(self, guard: Guard[_O], act: Act, caller: Caller) -> None:
         obj, agents = self.obj, self.runtime.agents
         agent = self.row.agent(self.runtime, obj)
-        roles = agents.identity.roles(caller, agent) if agent is not None else Role.NONE
+        roles = self._roles(caller, agent)
         guard.check(act, self.row.path(obj), agents, caller, roles, agent, obj)
+
+    def _roles(self, caller: Caller, agent: Agent | None) -> Role:
+        return Role.NONE if agent is None else self.runtime.agents.identity.roles(caller, agent)
 
     # how much
 
@@ -554,6 +565,9 @@ class FolderNode(Node):
                 yield entry.name
 
     # files
+
+    def is_writer(self, caller: Caller) -> bool:
+        return self.folder.is_writer(caller)
 
     def open(self, call: Call, flags: int) -> OpenFile:
         self.folder.may_read(call.caller)

@@ -155,6 +155,9 @@ class Member(Node, Generic[_O]):
     def writing_roles(self) -> Role:
         return self.row.guard.wanted(self.base.runtime.agents, self.agent)
 
+    def is_writer(self, caller: Caller) -> bool:
+        return bool(self.roles(caller) & self.writing_roles)
+
     def may_read(self, caller: Caller) -> bool:
         agent = self.agent
         roles = self.roles(caller)

@@ -154,7 +154,7 @@ class OpenFile:
     @property
     def lasts(self) -> bool:
         """Whether fsync(2) has something to do: who may only read has nothing to make last."""
-        return False
+        return self.node.is_writer(self.caller)
 
     def syncing(self) -> Callable[[], None] | None:
         """fsync(2): commits what is staged, and returns the rest, if any, for a thread."""
@@ -313,6 +313,10 @@ class Node:
 
     async def followed(self, call: Call) -> None:
         """Returns when what a link leads to is there."""
+
+    def is_writer(self, caller: Caller) -> bool:
+        """Whether he may write it, now or in another status."""
+        return False
 
     def _unmakable(self, what: str) -> ForbiddenError:
         return ForbiddenError(f"{what} cannot be created in {self.path or '/'}{self.instead}")

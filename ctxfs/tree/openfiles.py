@@ -142,10 +142,6 @@ class OpenRow(OpenFile, Generic[_O]):
             who = runtime.agents.identity.payer(self.caller)
             self._memory = runtime.accounts.charged_anyway(who, Resource.MEMORY, size)
 
-    @property
-    def lasts(self) -> bool:
-        return bool(self.node.roles(self.caller) & self.node.writing_roles)
-
     def _check_alive(self) -> None:
         self.node.check_alive(self.caller)
 
@@ -462,7 +458,7 @@ class OpenVerbs(OpenRow[_O]):
     """
 
     settles = False
-    lasts = False
+    lasts = False  # nothing waits for the disk with its lock
 
     def __init__(self, node: Member[_O], row: Verbs[_O], caller: Caller) -> None:
         super().__init__(node, caller, writing=True)

@@ -12,7 +12,7 @@ from ctxfs.disks import Work, read_cached
 from ctxfs.tree.nodes import Node, OpenFile
 from runtime.authority.disk import Share
 from runtime.caller import Caller
-from runtime.errors import CtxError, TooLargeError
+from runtime.errors import TooLargeError
 from runtime.kernel.handover import Descriptors
 
 
@@ -97,14 +97,6 @@ class OpenRealFile(OpenFile):
         with self._in_use(), self._share.writing(self.caller, self.fd, 0), self.resizing(size):
             yield partial(os.ftruncate, self.fd, size)
         self._changed()
-
-    @property
-    def lasts(self) -> bool:
-        try:
-            self._may_write()
-        except CtxError:
-            return False
-        return True
 
     def syncing(self) -> Callable[[], None]:
         return lambda: os.fsync(self.fd)

@@ -130,7 +130,7 @@ class RowNode(Member[_O]):
     def _may_be_seen(self, call: Call) -> bool:
         if not self.layout.asked(self.obj, self.row) or self.may_read(call.caller):
             return True
-        return bool(self.roles(call.caller) & self.writing_roles)
+        return self.is_writer(call.caller)
 
     def shown(self, name: str) -> str:
         secret = isinstance(self.row, Directory) and self.row.secret

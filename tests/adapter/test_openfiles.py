@@ -870,6 +870,24 @@ def test_a_document_is_bounded(tmp_path: Path, name: str) -> None:
         assert mounted.stat(f"{D}/{name}").st_size == 18
 
 
+def test_what_was_written_lasts_although_nobody_may_write_it_any_more(
+    mounted: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fsync(2) is for who may write a file, whatever the status is by then."""
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    fh = mounted.open(f"{D}/handoff.md", WRITE)
+    mounted.write(fh, b"do this")
+    mounted.put(f"{D}/ctl", "start\n")
+    complete(mounted.ops.fsync, fh, False)
+    assert [Path(path).name for path in synced] == ["handoff.md"]
+    mounted.close(fh)
+    reader = mounted.open(f"{D}/result.md")
+    complete(mounted.ops.fsync, reader, False)
+    assert len(synced) == 1, "only the agent may write it"
+    mounted.close(reader)
+
+
 def test_a_handoff_is_not_changed_after_the_start(mounted: Mounted) -> None:
     fh = mounted.open(f"{D}/handoff.md", WRITE)
     mounted.put(f"{D}/ctl", "start\n")
