@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from client.agents import Line, create
-from client.arguments import Command, arg
 from client.control import Terminated, end, for_each, terminate
+from client.declaring import Arguments, command, operand, option
 from client.ends import session_of
 from client.events import last_events, parse_event
 from client.exits import OK, USAGE, Failure
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from client.agents import Value
-    from client.arguments import Arguments
     from client.recipes import Recipe
 
     #: what answers a request: its params, and its id
@@ -424,9 +423,7 @@ class Recipes(Source):
             dispose(self.root, agent(name))
 
 
-def recipe_files(
-    root: Root, recipe: Recipe, name: str, cwd: str
-) -> list[tuple[str, Value]]:
+def recipe_files(root: Root, recipe: Recipe, name: str, cwd: str) -> list[tuple[str, Value]]:
     """Return the control files of an agent of a recipe that works in `cwd`.
 
     That is all that it may change. Nobody is there to be asked for a network, so it gets the one
@@ -558,8 +555,20 @@ VERSIONS: dict[int, dict[str, Method]] = {
 }
 
 
+@command(
+    "acp",
+    operand("name", "[NAME]", "the agent"),
+    option(
+        "--agent", "RECIPE", "instead: make an agent for each conversation; a directory, or a name"
+    ),
+)
 def do_acp(root: Root, args: Arguments) -> int:
-    """Be an agent in an editor, until the end of the input."""
+    """Be an agent in an editor.
+
+    Speaks the Agent Client Protocol on standard input and output: an editor starts it. An agent
+    made by a recipe may change only the directory that the editor names, and ends with its
+    conversation.
+    """
     import signal
 
     if bool(args.name) is bool(args.agent):
@@ -579,23 +588,3 @@ def do_acp(root: Root, args: Arguments) -> int:
             signal.signal(number, signal.SIG_IGN)
         source.leave()
     return OK
-
-
-COMMANDS = (
-    Command(
-        "acp",
-        "be an agent in an editor",
-        (
-            arg("name", metavar="NAME", nargs="?", help="the agent"),
-            arg(
-                "--agent",
-                metavar="RECIPE",
-                help="instead: make an agent for each conversation; a directory, or a name",
-            ),
-        ),
-        do_acp,
-        "Speaks the Agent Client Protocol on standard input and output: an editor starts it. An"
-        " agent made by a recipe may change only the directory that the editor names, and ends"
-        " with its conversation.",
-    ),
-)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 
-from client.arguments import NAME, NAMES, PARENT, VALUES, Command, arg
+from client.arguments import NAME, NAMES, PARENT, VALUES
 from client.control import for_each
+from client.declaring import Arguments, command, declare, operand
 from client.exits import FAILED, OK, USAGE, Failure
 from client.files import read_stdin, value_of
 from client.output import STDOUT, write_all
@@ -16,8 +17,6 @@ from client.root import Root, agent, below
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from client.arguments import Arguments
 
     #: of a control file
     Value = bytes | Sequence["Line"]
@@ -123,8 +122,12 @@ def parent_line(parent: str | None) -> list[tuple[str, bytes]]:
     return [("parent", value_of(f"agent:{parent}"))] if parent else []
 
 
+@command("new", NAME, PARENT, operand("files", "[FILE=VALUE...]", "control files to write"))
 def do_new(root: Root, args: Arguments) -> int:
-    """Create an agent."""
+    """Create an agent.
+
+    If a value is refused, removes the agent again.
+    """
     create(root, agent(args.name), parent_line(args.parent) + assignments(args.files))
     return OK
 
@@ -136,38 +139,20 @@ def do_set(root: Root, args: Arguments) -> int:
     return OK
 
 
+@command("get", NAME, operand("file", "FILE", "such as status"))
 def do_get(root: Root, args: Arguments) -> int:
     """Show a file of an agent."""
     STDOUT.copy(root.read(agent(args.name, args.file)))
     return OK
 
 
+@command("rm", NAMES)
 def do_rm(root: Root, args: Arguments) -> int:
-    """Remove agents, or tasks or waits of an agent."""
+    """Remove new or dead agents."""
     owners = [path_of(root, args, name) for name in args.names]
     worked = for_each(owners, root.remove)
     return OK if len(worked) == len(owners) else FAILED
 
 
 SET_NOTES = "FILE - writes standard input unchanged."
-COMMANDS = (
-    Command(
-        "new",
-        "create an agent",
-        (
-            NAME,
-            PARENT,
-            arg("files", metavar="FILE=VALUE", nargs="*", help="control files to write"),
-        ),
-        do_new,
-        "If a value is refused, removes the agent again.",
-    ),
-    Command("set", "write control files", (NAME, VALUES), do_set, SET_NOTES),
-    Command(
-        "get",
-        "show a file of an agent",
-        (NAME, arg("file", metavar="FILE", help="such as status")),
-        do_get,
-    ),
-    Command("rm", "remove new or dead agents", (NAMES,), do_rm),
-)
+declare(do_set, "set", f"Write control files.\n\n{SET_NOTES}", NAME, VALUES)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from client.arguments import COLOR, NAME, Command
+from client.arguments import COLOR, NAME
+from client.declaring import Arguments, command
 from client.ends import ending, exit_status, session_of
 from client.events import parse_event
 from client.exits import NOT_RUNNING, OK, Failure
@@ -12,11 +13,6 @@ from client.files import BLOCK
 from client.following import Following, Labelled, Tail
 from client.output import STDOUT, complain
 from client.root import Root, agent
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from client.arguments import Arguments
-
 
 BEFORE = 10  # lines of what was said before
 
@@ -78,8 +74,13 @@ class Typed:
             complain(str(failure))
 
 
+@command("attach", COLOR, NAME)
 def do_attach(root: Root, args: Arguments) -> int:
-    """Follow the output of an agent and send it what is typed, until it ends or the user leaves."""
+    """Follow the output of an agent, and send it what you type.
+
+    Each line is sent as a message. Ctrl-C or Ctrl-D detaches and leaves the agent running.
+    Exits 0 when detached, else as the agent ended.
+    """
     import select
 
     name, owner = args.name, agent(args.name)
@@ -111,15 +112,3 @@ def do_attach(root: Root, args: Arguments) -> int:
     outcome, reason = ending(root, owner, session)
     complain(f"{name} ended: {outcome or 'gone'} {reason}".rstrip())
     return exit_status(outcome, reason)
-
-
-COMMANDS = (
-    Command(
-        "attach",
-        "follow the output of an agent, and send it what you type",
-        (COLOR, NAME),
-        do_attach,
-        "Each line is sent as a message. Ctrl-C or Ctrl-D detaches and leaves the agent running."
-        " Exits 0 when detached, else as the agent ended.",
-    ),
-)

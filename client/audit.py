@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 
-from client.arguments import LISTING, Command, arg
+from client.arguments import LISTING
+from client.declaring import Arguments, command, operand
 from client.events import block_for, parse_event, show_event, whole_lines
 from client.exits import OK
 from client.output import STDOUT, some
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from client.arguments import Arguments
     from client.output import Part
 
 
@@ -57,8 +57,13 @@ def described(item: dict[str, Any]) -> list[Part]:
     return describe_refusal(item) if item.get("type") == REFUSED else show_event(item)
 
 
+@command("audit", *LISTING, operand("name", "[NAME]", "default: all that you may read"))
 def do_audit(root: Root, args: Arguments) -> int:
-    """Show actions and refusals, with their callers, by time."""
+    """Show who did what, and what was refused.
+
+    Shows, by time, the events that callers caused, from the current sessions of all agents that
+    you may read, and recent refusals of the daemon. An agent sees only its own refusals.
+    """
     import json
     from heapq import merge
 
@@ -71,16 +76,3 @@ def do_audit(root: Root, args: Arguments) -> int:
         else:
             STDOUT.lines(map(described, batch))
     return OK
-
-
-COMMANDS = (
-    Command(
-        "audit",
-        "show who did what, and what was refused",
-        (*LISTING, arg("name", metavar="NAME", nargs="?", help="default: all that you may read")),
-        do_audit,
-        "Shows, by time, the events that callers caused, from the current sessions of all agents"
-        " that you may read, and recent refusals of the daemon. An agent sees only its own"
-        " refusals.",
-    ),
-)

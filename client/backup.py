@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from client.arguments import Command, arg
+from client.declaring import Arguments, command, flag, operand, option
 from client.exits import FAILED, OK, USAGE, Failure
 from client.output import STDERR, STDOUT, decode
 from client.words import SCHEMA, VERSION
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
 
-    from client.arguments import Arguments
     from client.root import Root
 
 #: of the archive
@@ -58,6 +57,8 @@ HELD_SECONDS = 60.0
 #: between two lines of progress
 PROGRESS_SECONDS = 10
 LINES_SHOWN = 10
+
+STATE = option("--state", "DIR", "the state directory of ctxd, if not the default")
 
 
 def default_state() -> str:
@@ -168,9 +169,7 @@ def run_tar(words: Sequence[str], directory: str, archive: int, state: str = "")
     return lines
 
 
-def too_deep(
-    state: str, trees: Sequence[str], archive: int, left_out: Sequence[str]
-) -> list[str]:
+def too_deep(state: str, trees: Sequence[str], archive: int, left_out: Sequence[str]) -> list[str]:
     """Return a complaint if an archive cannot have all files."""
     skipped = [word for path in left_out for word in ("-path", f"./{path}", "-prune", "-o")]
     sought = (*skipped, "-path", DEEPER, "-prune", "-print0", "-quit")
@@ -238,8 +237,18 @@ def count_agents(db: sqlite3.Connection) -> int:
     return int(db.execute("SELECT COUNT(*) FROM agents WHERE removed=0").fetchone()[0])
 
 
+@command(
+    "backup",
+    operand("file", "FILE", "a tar archive; .gz or .zst compresses it"),
+    STATE,
+    flag("--records", "leave out the files of users: durable homes, home/UID/data, shared spaces"),
+)
 def do_backup(root: Root, args: Arguments) -> int:
-    """Write a copy of the state to a file that appears when it is whole."""
+    """Copy the state of ctxd to a file, while it runs.
+
+    Run it as root, or as the user of ctxd. Agents, histories and messages are as they were at
+    one moment; documents, such as results, and output may be as they were later.
+    """
     import tempfile
     from contextlib import suppress
 
@@ -414,8 +423,13 @@ def lock_state(state: str) -> int:
     return fd
 
 
+@command("restore", operand("file", "FILE", "an archive of ctx backup"), STATE)
 def do_restore(root: Root, args: Arguments) -> int:
-    """Put a backup into an empty state of which no daemon runs."""
+    """Put a backup into an empty state.
+
+    Stop ctxd first. Agents that lived when the backup was made are then dead, with the outcome
+    interrupted.
+    """
     state = os.path.abspath(args.state or default_state())
     file = os.path.abspath(args.file)
     archive = open_archive(file)
@@ -569,33 +583,3 @@ def end_of_kept(text: bytes, letter: bytes, last: int) -> int | None:
             return end
         end = begin
     return None
-
-
-STATE = arg("--state", metavar="DIR", help="the state directory of ctxd, if not the default")
-
-COMMANDS = (
-    Command(
-        "backup",
-        "copy the state of ctxd to a file, while it runs",
-        (
-            arg("file", metavar="FILE", help="a tar archive; .gz or .zst compresses it"),
-            STATE,
-            arg(
-                "--records",
-                action="store_true",
-                help="leave out the files of users: durable homes, home/UID/data, shared spaces",
-            ),
-        ),
-        do_backup,
-        "Run it as root, or as the user of ctxd. Agents, histories and messages are as they were at"
-        " one moment; documents, such as results, and output may be as they were later.",
-    ),
-    Command(
-        "restore",
-        "put a backup into an empty state",
-        (arg("file", metavar="FILE", help="an archive of ctx backup"), STATE),
-        do_restore,
-        "Stop ctxd first. Agents that lived when the backup was made are then dead, with the"
-        " outcome interrupted.",
-    ),
-)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import time
 
-from client.arguments import Command, arg
 from client.commands import SUBJECTS
 from client.control import Terminated, terminate
+from client.declaring import Arguments, command, flag, operand, option
 from client.exits import FAILED, OK, USAGE, Failure
 from client.files import read_file
 from client.jsonrpc import (
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from subprocess import Popen
     from typing import Any
 
-    from client.arguments import Arguments
     from client.root import Root
 
     #: what is done at the end of a turn: why it ended, or the error
@@ -150,9 +149,9 @@ def said_of(error: dict[str, Any]) -> str:
 def choose(options: Sequence[dict[str, Any]], allowed: bool) -> dict[str, Any]:
     """Return the outcome of a permission request: the best option that allows, or rejects."""
     for kind in ALLOWING if allowed else REJECTING:
-        for option in options:
-            if option.get("kind") == kind:
-                return {"outcome": "selected", "optionId": option.get("optionId")}
+        for each in options:
+            if each.get("kind") == kind:
+                return {"outcome": "selected", "optionId": each.get("optionId")}
     return {"outcome": "cancelled"}
 
 
@@ -506,8 +505,25 @@ def servers_of(path: str) -> dict[str, dict[str, Any]]:
     return servers
 
 
+@command(
+    "bridge",
+    operand("protocol", "PROTOCOL", "acp", choices=("acp",)),
+    option(
+        "--allow",
+        "KIND...",
+        "permit tool calls of this kind, and reject others (repeatable; default: all)",
+        choices=KINDS,
+    ),
+    option("--mcp", "FILE", 'MCP servers for the program, as {"mcpServers": {...}}'),
+    flag("--bare", "do not give it the tools of the agent that it is in"),
+    rest="program",
+)
 def do_bridge(root: Root, args: Arguments) -> int:
-    """Speak the protocol to a program, and the lines of a resident program to ctxfs."""
+    """Be a resident agent whose program speaks another protocol.
+
+    Runs inside an agent of mode resident, as its program: ctx spawn NAME --mode resident -- ctx
+    bridge acp -- PROGRAM. acp is the Agent Client Protocol, version 1.
+    """
     import signal
     import subprocess
 
@@ -527,7 +543,7 @@ def do_bridge(root: Root, args: Arguments) -> int:
         except OSError as error:
             raise Failure(f"{args.program[0]}: {error.strerror}") from None
         loop = Loop()
-        bridge = Bridge(loop, process, args.allow or [], servers, Memory(args.program))
+        bridge = Bridge(loop, process, args.allow, servers, Memory(args.program))
         bridge.greet()
         loop.run()
         return bridge.status
@@ -538,35 +554,3 @@ def do_bridge(root: Root, args: Arguments) -> int:
         if process is not None:
             terminate_all(process)
             process.wait()
-
-
-COMMANDS = (
-    Command(
-        "bridge",
-        "be a resident agent whose program speaks another protocol",
-        (
-            arg("protocol", metavar="PROTOCOL", choices=("acp",), help="acp"),
-            arg(
-                "--allow",
-                metavar="KIND",
-                action="append",
-                choices=KINDS,
-                help="permit tool calls of this kind, and reject others (repeatable; default: all)",
-            ),
-            arg(
-                "--mcp",
-                metavar="FILE",
-                help='MCP servers for the program, as {"mcpServers": {...}}',
-            ),
-            arg(
-                "--bare",
-                action="store_true",
-                help="do not give it the tools of the agent that it is in",
-            ),
-        ),
-        do_bridge,
-        "Runs inside an agent of mode resident, as its program: ctx spawn NAME --mode resident --"
-        " ctx bridge acp -- PROGRAM. acp is the Agent Client Protocol, version 1.",
-        rest="program",
-    ),
-)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
+from client.declaring import DECLARED, Command
 from client.exits import USAGE, Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from client.arguments import Command
 
 #: the module of each command by the first word of its name, by chapter, in the order of help
 CHAPTERS = {
@@ -78,11 +75,8 @@ GROUPS = {
 
 def commands_of(word: str) -> dict[str, Command]:
     """Return the commands whose names begin with a word, by the words after it."""
-    name = f"client.{SUBJECTS[word]}"
-    __import__(name)  # importlib itself is slow to import
-    rows: tuple[Command, ...] = sys.modules[name].COMMANDS
-    split = ((row.name.partition(" "), row) for row in rows)
-    return {second: row for (first, _, second), row in split if first == word}
+    __import__(f"client.{SUBJECTS[word]}")  # importlib itself is slow to import
+    return DECLARED[word]
 
 
 def all_commands() -> Iterator[Command]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-from client.arguments import Command, arg
 from client.commands import GROUPS, SUBJECTS, commands_of, find_command
+from client.declaring import Arguments, Command, command, operand
 from client.exits import OK, Failure
 from client.output import STDOUT, escape
 from client.root import Root, agent, default_root, own_agent
@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from client.arguments import Argument, Arguments
+    from client.declaring import Argument
 
     #: a word, and what it means
     Candidate = tuple[str, str]
@@ -238,8 +238,9 @@ def offered(found: Iterable[Candidate], current: str) -> Iterator[str]:
             yield f"{word}\t{escape(meaning.partition(chr(10))[0])}\n"
 
 
+@command("__complete", operand("words", "[WORD...]", ""), rest="words")
 def do_complete(root: Root, args: Arguments) -> int:
-    """Print what could come next. Nobody wants to read why nothing could."""
+    """Print what could come next on a command line."""
     import contextlib
 
     found: list[Candidate] = []
@@ -248,14 +249,3 @@ def do_complete(root: Root, args: Arguments) -> int:
             found.append(candidate)  # those before a failure count
     STDOUT.text("".join(offered(found, (args.words or [""])[-1])))
     return OK
-
-
-COMMANDS = (
-    Command(
-        "__complete",
-        "print what could come next on a command line",
-        (arg("words", metavar="WORD", nargs="*"),),
-        do_complete,
-        rest="words",
-    ),
-)

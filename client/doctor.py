@@ -7,7 +7,8 @@ import os
 import sys
 from contextlib import suppress
 
-from client.arguments import LISTING, Command
+from client.arguments import LISTING
+from client.declaring import Arguments, command
 from client.exits import FAILED, OK, Failure
 from client.files import find_program, first_line, read_file
 from client.output import STDOUT, as_json, decode
@@ -17,8 +18,6 @@ from client.words import CONTROLLERS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from client.arguments import Arguments
 
     Finding = tuple[str, str, str]
 
@@ -505,8 +504,12 @@ def check_policies(root: Root) -> Iterator[Finding]:
             yield "warn", what, f"printf '%s\\n' {words} > {root.join(agent(name, 'policy'))}"
 
 
+@command("doctor", *LISTING)
 def do_doctor(root: Root, args: Arguments) -> int:
-    """Show what this machine lacks."""
+    """Show what this machine lacks, and how to get it.
+
+    Exits 1 if anything is FAIL.
+    """
     found = list(findings(root))
     if args.json:
         rows = [{"level": level, "what": what, "remedy": fix} for level, what, fix in found]
@@ -517,14 +520,3 @@ def do_doctor(root: Root, args: Arguments) -> int:
             for level, what, fix in found
         )
     return FAILED if any(level == "FAIL" for level, _, _ in found) else OK
-
-
-COMMANDS = (
-    Command(
-        "doctor",
-        "show what this machine lacks, and how to get it",
-        LISTING,
-        do_doctor,
-        "Exits 1 if anything is FAIL.",
-    ),
-)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from client.arguments import FOLLOW, LISTING, OWN, Command
+from client.arguments import FOLLOW, LISTING, OWN
+from client.declaring import Arguments, command
 from client.exits import OK, Failure
 from client.files import BLOCK
 from client.following import Tail, follow
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from client.arguments import Arguments
     from client.output import Part
 
 
@@ -134,8 +134,13 @@ def last_session(root: Root, name: str) -> str:
     return ""
 
 
+@command("events", FOLLOW, *LISTING, OWN)
 def do_events(root: Root, args: Arguments) -> int:
-    """Show the events of an agent's session."""
+    """Show the events of an agent.
+
+    Shows the current session, or the last session of a removed agent. --json prints the lines
+    of events.jsonl unchanged.
+    """
     name = args.name or own_name(root)
     lives = root.present(agent(name))
     session = agent(name, "session") if lives else last_session(root, name)
@@ -144,15 +149,3 @@ def do_events(root: Root, args: Arguments) -> int:
     if args.follow and lives:
         follow(root, agent(name), [events], events.fd)
     return OK
-
-
-COMMANDS = (
-    Command(
-        "events",
-        "show the events of an agent",
-        (FOLLOW, *LISTING, OWN),
-        do_events,
-        "Shows the current session, or the last session of a removed agent. --json prints the"
-        " lines of events.jsonl unchanged.",
-    ),
-)

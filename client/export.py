@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from client.arguments import NAME, Command
+from client.arguments import NAME
+from client.declaring import Arguments, command
 from client.exits import FAILED, OK, Failure
 from client.output import STDOUT
 from client.root import Root, agent
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from client.arguments import Arguments
 
 SCHEMA = "ctxfs-agent.schema.json"
 #: what is a word to every reader of YAML without quotes
@@ -196,19 +196,12 @@ def text_of(data: bytes, what: str) -> str:
     return text
 
 
+@command("export", NAME)
 def do_export(root: Root, args: Arguments) -> int:
-    """Print the YAML that declares an agent."""
+    """Print a file for agents.d that declares an agent as it is.
+
+    Its configuration and delegated task are printed, with the values of env, which may be
+    secret. Not printed: histories, results, messages, tasks, work items and waits.
+    """
     STDOUT.text(Exported(root, args.name).yaml())
     return OK
-
-
-COMMANDS = (
-    Command(
-        "export",
-        "print a file for agents.d that declares an agent as it is",
-        (NAME,),
-        do_export,
-        "Its configuration and delegated task are printed, with the values of env, which may be "
-        "secret. Not printed: histories, results, messages, tasks, work items and waits.",
-    ),
-)

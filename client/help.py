@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from client.arguments import Command, arg
 from client.commands import (
     CHAPTERS,
     GROUPS,
@@ -13,6 +12,7 @@ from client.commands import (
     find_command,
     no_command,
 )
+from client.declaring import Arguments, Command, command, operand
 from client.exits import OK, USAGE, Failure
 from client.files import find_program
 from client.manual import TOPICS, find_page, page_of, show_page
@@ -21,7 +21,6 @@ from client.parsing import parser_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from client.arguments import Arguments
     from client.root import Root
 
 
@@ -98,8 +97,13 @@ def place_of(command: Command) -> str:
     return f"^ {{4,8}}{command.name} +([A-Z[]|acp|name|tool)"
 
 
+@command("help", operand("topic", "[TOPIC...]", "a command, a topic or a man page"))
 def do_help(root: Root, args: Arguments) -> int:
-    """Show a man page, or help about commands."""
+    """Show help.
+
+    Topics and man pages are shown by man(1), or else as plain text. On a terminal, that of a
+    command is its place in ctx(1); ctx COMMAND --help shows its arguments.
+    """
     words = args.topic
     page = page_of(words[0]) if len(words) == 1 else ""
     if page:
@@ -112,15 +116,3 @@ def do_help(root: Root, args: Arguments) -> int:
         if not rest:
             return show_page("ctx.1", place_of(command))
     return show_help(words)
-
-
-COMMANDS = (
-    Command(
-        "help",
-        "show help",
-        (arg("topic", metavar="TOPIC", nargs="*", help="a command, a topic or a man page"),),
-        do_help,
-        "Topics and man pages are shown by man(1), or else as plain text. On a terminal, that of a"
-        " command is its place in ctx(1); ctx COMMAND --help shows its arguments.",
-    ),
-)

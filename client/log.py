@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import time
 
-from client.arguments import COLOR, FOLLOW, NAME, OWN, Command, arg, line_count
+from client.arguments import COLOR, FOLLOW, NAME, OWN, line_count
+from client.declaring import Arguments, arg, command, declare, flag, operand, option
 from client.ends import ending, identity
 from client.exits import FAILED, OK, Failure
 from client.following import SHARE, Following, Labelled, Named, Tail, allow_descriptors, follow
@@ -17,14 +18,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from client.arguments import Arguments
 
 NAME_STYLES = 6  # in output.STYLES
 LOOK = 1.0  # seconds between two looks for new agents
 
 
+@command("result", NAME)
 def do_result(root: Root, args: Arguments) -> int:
-    """Show the result of an agent unchanged."""
+    """Show the result of an agent.
+
+    Exits 1 if the agent has not finished.
+    """
     owner = agent(args.name)
     result = root.read(below(owner, "result.md"))
     STDOUT.copy(result)
@@ -37,8 +41,13 @@ def do_result(root: Root, args: Arguments) -> int:
     return OK
 
 
+@command("now", OWN)
 def do_now(root: Root, args: Arguments) -> int:
-    """Show what an agent works on and waits for, its children and tasks."""
+    """Show what an agent works on and waits for.
+
+    Shows session/context/now.md: the current work item with its plan, armed waits, children and
+    tasks with their statuses, and the last reports of children.
+    """
     owner = agent(args.name or own_name(root))
     STDOUT.copy(root.read(below(owner, "session/context/now.md")))
     return OK
@@ -154,55 +163,19 @@ class Several:
         return not self.args.names
 
 
-COMMANDS = (
-    Command(
-        "result",
-        "show the result of an agent",
-        (NAME,),
-        do_result,
-        "Exits 1 if the agent has not finished.",
-    ),
-    Command(
-        "now",
-        "show what an agent works on and waits for",
-        (OWN,),
-        do_now,
-        "Shows session/context/now.md: the current work item with its plan, armed waits, children"
-        " and tasks with their statuses, and the last reports of children.",
-    ),
-    *(
-        Command(
-            name,
-            summary,
-            (
-                FOLLOW,
-                arg("--out", dest="only", action="append_const", const="out", help="stdout only"),
-                arg(
-                    "--err",
-                    dest="only",
-                    action="append_const",
-                    const="log",
-                    help="stderr and log only",
-                ),
-                arg(
-                    "-n", "--lines", metavar="LINES", type=line_count, help="the last LINES of each"
-                ),
-                arg(
-                    "-c",
-                    "--children",
-                    action="store_true",
-                    help="also of all agents below, and of those that are made later",
-                ),
-                COLOR,
-                arg("names", metavar="NAME", nargs="*", help="default: all agents that live"),
-            ),
-            do_log,
-            "Of several agents, each line has its name in front. -f without a NAME continues, also"
-            " with new agents, until Ctrl-C.",
-        )
-        for name, summary in (
-            ("log", "show the output of agents: log, then out"),
-            ("logs", "another name of log"),
-        )
-    ),
-)
+for _name, _summary in (
+    ("log", "Show the output of agents: log, then out."),
+    ("logs", "Another name of log."),
+):
+    declare(
+        do_log, _name,
+        f"{_summary}\n\nOf several agents, each line has its name in front. -f without a NAME"
+        " continues, also with new agents, until Ctrl-C.",
+        FOLLOW,
+        arg("--out", dest="only", action="append_const", const="out", help="stdout only"),
+        arg("--err", dest="only", action="append_const", const="log", help="stderr and log only"),
+        option("-n", "--lines", "LINES", "the last LINES of each", type=line_count),
+        flag("-c", "--children", "also of all agents below, and of those that are made later"),
+        COLOR,
+        operand("names", "[NAME...]", "default: all agents that live"),
+    )  # fmt: skip

@@ -6,7 +6,8 @@ import errno
 import os
 
 from client.agents import Line, assignments, check_paths, fill, parent_line
-from client.arguments import CWD, ENV, PARENT, arg, one_of
+from client.arguments import CWD, ENV, PARENT, one_of
+from client.declaring import Arguments, option
 from client.exits import FAILED, USAGE, Failure
 from client.files import value_of
 from client.output import complain
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from client.agents import Value
-    from client.arguments import Arguments
     from client.recipes import Recipe
 
     Files = list[tuple[str, Value]]
@@ -208,44 +208,27 @@ def make(root: Root, args: Arguments, makings: Iterator[Making], *last: tuple[st
 
 MAKING_OPTIONS = (
     PARENT,
-    arg("--agent", metavar="RECIPE", help="make it by this recipe; see: ctx agents"),
-    arg("--name", metavar="NAME", help="of the agent of a recipe; default: RECIPE-1, -2, ..."),
-    arg(
+    option("--agent", "RECIPE", "make it by this recipe; see: ctx agents"),
+    option("--name", "NAME", "of the agent of a recipe; default: RECIPE-1, -2, ..."),
+    option(
         "--network",
-        metavar="NETWORK",
-        help="of the agent of a recipe: a configured one, default (all of the host's) or none",
+        "NETWORK",
+        "of the agent of a recipe: a configured one, default (all of the host's) or none",
     ),
-    arg(
+    option(
         "--mount",
-        metavar="SRC:TARGET:MODE",
-        action="append",
-        default=[],
-        help="mount a path, shared:SPACE or home: in its sandbox; "
-        f"MODE is {one_of(MOUNT_MODES)}",
+        "SRC:TARGET:MODE...",
+        f"mount a path, shared:SPACE or home: in its sandbox; MODE is {one_of(MOUNT_MODES)}",
     ),
     ENV,
     CWD,
-    arg("--set", metavar="FILE=VALUE", action="append", default=[], help="write a control file"),
-    arg("--timeout", metavar="DURATION", help="end it after this time"),
-    arg(
-        "--limit",
-        metavar="K=V",
-        action="append",
-        default=[],
-        help="limit it, such as memory.max=1G",
-    ),
-    arg(
-        "--restart",
-        metavar="WHEN",
-        help="when to start it again: on-failure or always; not for a child",
-    ),
-    arg("--life", metavar="LIFE", help=f"of a child: {one_of(LIVES)}"),
-    arg("--mode", metavar="MODE", help=f"how it runs: {one_of(MODES)}"),
-    arg("--context", metavar="CONTEXT", help="what a child knows at first: fresh or fork"),
-    arg(
-        "--workspace",
-        metavar="WORKSPACE",
-        help="where it works: inherit, worktree or explicit_root:/DIR",
-    ),
-    arg("--model", metavar="MODEL", help="the model that it uses"),
+    option("--set", "FILE=VALUE...", "write a control file"),
+    option("--timeout", "DURATION", "end it after this time"),
+    option("--limit", "K=V...", "limit it, such as memory.max=1G"),
+    option("--restart", "WHEN", "when to start it again: on-failure or always; not for a child"),
+    option("--life", "LIFE", f"of a child: {one_of(LIVES)}"),
+    option("--mode", "MODE", f"how it runs: {one_of(MODES)}"),
+    option("--context", "CONTEXT", "what a child knows at first: fresh or fork"),
+    option("--workspace", "WORKSPACE", "where it works: inherit, worktree or explicit_root:/DIR"),
+    option("--model", "MODEL", "the model that it uses"),
 )

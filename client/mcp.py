@@ -11,8 +11,9 @@ import os
 import select
 import time
 
-from client.arguments import OF, Command
+from client.arguments import OF
 from client.calls import LOST_MAX, RETRY, RETRY_MAX, WAITS, Call, Calls, encode
+from client.declaring import Arguments, command
 from client.exits import OK, PIPE_CLOSED, USAGE, Failure
 from client.jsonrpc import (
     INTERNAL_ERROR,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any, TypeGuard
 
-    from client.arguments import Arguments
     from client.calls import Frame
 
     Object = dict[str, Any]
@@ -373,9 +373,7 @@ class Server:
         if code in ("ENOENT", "EACCES") and not self.has_tool(call.name):
             self.fail({"code": INVALID_PARAMS, "message": f"unknown tool: {call.name}"}, request.id)
             return
-        self.answer(
-            request, content=[{"type": "text", "text": f"{code}: {reason}"}], isError=True
-        )
+        self.answer(request, content=[{"type": "text", "text": f"{code}: {reason}"}], isError=True)
 
     def has_tool(self, name: str) -> bool:
         """Return whether the caller has a tool, or nobody knows."""
@@ -548,8 +546,13 @@ def serve(server: Server) -> int:
                 return PIPE_CLOSED
 
 
+@command("mcp", OF)
 def do_mcp(root: Root, args: Arguments) -> int:
-    """Serve the Model Context Protocol on standard input and output."""
+    """Offer the tools of an agent by the Model Context Protocol.
+
+    Speaks the protocol on standard input and output, until the end of the input. Inside an
+    agent, the tools are its own. Versions: 2026-07-28, 2025-11-25 and 2025-06-18.
+    """
     own = own_agent(root) or os.environ.get("CTX_AGENT", "")
     if own and args.agent not in (None, own):
         raise Failure(f"this is inside the agent {own}: leave out --agent", USAGE)
@@ -562,15 +565,3 @@ def do_mcp(root: Root, args: Arguments) -> int:
         server.end()
     write_some(server.unwritten)
     return status
-
-
-COMMANDS = (
-    Command(
-        "mcp",
-        "offer the tools of an agent by the Model Context Protocol",
-        (OF,),
-        do_mcp,
-        "Speaks the protocol on standard input and output, until the end of the input. Inside an"
-        " agent, the tools are its own. Versions: 2026-07-28, 2025-11-25 and 2025-06-18.",
-    ),
-)

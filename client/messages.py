@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-from client.arguments import LISTING, NAME, OWN, Command, arg
+from client.arguments import LISTING, NAME, OWN
 from client.control import catch_interrupts
+from client.declaring import Arguments, arg, command, operand
 from client.events import parse_event
 from client.exits import FAILED, INTERRUPTED, OK, USAGE, Failure
 from client.files import given
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator, Sequence
     from typing import Any
-
-    from client.arguments import Arguments
 
 
 #: the final statuses of a message, with exit statuses
@@ -139,8 +138,19 @@ def run_agent_handle(root: Root, name: str, words: Sequence[str]) -> int:
     return converse(connect(root, name), name, text)[0]
 
 
+@command(
+    "send",
+    arg("--priority", choices=PRIORITIES, help="its place in the queue (default: normal)"),
+    NAME,
+    operand("text", "[TEXT...]", "default: standard input"),
+    rest="text",
+)
 def do_send(root: Root, args: Arguments) -> int:
-    """Send a message to an agent and show its reply."""
+    """Send a message and show the reply.
+
+    Ctrl-C cancels the message. Exit status: 0 processed, 1 error, 13 denied, 69 not running,
+    130 cancelled.
+    """
     text = message_text(args.text)
     return converse(connect(root, args.name), args.name, text, args.priority)[0]
 
@@ -167,10 +177,13 @@ def piped_lines() -> Iterator[bytes]:
         yield from lines
 
 
+@command("chat", NAME)
 def do_chat(root: Root, args: Arguments) -> int:
-    """Send each line as a message and show the replies, until the end of the input.
+    """Send each line as a message.
 
-    Each message has its own connection, so that nothing else arrives between replies.
+    Each line is a message. Ctrl-C cancels the message that is being answered, or clears the
+    line; Ctrl-D ends chat. Without a terminal, exits as send does for the first message that
+    failed.
     """
     terminal = os.isatty(0) and os.isatty(1)
     connect(root, args.name).close()
@@ -189,8 +202,9 @@ def do_chat(root: Root, args: Arguments) -> int:
     return OK if terminal else failed
 
 
+@command("queue", *LISTING, OWN)
 def do_queue(root: Root, args: Arguments) -> int:
-    """Show the waiting messages of an agent, the next one first."""
+    """List the waiting messages."""
     data = root.read(agent(args.name or own_name(root), "queue"))
     if args.json:
         STDOUT.copy(data)
@@ -200,30 +214,3 @@ def do_queue(root: Root, args: Arguments) -> int:
     cells = [[gist(str(message.get(column, ""))) for column in columns] for message in messages]
     show_table([column.upper() for column in columns], cells)
     return OK
-
-
-COMMANDS = (
-    Command(
-        "send",
-        "send a message and show the reply",
-        (
-            arg("--priority", choices=PRIORITIES, help="its place in the queue (default: normal)"),
-            NAME,
-            arg("text", metavar="TEXT", nargs="*", help="default: standard input"),
-        ),
-        do_send,
-        "Ctrl-C cancels the message. Exit status: 0 processed, 1 error, 13 denied, 69 not running,"
-        " 130 cancelled.",
-        rest="text",
-    ),
-    Command(
-        "chat",
-        "send each line as a message",
-        (NAME,),
-        do_chat,
-        "Each line is a message. Ctrl-C cancels the message that is being answered, or clears the"
-        " line; Ctrl-D ends chat. Without a terminal, exits as send does for the first message"
-        " that failed.",
-    ),
-    Command("queue", "list the waiting messages", (*LISTING, OWN), do_queue),
-)

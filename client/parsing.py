@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
 
 from client.commands import find_command
+from client.declaring import Arguments, Command
 from client.exits import USAGE, Failure
 from client.output import STDERR, STDOUT
 
@@ -13,8 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
-
-    from client.arguments import Arguments, Command
 
 #: names for the words after -- in usage lines
 REST = {"program": "-- PROGRAM [ARG...]", "shell": "-- COMMAND..."}
@@ -34,7 +32,7 @@ def parser_for(command: Command) -> argparse.ArgumentParser:
 
     parser = Parser(
         prog=f"ctx {command.name}",
-        description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+        description=command.description,
         epilog=command.notes,
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, width=90),
@@ -51,7 +49,7 @@ def arguments_without_words(command: Command) -> Arguments | None:
 
     Importing argparse takes a tenth of the start of this program.
     """
-    args = SimpleNamespace()
+    args = Arguments()
     for flags, options in command.arguments:
         default = options.get("default")
         if isinstance(default, str) or options.get("required") or "dest" in options:
@@ -89,7 +87,7 @@ def parse_command(words: list[str]) -> tuple[Command, Arguments]:
         words, rest = words[:split], words[split + 1 :]
     args = arguments_without_words(command) if not words else None
     if args is None:
-        args = parser_for(command).parse_intermixed_args(words)
+        args = parser_for(command).parse_intermixed_args(words, Arguments())
     first, _, second = command.name.partition(" ")
     args.group, args.command = (first, second) if second else ("", first)
     if getattr(args, "color", None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from client.declaring import Arguments
 from client.exits import OK, USAGE, Failure
 from client.output import STDOUT, as_json, escape, gist, show_table, shown_line
 from client.root import PARTS, Root, agent, below, label, own_name
@@ -12,8 +13,6 @@ from client.words import PLANE_FILES, TASK_ENDS, WAIT_ENDS, WORK_ENDS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from client.arguments import Arguments
 
 
 class Plane:

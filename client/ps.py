@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from client.arguments import LISTING, Command, arg
+from client.arguments import LISTING
+from client.declaring import Arguments, command, flag, operand
 from client.exits import OK, USAGE, Failure
 from client.files import timestamp
 from client.output import STDOUT, age, as_json, show_table, size
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Any, TypeVar
 
-    from client.arguments import Arguments
     from client.output import Part
 
     Item = TypeVar("Item")
@@ -117,10 +117,7 @@ def show_processes(root: Root, args: Arguments) -> int:
         names = [args.name]
     else:  # those of the others are among their owners'
         names = sorted(
-            row["name"]
-            for rows in listed(root)
-            for row in rows
-            if row["profile"] == DETACHED
+            row["name"] for rows in listed(root) for row in rows if row["profile"] == DETACHED
         )
         own = own_agent(root)
         if own and own not in names:
@@ -142,8 +139,19 @@ def show_processes(root: Root, args: Arguments) -> int:
     return OK
 
 
+@command(
+    "ps",
+    flag("-a", "--all", "also list dead agents"),
+    flag("-p", "--processes", "list processes of agents"),
+    *LISTING,
+    operand("name", "[NAME]", "with -p: only this agent and what it owns"),
+)
 def do_ps(root: Root, args: Arguments) -> int:
-    """List agents."""
+    """List agents that are not dead.
+
+    With -p, PID is as the caller sees it, CPU is in seconds, and MEMORY is the proportional set
+    size (PSS).
+    """
     if args.processes:
         return show_processes(root, args)
     if args.name:
@@ -242,6 +250,7 @@ class Forest:
         return row
 
 
+@command("tree", *LISTING, operand("name", "[NAME]", "show only this agent and its descendants"))
 def do_tree(root: Root, args: Arguments) -> int:
     """Show agents below their parents."""
     if args.name:
@@ -253,31 +262,3 @@ def do_tree(root: Root, args: Arguments) -> int:
         return OK
     STDOUT.lines(line for top in forest.tops for line in forest.lines(top))
     return OK
-
-
-COMMANDS = (
-    Command(
-        "ps",
-        "list agents that are not dead",
-        (
-            arg("-a", "--all", action="store_true", help="also list dead agents"),
-            arg("-p", "--processes", action="store_true", help="list processes of agents"),
-            *LISTING,
-            arg(
-                "name", metavar="NAME", nargs="?", help="with -p: only this agent and what it owns"
-            ),
-        ),
-        do_ps,
-        "With -p, PID is as the caller sees it, CPU is in seconds, and MEMORY is the proportional"
-        " set size (PSS).",
-    ),
-    Command(
-        "tree",
-        "show agents below their parents",
-        (
-            *LISTING,
-            arg("name", metavar="NAME", nargs="?", help="show only this agent and its descendants"),
-        ),
-        do_tree,
-    ),
-)

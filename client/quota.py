@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from client.arguments import LISTING, Command
+from client.arguments import LISTING
+from client.declaring import Arguments, command
 from client.exits import OK
 from client.output import STDOUT, as_json, show_table, size
 from client.sockets import answer, connect_own
@@ -11,7 +12,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from client.arguments import Arguments
     from client.root import Root
 
 
@@ -26,8 +26,13 @@ def cell(row: dict[str, Any], key: str) -> str:
     return str(value)
 
 
+@command("quota", *LISTING)
 def do_quota(root: Root, args: Arguments) -> int:
-    """Show the accounts of the caller's owner; for root, of all owners."""
+    """Show what an owner uses, and its limits.
+
+    Shows the accounts of your user; in an agent, the accounts of its owner; for root, the
+    accounts of all owners. In JSON, sizes are in bytes and time is in milliseconds.
+    """
     rows = answer(connect_own(root), op="quota").get("accounts", [])
     if args.json:
         STDOUT.text(as_json(rows))
@@ -35,15 +40,3 @@ def do_quota(root: Root, args: Arguments) -> int:
     keys = ("owner", "account", "use", "limit", "reserve", "most", "held")
     show_table([key.upper() for key in keys], [[cell(row, key) for key in keys] for row in rows])
     return OK
-
-
-COMMANDS = (
-    Command(
-        "quota",
-        "show what an owner uses, and its limits",
-        LISTING,
-        do_quota,
-        "Shows the accounts of your user; in an agent, the accounts of its owner; for root, the"
-        " accounts of all owners. In JSON, sizes are in bytes and time is in milliseconds.",
-    ),
-)

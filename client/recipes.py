@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from client.agents import Line
-from client.arguments import LISTING, Command
+from client.arguments import LISTING
+from client.declaring import Arguments, command
 from client.exits import USAGE, Failure
 from client.files import find_program, read_limited
 from client.output import STDOUT, as_json, show_table
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
-    from client.arguments import Arguments
 
 #: what a recipe has besides files of an agent
 EXTRAS = ("README.md", "needs", "files")
@@ -391,8 +391,14 @@ def env_lines(text: str, replaced: Callable[[str], str]) -> list[str]:
     return [] if here is None else [f"{name}={here}"]
 
 
+@command("agents", *LISTING)
 def do_agents(root: Root, args: Arguments) -> int:
-    """List the recipes and what each lacks."""
+    """List the recipes of agents, and what each lacks on this machine.
+
+    A recipe is a directory with files of an agent, for --agent of spawn and run. Recipes are in
+    ~/.config/ctxfs/agents, /etc/ctxfs/agents and where ctxfs was installed; the first one of a
+    name counts.
+    """
     rows: list[dict[str, Any]] = []
     for name, directory in sorted(places().items()):
         try:
@@ -407,16 +413,3 @@ def do_agents(root: Root, args: Arguments) -> int:
     cells = [[row["name"], row["directory"], "; ".join(row["lacks"])] for row in rows]
     show_table(("AGENT", "DIRECTORY", "LACKS"), cells)
     return 0
-
-
-COMMANDS = (
-    Command(
-        "agents",
-        "list the recipes of agents, and what each lacks on this machine",
-        LISTING,
-        do_agents,
-        "A recipe is a directory with files of an agent, for --agent of spawn and run. Recipes are"
-        " in ~/.config/ctxfs/agents, /etc/ctxfs/agents and where ctxfs was installed; the first"
-        " one of a name counts.",
-    ),
-)

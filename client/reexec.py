@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from client.arguments import Command
+from client.declaring import Arguments, command
 from client.exits import NOT_RUNNING, OK, Failure
 from client.output import STDOUT
 from client.sockets import MESSAGE_CODES, ask, connect_daemon, frames, refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from client.arguments import Arguments
     from client.root import Root
 
 
+@command("reexec")
 def do_reexec(root: Root, args: Arguments) -> int:
-    """Have ctxd execute its program again, and return when the new one is ready."""
+    """Have ctxd execute its program again, such as a new version.
+
+    Agents, open files and connections go on, and callers wait for less than a second or two.
+    ctxd first runs the program with --check. If that fails, nothing happens, and this command
+    says why. Only for root, or for the user that runs ctxd.
+    """
     with connect_daemon(root) as connection:
         ask(connection, op="reexec")
         for frame in frames(connection):
@@ -24,16 +29,3 @@ def do_reexec(root: Root, args: Arguments) -> int:
             STDOUT.lines([f"ctxd {version}{f' (was {before})' if before != version else ''}"])
             return OK
     raise Failure("ctxd has ended meanwhile; its log says why", NOT_RUNNING)
-
-
-COMMANDS = (
-    Command(
-        "reexec",
-        "have ctxd execute its program again, such as a new version",
-        (),
-        do_reexec,
-        "Agents, open files and connections go on, and callers wait for less than a second or two."
-        " ctxd first runs the program with --check. If that fails, nothing happens, and this"
-        " command says why. Only for root, or for the user that runs ctxd.",
-    ),
-)

@@ -6,7 +6,8 @@ import errno
 import os
 import time
 
-from client.arguments import LISTING, Command, arg
+from client.arguments import LISTING
+from client.declaring import Arguments, command, flag, operand
 from client.events import block_for, parse_event, whole_lines
 from client.exits import OK, Failure
 from client.following import SHARE, sleep_for_reader
@@ -17,7 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from client.arguments import Arguments
     from client.output import Part
 
 TICK = 0.2  # seconds between two looks at the histories of the agents that are there
@@ -135,8 +135,18 @@ def show(reports: Iterable[Report], raw: bool) -> None:
             STDOUT.lines(report.parts for report in batch)
 
 
+@command(
+    "reports",
+    flag("-f", "--follow", "continue, also with new agents"),
+    *LISTING,
+    operand("names", "[NAME...]", "default: all agents that you may read"),
+)
 def do_reports(root: Root, args: Arguments) -> int:
-    """Show what agents reported."""
+    """Show what agents told their supervisors.
+
+    Shows time, agent and text of each report, oldest first, also of removed agents. --json
+    prints the lines of events.jsonl unchanged. Ctrl-C ends -f.
+    """
     for name in args.names:
         object_path("agent", name)  # fails for what cannot be a name
     histories = Histories(root, args.names)
@@ -160,19 +170,3 @@ def do_reports(root: Root, args: Arguments) -> int:
             show(histories.fresh(histories.all()), args.json)
             looked = time.monotonic()
             cost = looked - begun
-
-
-COMMANDS = (
-    Command(
-        "reports",
-        "show what agents told their supervisors",
-        (
-            arg("-f", "--follow", action="store_true", help="continue, also with new agents"),
-            *LISTING,
-            arg("names", metavar="NAME", nargs="*", help="default: all agents that you may read"),
-        ),
-        do_reports,
-        "Shows time, agent and text of each report, oldest first, also of removed agents. --json"
-        " prints the lines of events.jsonl unchanged. Ctrl-C ends -f.",
-    ),
-)

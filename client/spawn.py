@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from client.arguments import Command, arg
 from client.control import catch_interrupts, control, end, for_each, interrupt
+from client.declaring import Arguments, command, flag, operand, option
 from client.ends import ending, exit_status, session_of
 from client.exits import FAILED, NOT_RUNNING, OK, USAGE, Failure
 from client.files import read_stdin
@@ -20,13 +20,28 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from client.arguments import Arguments
     from client.making import Making
     from client.output import Output
 
+WORDS = operand("words", "[NAME...]", "the agent; with --agent, instead: the words of its task")
 
+
+@command(
+    "spawn",
+    *MAKING_OPTIONS,
+    flag("--wait", "show its output and exit with its status"),
+    flag("--rm", "remove the agent afterwards"),
+    WORDS,
+    rest="program",
+)
 def do_spawn(root: Root, args: Arguments) -> int:
-    """Create an agent for a program, start it, and wait for it with --wait."""
+    """Run a program as an agent.
+
+    TARGET defaults to SRC, and MODE to ro. Standard input becomes handoff.md, unless it is a
+    terminal. With --wait, Ctrl-C stops the agent and a second Ctrl-C kills it. Exit status with
+    --wait: the program's, 124 on timeout, 126 if it could not start, 128+N after signal N, 137
+    when out of memory, 130 if cancelled.
+    """
     if args.rm and not args.wait:
         raise Failure("--rm needs --wait", USAGE)
 
@@ -74,8 +89,21 @@ def run_foreground(root: Root, owner: str, outputs: dict[str, Output]) -> None:
         restore()
 
 
+@command(
+    "run",
+    *MAKING_OPTIONS,
+    option("--message", "TEXT", "the message; default: standard input"),
+    flag("--keep", "keep the agent, for send and chat"),
+    WORDS,
+    rest="program",
+)
 def do_run(root: Root, args: Arguments) -> int:
-    """Send one message to a program, run by a new agent or by an existing one."""
+    """Run a program to answer one message.
+
+    Creates the agent as spawn does, in mode turn, and removes it afterwards. If an agent of
+    that name exists, run uses and keeps it. Ctrl-C cancels the message. Exit status: as with
+    spawn --wait, for the message's run; 13 denied, 69 not running.
+    """
 
     def taking_messages() -> Iterator[Making]:
         for name, files in possible(root, args):
@@ -146,44 +174,3 @@ def dispose(root: Root, owner: str) -> None:
         complain(str(failure))
     finally:
         restore()
-
-
-WORDS = arg(
-    "words",
-    metavar="NAME",
-    nargs="*",
-    help="the agent; with --agent, instead: the words of its task",
-)
-COMMANDS = (
-    Command(
-        "spawn",
-        "run a program as an agent",
-        (
-            *MAKING_OPTIONS,
-            arg("--wait", action="store_true", help="show its output and exit with its status"),
-            arg("--rm", action="store_true", help="remove the agent afterwards"),
-            WORDS,
-        ),
-        do_spawn,
-        "TARGET defaults to SRC, and MODE to ro. Standard input becomes handoff.md, unless it is a"
-        " terminal. With --wait, Ctrl-C stops the agent and a second Ctrl-C kills it. Exit status"
-        " with --wait: the program's, 124 on timeout, 126 if it could not start, 128+N after"
-        " signal N, 137 when out of memory, 130 if cancelled.",
-        rest="program",
-    ),
-    Command(
-        "run",
-        "run a program to answer one message",
-        (
-            *MAKING_OPTIONS,
-            arg("--message", metavar="TEXT", help="the message; default: standard input"),
-            arg("--keep", action="store_true", help="keep the agent, for send and chat"),
-            WORDS,
-        ),
-        do_run,
-        "Creates the agent as spawn does, in mode turn, and removes it afterwards. If an agent of"
-        " that name exists, run uses and keeps it. Ctrl-C cancels the message. Exit status: as with"
-        " spawn --wait, for the message's run; 13 denied, 69 not running.",
-        rest="program",
-    ),
-)

@@ -6,7 +6,8 @@ import errno
 import os
 import time
 
-from client.arguments import LISTING, Command, arg, line_count
+from client.arguments import LISTING, line_count
+from client.declaring import Arguments, command, operand, option
 from client.ends import awaited_restart
 from client.events import parse_event
 from client.exits import OK, Failure
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any, TypeVar
 
-    from client.arguments import Arguments
     from client.output import Part
 
     Result = TypeVar("Result")
@@ -222,8 +222,23 @@ def up_for(value: object) -> str:
         return str(value)
 
 
+@command(
+    "status",
+    option(
+        "-n",
+        "--lines",
+        "LINES",
+        f"lines of log and of out (default: {LINES} each)",
+        type=line_count,
+    ),
+    *LISTING,
+    operand("name", "[NAME]", "default: the agent you are in, else ctxd itself"),
+)
 def do_status(root: Root, args: Arguments) -> int:
-    """Show an agent, or the daemon."""
+    """Show what an agent is, does and waits for.
+
+    What you may not read is left out.
+    """
     name = args.name or own_agent(root)
     if not name:
         facts, lines = about_daemon(root)
@@ -237,29 +252,3 @@ def do_status(root: Root, args: Arguments) -> int:
     else:
         STDOUT.lines(lines)
     return OK
-
-
-COMMANDS = (
-    Command(
-        "status",
-        "show what an agent is, does and waits for",
-        (
-            arg(
-                "-n",
-                "--lines",
-                metavar="LINES",
-                type=line_count,
-                help=f"lines of log and of out (default: {LINES} each)",
-            ),
-            *LISTING,
-            arg(
-                "name",
-                metavar="NAME",
-                nargs="?",
-                help="default: the agent you are in, else ctxd itself",
-            ),
-        ),
-        do_status,
-        "What you may not read is left out.",
-    ),
-)

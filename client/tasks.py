@@ -5,18 +5,8 @@ from __future__ import annotations
 import os
 
 from client.agents import create, create_numbered, do_rm
-from client.arguments import (
-    CWD,
-    ENDED,
-    ENV,
-    LISTING,
-    OF,
-    TIMEOUT,
-    WAIT,
-    Command,
-    arg,
-    line_count,
-)
+from client.arguments import CWD, ENDED, ENV, LISTING, OF, TIMEOUT, WAIT, line_count
+from client.declaring import Arguments, command, declare, flag, operand, option
 from client.ends import TASK_OUTCOMES, exit_status, task_ending
 from client.exits import OK, USAGE, Failure
 from client.files import given, value_of
@@ -27,13 +17,31 @@ from client.root import Root, below, label
 from client.spawn import run_foreground
 from client.verbs import do_verb, do_wait
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from client.arguments import Arguments
+TASK = operand("name", "TASK", "the task")
+TASKS = operand("names", "TASK...", "the tasks")
+declare(do_list, "task list", "List tasks that have not ended.", OF, ENDED, *LISTING)
+declare(do_show, "task show", "Show all about a task.", OF, *LISTING, TASK)
 
 
+@command(
+    "task start",
+    OF,
+    option("--name", "TASK", "default: the first free name of task-1, task-2, ..."),
+    CWD,
+    ENV,
+    flag("--input", "let it read input from: ctx task input"),
+    option("--title", "TEXT", "a line that says what it is for"),
+    option("--work", "ID", "the work item that it is for"),
+    flag("--wait", "show its output and exit with its status"),
+    rest="shell",
+)
 def do_task_start(root: Root, args: Arguments) -> int:
-    """Create a task for a command, start it, and wait for it with --wait."""
+    """Run a command.
+
+    A shell runs COMMAND: a single word unchanged, several words quoted. Prints the name of the
+    task. With --wait, Ctrl-C stops the task and a second Ctrl-C kills it. Exit status with
+    --wait: the command's, 128+N after signal N, 130 if cancelled.
+    """
     import shlex
 
     words = args.shell
@@ -64,6 +72,13 @@ def do_task_start(root: Root, args: Arguments) -> int:
     return exit_status(TASK_OUTCOMES.get(status, ""), exited)
 
 
+@command(
+    "task output",
+    OF,
+    flag("-f", "--follow", "continue until it has ended"),
+    option("-n", "--lines", "LINES", "the last LINES", type=line_count),
+    TASK,
+)
 def do_task_output(root: Root, args: Arguments) -> int:
     """Show the output of a task."""
     owner = path_of(root, args, args.name)
@@ -74,8 +89,11 @@ def do_task_output(root: Root, args: Arguments) -> int:
     return OK
 
 
+@command(
+    "task input", OF, TASK, operand("text", "[TEXT...]", "default: standard input"), rest="text"
+)
 def do_task_input(root: Root, args: Arguments) -> int:
-    """Write a line, or standard input unchanged, to the standard input of a task."""
+    """Write to the standard input of a task."""
     data = value_of(" ".join(args.text)) if args.text else given([])
     if not data:
         raise Failure("nothing to send: the text is empty", USAGE)
@@ -83,60 +101,16 @@ def do_task_input(root: Root, args: Arguments) -> int:
     return OK
 
 
-TASK = arg("name", metavar="TASK", help="the task")
-TASKS = arg("names", metavar="TASK", nargs="+", help="the tasks")
-COMMANDS = (
-    Command("task list", "list tasks that have not ended", (OF, ENDED, *LISTING), do_list),
-    Command("task show", "show all about a task", (OF, *LISTING, TASK), do_show),
-    Command(
-        "task start",
-        "run a command",
-        (
-            OF,
-            arg(
-                "--name",
-                metavar="TASK",
-                help="default: the first free name of task-1, task-2, ...",
-            ),
-            CWD,
-            ENV,
-            arg("--input", action="store_true", help="let it read input from: ctx task input"),
-            arg("--title", metavar="TEXT", help="a line that says what it is for"),
-            arg("--work", metavar="ID", help="the work item that it is for"),
-            arg("--wait", action="store_true", help="show its output and exit with its status"),
-        ),
-        do_task_start,
-        "A shell runs COMMAND: a single word unchanged, several words quoted. Prints the name of"
-        " the task. With --wait, Ctrl-C stops the task and a second Ctrl-C kills it. Exit status"
-        " with --wait: the command's, 128+N after signal N, 130 if cancelled.",
-        rest="shell",
-    ),
-    Command(
-        "task output",
-        "show the output of a task",
-        (
-            OF,
-            arg("-f", "--follow", action="store_true", help="continue until it has ended"),
-            arg("-n", "--lines", metavar="LINES", type=line_count, help="the last LINES"),
-            TASK,
-        ),
-        do_task_output,
-    ),
-    Command(
-        "task input",
-        "write to the standard input of a task",
-        (OF, TASK, arg("text", metavar="TEXT", nargs="*", help="default: standard input")),
-        do_task_input,
-        rest="text",
-    ),
-    Command("task stop", "stop tasks", (OF, TASKS, WAIT), do_verb),
-    Command("task kill", "stop tasks at once", (OF, TASKS, WAIT), do_verb),
-    Command(
-        "task wait",
-        "wait until tasks have ended",
-        (OF, *LISTING, TIMEOUT, TASKS),
-        do_wait,
-        "Prints TASK, status and exit of each. Exits 0 if all completed, 1 if not, 124 on timeout.",
-    ),
-    Command("task rm", "remove tasks that have ended", (OF, TASKS), do_rm),
+declare(do_verb, "task stop", "Stop tasks.", OF, TASKS, WAIT)
+declare(do_verb, "task kill", "Stop tasks at once.", OF, TASKS, WAIT)
+declare(
+    do_wait,
+    "task wait",
+    "Wait until tasks have ended.\n\nPrints TASK, status and exit of each. Exits 0 if all"
+    " completed, 1 if not, 124 on timeout.",
+    OF,
+    *LISTING,
+    TIMEOUT,
+    TASKS,
 )
+declare(do_rm, "task rm", "Remove tasks that have ended.", OF, TASKS)

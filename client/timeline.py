@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from client.arguments import JSON, NAME, Command, arg
+from client.arguments import JSON, NAME
+from client.declaring import Arguments, command, flag, option
 from client.exits import FAILED, OK, Failure
 from client.output import STDOUT, as_json, complain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from client.arguments import Arguments
     from client.root import Root
 
 ROWS = 60  # lines of text, or of a picture, above which agents of one kind share a line
 WIDTH = 100  # columns of what is no terminal
 
 
+@command(
+    "timeline",
+    JSON,
+    option("--svg", "FILE", "draw a picture; - stands for standard output"),
+    flag("--all", "a line for each agent, however many"),
+    NAME,
+)
 def do_timeline(root: Root, args: Arguments) -> int:
-    """Show the lives of an agent and of its descendants."""
+    """Show who ran when in a family, who ended whom and why.
+
+    Shows the last life of the agent, also of a removed one, and all lives below it.
+    """
     try:
         from client.installed.chart import planned, text_of
         from client.installed.lives import family_of
@@ -46,19 +56,3 @@ def write_picture(path: str, data: bytes) -> None:
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}") from None
     complain(f"wrote {path}")
-
-
-COMMANDS = (
-    Command(
-        "timeline",
-        "show who ran when in a family, who ended whom and why",
-        (
-            JSON,
-            arg("--svg", metavar="FILE", help="draw a picture; - stands for standard output"),
-            arg("--all", action="store_true", help="a line for each agent, however many"),
-            NAME,
-        ),
-        do_timeline,
-        "Shows the last life of the agent, also of a removed one, and all lives below it.",
-    ),
-)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from client.arguments import LISTING, Command, arg
+from client.arguments import LISTING
+from client.declaring import Arguments, command, operand
 from client.exits import DENIED, NOT_RUNNING, OK, USAGE, Failure
 from client.files import read_stdin
 from client.output import STDOUT, as_json, gist, show_table
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from client.arguments import Arguments
-
 
 TOOL_CODES = {
     "EINVAL": USAGE,
     **dict.fromkeys(("EACCES", "EPERM"), DENIED),
     "EOPNOTSUPP": NOT_RUNNING,
 }
+
+TOOL = operand("name", "TOOL", "the tool")
 
 
 def tool_input(words: Sequence[str]) -> dict[str, Any]:
@@ -88,8 +89,9 @@ def run_tool_handle(root: Root, name: str, words: Sequence[str]) -> int:
     return call_tool(root, name, words)
 
 
+@command("tool list", *LISTING)
 def do_tool_list(root: Root, args: Arguments) -> int:
-    """List the tools."""
+    """List the tools that you may call."""
     files = ("family", "description")
     rows = [describe(root, tool(name), files) for name in root.names("tool")]
     if args.json:
@@ -100,27 +102,18 @@ def do_tool_list(root: Root, args: Arguments) -> int:
     return OK
 
 
+@command("tool show", TOOL)
 def do_tool_show(root: Root, args: Arguments) -> int:
-    """Show the description and the schemas of a tool."""
+    """Show what a tool does, and its schemas."""
     STDOUT.copy(describe_tool(root, args.name).encode("utf-8", "backslashreplace"))
     return OK
 
 
+@command("tool call", TOOL, operand("input", "[JSON]", "an object; default: standard input"))
 def do_tool_call(root: Root, args: Arguments) -> int:
-    """Call a tool."""
+    """Call a tool.
+
+    Prints the output as one line. Exits 1 on errors, 2 on invalid input, 13 if denied, 69 if
+    there is no such tool.
+    """
     return call_tool(root, args.name, [] if args.input is None else [args.input])
-
-
-TOOL = arg("name", metavar="TOOL", help="the tool")
-COMMANDS = (
-    Command("tool list", "list the tools that you may call", LISTING, do_tool_list),
-    Command("tool show", "show what a tool does, and its schemas", (TOOL,), do_tool_show),
-    Command(
-        "tool call",
-        "call a tool",
-        (TOOL, arg("input", metavar="JSON", nargs="?", help="an object; default: standard input")),
-        do_tool_call,
-        "Prints the output as one line. Exits 1 on errors, 2 on invalid input, 13 if denied, 69 if"
-        " there is no such tool.",
-    ),
-)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 
-from client.arguments import Command
+from client.declaring import Arguments, command
 from client.exits import FAILED, USAGE, Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from client.arguments import Arguments
     from client.root import Root
 
 
+@command("top")
 def do_top(root: Root, args: Arguments) -> int:
-    """Show all agents on the whole screen.
+    """Watch all agents on the whole screen, and control them.
 
-    What draws it is no part of the client of sandboxes, and needs a library.
+    The key ? explains keys and columns, q quits. It needs a terminal, and the installed client:
+    the one in sandboxes cannot draw.
     """
     if not (os.isatty(0) and os.isatty(1)):
         raise Failure("top needs a terminal; ctx tree and ctx ps print the agents", USAGE)
@@ -31,15 +32,3 @@ def do_top(root: Root, args: Arguments) -> int:
             message = f"top needs the Python package {missing.name}: pip install 'ctxfs[top]'"
         raise Failure(f"{message}; ctx tree and ctx ps print the agents", FAILED) from None
     return run(root)
-
-
-COMMANDS = (
-    Command(
-        "top",
-        "watch all agents on the whole screen, and control them",
-        (),
-        do_top,
-        "The key ? explains keys and columns, q quits. It needs a terminal, and the installed"
-        " client: the one in sandboxes cannot draw.",
-    ),
-)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from client.arguments import LISTING, NAME, NAMES, TIMEOUT, WAIT, Command, arg
+from client.arguments import LISTING, NAME, NAMES, TIMEOUT, WAIT
 from client.control import control, for_each
+from client.declaring import Arguments, command, declare, operand, option
 from client.ends import ending, session_of, task_ending
 from client.exits import FAILED, OK, TIMED_OUT
 from client.following import wait_ended
 from client.output import STDOUT, complain
 from client.planes import path_of
 from client.root import Root, agent, label
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from client.arguments import Arguments
 
 
 def do_verb(root: Root, args: Arguments) -> int:
@@ -31,8 +28,12 @@ def do_order(root: Root, args: Arguments) -> int:
     return OK
 
 
+@command("wait", *LISTING, TIMEOUT, NAMES)
 def do_wait(root: Root, args: Arguments) -> int:
-    """Wait until all agents or tasks have ended, and print their ends."""
+    """Wait until agents are dead.
+
+    Prints NAME, outcome and reason of each. Exits 0 if all are done, 1 if not, 124 on timeout.
+    """
     import json
 
     outcomes = []
@@ -58,35 +59,24 @@ def do_wait(root: Root, args: Arguments) -> int:
     return OK if all(outcome in ("done", "completed") for outcome in outcomes) else FAILED
 
 
-COMMANDS = (
-    Command("start", "start agents", (NAMES,), do_verb),
-    Command("stop", "stop agents; kill them after their grace period", (NAMES, WAIT), do_verb),
-    Command("kill", "stop agents at once", (NAMES, WAIT), do_verb),
-    Command("pause", "freeze agents and all that they own", (NAMES,), do_verb),
-    Command("resume", "let paused agents continue", (NAMES,), do_verb),
-    Command(
-        "abort",
-        "kill only the current run of an agent",
-        (
-            arg("--run", dest="word", metavar="RUN", help="only if this is the current run"),
-            NAME,
-        ),
-        do_order,
-        "The agent is then paused; resume continues with its next message.",
-    ),
-    Command("reset", "replace dead agents with new ones", (NAMES,), do_verb),
-    Command(
-        "session",
-        "switch an agent to another session",
-        (NAME, arg("word", metavar="SESSION", help="a session of the agent, or a new name")),
-        do_order,
-    ),
-    Command(
-        "wait",
-        "wait until agents are dead",
-        (*LISTING, TIMEOUT, NAMES),
-        do_wait,
-        "Prints NAME, outcome and reason of each. Exits 0 if all are done, 1 if not, 124 on"
-        " timeout.",
-    ),
+declare(do_verb, "start", "Start agents.", NAMES)
+declare(do_verb, "stop", "Stop agents; kill them after their grace period.", NAMES, WAIT)
+declare(do_verb, "kill", "Stop agents at once.", NAMES, WAIT)
+declare(do_verb, "pause", "Freeze agents and all that they own.", NAMES)
+declare(do_verb, "resume", "Let paused agents continue.", NAMES)
+declare(
+    do_order,
+    "abort",
+    "Kill only the current run of an agent.\n\nThe agent is then paused; resume continues with its"
+    " next message.",
+    option("--run", "RUN", "only if this is the current run", dest="word"),
+    NAME,
+)
+declare(do_verb, "reset", "Replace dead agents with new ones.", NAMES)
+declare(
+    do_order,
+    "session",
+    "Switch an agent to another session.",
+    NAME,
+    operand("word", "SESSION", "a session of the agent, or a new name"),
 )

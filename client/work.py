@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from client.agents import SET_NOTES, create, create_numbered, do_set
-from client.arguments import ENDED, LISTING, OF, VALUES, Command, arg
+from client.arguments import ENDED, LISTING, OF, VALUES
 from client.control import for_each
+from client.declaring import Arguments, command, declare, flag, operand
 from client.exits import FAILED, OK
 from client.files import value_of
 from client.output import STDOUT
 from client.planes import do_list, do_show, path_of, plane_path
 from client.root import Root, below, label
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from client.arguments import Arguments
+WORK = operand("name", "ID", "the work item")
+WORKS = operand("names", "ID...", "the work items")
+declare(do_list, "work list", "List work items that have not ended.", OF, ENDED, *LISTING)
+declare(do_show, "work show", "Show all about a work item.", OF, *LISTING, WORK)
 
 
+@command(
+    "work new",
+    OF,
+    flag("--focus", "make it the current work item"),
+    operand("name", "[ID]", "default: the first free id of work-1, work-2, ..."),
+    operand("objective", "OBJECTIVE", "what the agent has to achieve"),
+)
 def do_work_new(root: Root, args: Arguments) -> int:
     """Create a work item and print its id."""
     files = [("objective", value_of(args.objective))]
@@ -28,6 +37,9 @@ def do_work_new(root: Root, args: Arguments) -> int:
     return focus(root, args, label(owner)) if args.focus else OK
 
 
+declare(do_set, "work set", f"Write files of a work item.\n\n{SET_NOTES}", OF, WORK, VALUES)
+
+
 def focus(root: Root, args: Arguments, name: str) -> int:
     """Make a work item the current one of its agent."""
     path_of(root, args, name)
@@ -35,8 +47,9 @@ def focus(root: Root, args: Arguments, name: str) -> int:
     return OK
 
 
+@command("work focus", OF, WORK)
 def do_work_focus(root: Root, args: Arguments) -> int:
-    """Make a work item the current one of its agent."""
+    """Make a work item the current one."""
     return focus(root, args, args.name)
 
 
@@ -48,29 +61,5 @@ def do_work_end(root: Root, args: Arguments) -> int:
     return OK if len(worked) == len(paths) else FAILED
 
 
-WORK = arg("name", metavar="ID", help="the work item")
-WORKS = arg("names", metavar="ID", nargs="+", help="the work items")
-COMMANDS = (
-    Command("work list", "list work items that have not ended", (OF, ENDED, *LISTING), do_list),
-    Command("work show", "show all about a work item", (OF, *LISTING, WORK), do_show),
-    Command(
-        "work new",
-        "create a work item and print its id",
-        (
-            OF,
-            arg("--focus", action="store_true", help="make it the current work item"),
-            arg(
-                "name",
-                metavar="ID",
-                nargs="?",
-                help="default: the first free id of work-1, work-2, ...",
-            ),
-            arg("objective", metavar="OBJECTIVE", help="what the agent has to achieve"),
-        ),
-        do_work_new,
-    ),
-    Command("work set", "write files of a work item", (OF, WORK, VALUES), do_set, SET_NOTES),
-    Command("work focus", "make a work item the current one", (OF, WORK), do_work_focus),
-    Command("work done", "mark work items as done", (OF, WORKS), do_work_end),
-    Command("work cancel", "mark work items as cancelled", (OF, WORKS), do_work_end),
-)
+declare(do_work_end, "work done", "Mark work items as done.", OF, WORKS)
+declare(do_work_end, "work cancel", "Mark work items as cancelled.", OF, WORKS)

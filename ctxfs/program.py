@@ -59,7 +59,7 @@ def pack(modules: dict[str, str], unpack: str, home: str = "") -> bytes:
     for name, source in modules.items():
         if "'''" in source:
             raise ValueError(f"{name} has three single quotes, which would end it here")
-        code = compile(source, f"{name}.py", "exec", dont_inherit=True, optimize=2)
+        code = compile(source, f"{name}.py", "exec", dont_inherit=True, optimize=1)
         text = binascii.b2a_base64(marshal.dumps(code), newline=False)
         parts.append(f"\nMODULES[{name!r}] = r'''{source}''', {text!r}\n")
     parts.append(_TAIL.format(magic=MAGIC_NUMBER, home=home))

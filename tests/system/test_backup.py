@@ -13,12 +13,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Final
 
 import pytest
 
 from client.backup import DATABASE, FORMAT, MANIFEST, do_restore
+from client.declaring import Arguments
 from client.root import Root
 from client.words import SCHEMA
 from tests.worlds.daemon import (
@@ -428,7 +428,7 @@ def test_a_state_is_closed_before_there_is_something_in_it(
         os.replace(source, to)
 
     monkeypatch.setattr(os, "rename", rename)
-    args = SimpleNamespace(state=str(other.state), file=str(file))
+    args = Arguments(state=str(other.state), file=str(file))
     assert do_restore(Root(str(daemon.root)), args) == 0
     assert modes and {*modes} == {0o700}
 

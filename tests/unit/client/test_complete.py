@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from client.arguments import Command
+from client.declaring import Command
 from client.commands import GROUPS, all_commands
 from tests.unit.client.fakes import FakeRoot, Run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from client.arguments import Command
+from client.declaring import Command
 from client.commands import CHAPTERS, GROUPS, all_commands
 
 PAGE = Path(__file__).parents[3] / "man" / "ctx.1"
