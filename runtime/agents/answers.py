@@ -10,8 +10,8 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from runtime.authority.accounts import Charge, Payer, Resource
 from runtime.caller import Caller
 from runtime.errors import NoSpaceError, StaleError, TakenError
 from runtime.ids import CallId, Incarnation
+from runtime.kernel.lanes import Lanes
 from runtime.records.change import Answer, Change, Subscriber
 from runtime.records.model import Agent
 from runtime.texts.names import quote
@@ -73,8 +74,8 @@ class Answers(Part, Subscriber):
     def __init__(self, around: Around) -> None:
         super().__init__(around)
         self._kept: dict[str, _Kept] = {}
-        #: calls that are being made, and how many wait for each
-        self._turns: dict[tuple[str, CallId], tuple[trio.Lock, int]] = {}
+        #: calls that are being made
+        self._turns = Lanes[tuple[str, CallId]]()
         agents = {agent.incarnation: agent for agent in self._registry}
         for caller, (count, size) in self._store.answers_by_caller().items():
             uid = caller.removeprefix("uid:")
@@ -105,21 +106,9 @@ class Answers(Part, Subscriber):
 
     # calling
 
-    @asynccontextmanager
-    async def turn(self, caller: Caller, name: CallId) -> AsyncIterator[None]:
+    def turn(self, caller: Caller, name: CallId) -> AbstractAsyncContextManager[None]:
         """A call that is said again waits until it is made."""
-        key = caller.key, name
-        lock, waiting = self._turns.get(key, (trio.Lock(), 0))
-        self._turns[key] = lock, waiting + 1
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, waiting = self._turns[key]
-            if waiting > 1:
-                self._turns[key] = lock, waiting - 1
-            else:
-                del self._turns[key]
+        return self._turns.turn((caller.key, name))
 
     def find(self, caller: Caller, name: CallId, call: str) -> dict[str, Any] | None:
         """What a call of this id answered; ``TakenError`` if it was another one.

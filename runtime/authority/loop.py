@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 import trio
 
 from runtime.authority.accounts import Payer, Reserve, TimeAccounts
+from runtime.kernel.lanes import Lanes
 
 _R = TypeVar("_R")
 _T = TypeVar("_T")
@@ -98,7 +99,7 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._turns: dict[int, trio.Lock] = {}
+        self._turns = Lanes[int]()
 
     async def take(self, who: Payer) -> None:
         await self.rest(who, 0.0)
@@ -107,15 +108,10 @@ class Turns:
         """Takes a turn and keeps it for so many seconds: the next in turn waits that long."""
         if who.reserve is not Reserve.NONE:
             return
-        turn = self._turns.setdefault(who.owner, trio.Lock())
-        try:
-            # who gets it goes on in the next pass, and who comes after in the one after that
-            async with turn:
-                if seconds:
-                    await trio.sleep(seconds)
-        finally:
-            if not turn.locked():
-                self._turns.pop(who.owner, None)
+        # who gets it goes on in the next pass, and who comes after in the one after that
+        async with self._turns.turn(who.owner):
+            if seconds:
+                await trio.sleep(seconds)
 
 
 class Gentle:
@@ -127,22 +123,17 @@ class Gentle:
 
     def __init__(self, time: TimeAccounts) -> None:
         self._time = time
-        self._turns: dict[int, trio.Lock] = {}
+        self._turns = Lanes[int]()
 
     async def do(self, who: Payer, piece: Callable[[], _R]) -> _R:
         """One piece, in its turn; its result after the pause. Raises what it raises."""
-        turn = self._turns.setdefault(who.owner, trio.Lock())
-        try:
-            async with turn:
-                begun = time.thread_time()
-                result = piece()
-                took = time.thread_time() - begun
-                self._time.pay(who, took)
-                await trio.sleep(_PAUSE * took)
-                return result
-        finally:
-            if not turn.locked():
-                self._turns.pop(who.owner, None)
+        async with self._turns.turn(who.owner):
+            begun = time.thread_time()
+            result = piece()
+            took = time.thread_time() - begun
+            self._time.pay(who, took)
+            await trio.sleep(_PAUSE * took)
+            return result
 
 
 class Late:
@@ -154,18 +145,13 @@ class Late:
     def __init__(self, time: TimeAccounts, turns: Turns) -> None:
         self._time = time
         self._turns = turns
-        self._sleeping: Counter[int] = Counter()
+        self._sleeping = Lanes[int](_LATE_MAX)
 
     async def wait(self, who: Payer) -> None:
         owner = who.owner
-        if self._time.makes_wait(who) and self._sleeping[owner] < _LATE_MAX:
-            self._sleeping[owner] += 1
-            try:
+        if self._time.makes_wait(who) and not self._sleeping.is_full(owner):
+            async with self._sleeping.turn(owner):
                 await trio.sleep(self._time.delay(owner))
-            finally:
-                self._sleeping[owner] -= 1
-        if not self._sleeping[owner]:
-            del self._sleeping[owner]
         await self._turns.take(who)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import trio
@@ -20,6 +20,7 @@ from runtime.cell.host import Host, Part
 from runtime.errors import (
     CtxError,
     ExceedingError,
+    KernelError,
     MalformedError,
     MissingError,
     NotADirectoryNodeError,
@@ -27,7 +28,8 @@ from runtime.errors import (
 )
 from runtime.kernel import linux, orders
 from runtime.kernel.cgroups import Cgroup
-from runtime.kernel.spawn import Process
+from runtime.kernel.helpers import Helpers
+from runtime.kernel.lanes import Lanes
 from runtime.records.model import Agent
 from runtime.texts import mounts
 from runtime.texts.mounts import Source
@@ -38,7 +40,6 @@ _SECONDS: Final = 1.0
 _HELPERS_MAX: Final = 4
 #: for all views of one owner's agents: children are not asked for more of those that hang
 _OWNERS_HELPERS_MAX: Final = 16
-_ANSWER_MAX: Final = 16 << 20
 _FIELDS: Final = 5
 
 
@@ -56,11 +57,11 @@ class Asker:
 class Looker(Part):
     """Starts the helpers."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, helpers: Helpers) -> None:
         super().__init__(host)
-        #: helpers by view, and by owner
-        self._running: Counter[str] = Counter()
-        self._of: Counter[int] = Counter()
+        self._helpers = helpers
+        self._views = Lanes[str](_HELPERS_MAX)
+        self._owners = Lanes[int](_OWNERS_HELPERS_MAX)
         self._boot = linux.boot_id()
 
     async def look(self, agent: Agent, paths: Iterable[str]) -> dict[str, Source]:
@@ -120,10 +121,7 @@ class Looker(Part):
         keeper: int | None,
         deadline: float,
     ) -> dict[str, Source]:
-        running = max(
-            self._running[asker.view] / _HELPERS_MAX, self._of[asker.owner] / _OWNERS_HELPERS_MAX
-        )
-        if running >= 1:
+        if self._views.is_full(asker.view) or self._owners.is_full(asker.owner):
             raise UnansweredError(
                 f"{quote(paths[0])}: {_HELPERS_MAX} look-ups in this view, or "
                 f"{_OWNERS_HELPERS_MAX} of uid {asker.owner}, are running already: try again later"
@@ -132,67 +130,41 @@ class Looker(Part):
         groups_word = self._agents.privilege.groups_of(groups)
         own = [*map(str, self._places.own), networks.DIRECTORY]
         spec = orders.message(uid, gid, groups_word, own, self._places.tree, paths)
-        self._begun(asker)
+        words = orders.words(self._places.program("look"), 3, "-" if keeper is None else 4)
+        fds = [] if keeper is None else [keeper]
+        self._views.enter_anyway(asker.view)
+        self._owners.enter_anyway(asker.owner)
         try:
             asker.leaf.create(self._hierarchy.controllers)
-            answer = await self._run(spec, asker, keeper, deadline)
         except OSError as error:
-            raise UnansweredError(f"{quote(paths[0])}: cannot look up the path: {error}") from None
-        finally:
-            self._done(asker)
-        return _parse(answer, paths, asker.words)
-
-    def _begun(self, asker: Asker) -> None:
-        self._running[asker.view] += 1
-        self._of[asker.owner] += 1
-
-    def _done(self, asker: Asker) -> None:
-        self._of[asker.owner] -= 1
-        if not self._of[asker.owner]:
-            del self._of[asker.owner]
-        self._running[asker.view] -= 1
-        if not self._running[asker.view]:
-            del self._running[asker.view]
-            if asker.leaf.path != self._hierarchy.helpers.path:
-                asker.leaf.remove()
-
-    async def _run(
-        self, spec: bytes, asker: Asker, keeper: int | None, deadline: float
-    ) -> bytes:
-        """What the helper answers, which is born in its leaf."""
-        fds = []
+            self._left(asker)
+            raise _failed(paths, error) from None
         try:
-            fds.append(orders.memory_file("paths", spec))
-            fds.append(os.memfd_create("answer", os.MFD_CLOEXEC))
-            fds.append(os.memfd_create("complaint", os.MFD_CLOEXEC))
-            view = "-" if keeper is None else "5"
-            words = orders.words(self._places.program("look"), 3, 4, view)
-            passed = [None, None, fds[2], fds[0], fds[1], *([] if keeper is None else [keeper])]
-            process = await self._spawner.start(asker.leaf, words, owner=asker.owner, fds=passed)
-            status: int | None = None
             with trio.move_on_at(deadline):
-                status = await process.wait()
-            if status is None:
-                process.kill()
-                self._begun(asker)
-                self._nursery.start_soon(self._bury, process, asker)
-                raise UnansweredError(
-                    "the file system of the path did not answer within a second: try again"
+                answer = await self._helpers.run(
+                    *(asker.owner, "look", words),
+                    leaf=asker.leaf,
+                    message=spec,
+                    fds=fds,
+                    # one that hangs may not end before what it waits for does
+                    gone=partial(self._left, asker),
                 )
-            if status != 0:
-                said = os.pread(fds[2], 500, 0).decode(errors="replace").strip()
-                raise UnansweredError(f"cannot look up the path: {said}")
-            return os.pread(fds[1], _ANSWER_MAX, 0)
-        finally:
-            for fd in fds:
-                os.close(fd)
+                return _parse(answer, paths, asker.words)
+        except (KernelError, OSError) as error:
+            raise _failed(paths, error) from None
+        raise UnansweredError(
+            "the file system of the path did not answer within a second: try again"
+        )
 
-    async def _bury(self, process: Process, asker: Asker) -> None:
-        """One that hangs may not end before what it waits for does."""
-        try:
-            await process.wait()
-        finally:
-            self._done(asker)
+    def _left(self, asker: Asker) -> None:
+        self._owners.leave(asker.owner)
+        self._views.leave(asker.view)
+        if not self._views.users(asker.view) and asker.leaf.path != self._hierarchy.helpers.path:
+            asker.leaf.remove()
+
+
+def _failed(paths: list[str], why: Exception) -> UnansweredError:
+    return UnansweredError(f"{quote(paths[0])}: cannot look up the path: {why}")
 
 
 _DAMAGED: Final = "the answer of the path look-up is damaged: try again"

@@ -21,6 +21,7 @@ from runtime.errors import CtxError, KernelError, StartupError, UnansweredError
 from runtime.ids import SpaceIndex
 from runtime.kernel import linux, orders
 from runtime.kernel.helpers import Helpers
+from runtime.kernel.lanes import Lanes
 from runtime.kernel.privilege import Privilege
 from runtime.kernel.spawn import Spawner
 from runtime.records.model import Space, SpaceState
@@ -60,7 +61,7 @@ class Trees:
         self._helpers = helpers
         self._spaces = spaces
         #: one helper at a time for each space
-        self._turns: dict[SpaceIndex, trio.Lock] = {}
+        self._turns = Lanes[SpaceIndex]()
         #: homes that are there
         self._homes: set[int] = set()
         self._wake = trio.Event()
@@ -72,38 +73,27 @@ class Trees:
             while True:
                 self._wake = trio.Event()
                 for space in self._spaces.unfinished():
-                    if space.index not in self._turns:
+                    if not self._turns.is_full(space.index):
                         nursery.start_soon(self._finish, space)
                 with trio.move_on_after(_SECONDS):
                     await self._wake.wait()
 
     async def _finish(self, space: Space) -> None:
         """Makes or removes a tree, if that is to be done still."""
-        turn = self._turns.setdefault(space.index, trio.Lock())
         try:
-            async with turn:
+            async with self._turns.turn(space.index):
                 await self._do(space)
         except (CtxError, OSError) as error:
             log.warning("the tree of the space %s: %s", quote(space.name), error)
-        finally:
-            self._leave(space, turn)
-
-    def _leave(self, space: Space, turn: trio.Lock) -> None:
-        if not turn.locked():
-            self._turns.pop(space.index, None)
 
     async def ready(self, space: Space, seconds: float = READY_SECONDS) -> None:
         """Returns when its tree is there; ``CtxError`` or ``OSError``."""
         if space.state is SpaceState.THERE:
             return
-        turn = self._turns.setdefault(space.index, trio.Lock())
-        try:
-            with trio.move_on_after(seconds):
-                async with turn:
-                    await self._do(space)
-                    return
-        finally:
-            self._leave(space, turn)
+        with trio.move_on_after(seconds):
+            async with self._turns.turn(space.index):
+                await self._do(space)
+                return
         raise UnansweredError(f"the space {quote(space.name)} is just being made: try again")
 
     async def _do(self, space: Space) -> None:

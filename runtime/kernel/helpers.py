@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,8 @@ import trio
 
 from runtime.errors import KernelError, UnansweredError
 from runtime.kernel import orders
+from runtime.kernel.cgroups import Cgroup
+from runtime.kernel.lanes import Lanes
 from runtime.kernel.spawn import Process, Spawner
 from runtime.texts.names import escape
 
@@ -27,9 +30,6 @@ _AT_ONCE: Final = 1 << 16
 #: bytes of a complaint that are told
 _COMPLAINT_MAX: Final = 1000
 
-#: an owner, and what is done for him
-_Turn = tuple[int, str]
-
 
 class Helpers:
     """Starts helpers, waits for what they say, and kills those that do not say it in time."""
@@ -37,7 +37,7 @@ class Helpers:
     def __init__(self, spawner: Spawner, nursery: trio.Nursery) -> None:
         self._spawner = spawner
         self._nursery = nursery
-        self._turns: dict[_Turn, trio.Semaphore] = {}
+        self._turns = Lanes[tuple[int, str]]()
 
     async def ask(
         self,
@@ -58,49 +58,56 @@ class Helpers:
         ``OSError`` if it cannot be started.
         """
         turn = (owner, kind)
-        semaphore = self._turns.setdefault(turn, trio.Semaphore(1, max_value=1))
         with trio.move_on_after(seconds):
-            await semaphore.acquire()
-            process = None
-            try:
-                with ExitStack() as stack:
-                    if message is not None:
-                        file = orders.memory_file(kind, message)
-                        stack.callback(os.close, file)
-                        fds = [file, *fds]
-                    ends = [_pair(stack), _pair(stack)]
-                    said, complained = (ours for ours, _ in ends)
-                    theirs = [None, *(end.fileno() for _, end in ends), *fds]
-                    process = await self._spawner.start(
-                        self._spawner.home, words, owner=owner, fds=theirs
-                    )
-                    for _, end in ends:
-                        end.close()
-                    answer = await _heard(said, kind)
-                    status = await process.wait()
-                    if status != 0:
-                        raise KernelError(_complaint(complained) or f"{kind} failed ({status})")
-                    return answer
-            finally:
-                self._leave(turn, process)
+            await self._turns.enter(turn)
+            gone = partial(self._turns.leave, turn)
+            return await self.run(owner, kind, words, gone=gone, message=message, fds=fds)
         raise UnansweredError(f"{kind}: not done within {seconds:g} s: try again")
 
-    def _leave(self, turn: _Turn, process: Process | None) -> None:
-        if process is None or process.wait_now(0) is not None:
-            self._release(turn)
-            return
-        process.kill()
-        self._nursery.start_soon(self._bury, turn, process)
+    async def run(
+        self,
+        owner: int,
+        kind: str,
+        words: Sequence[str | Path],
+        *,
+        gone: Callable[[], object],
+        leaf: Cgroup | None = None,
+        message: bytes | None = None,
+        fds: Sequence[int | None] = (),
+    ) -> bytes:
+        """The same at once, in a leaf, for as long as somebody waits. ``gone`` is called when
+        nothing of the helper is left, which may be later."""
+        process = None
+        try:
+            with ExitStack() as stack:
+                if message is not None:
+                    file = orders.memory_file(kind, message)
+                    stack.callback(os.close, file)
+                    fds = [file, *fds]
+                ends = [_pair(stack), _pair(stack)]
+                said, complained = (ours for ours, _ in ends)
+                theirs = [None, *(end.fileno() for _, end in ends), *fds]
+                process = await self._spawner.start(
+                    leaf or self._spawner.home, words, owner=owner, fds=theirs
+                )
+                for _, end in ends:
+                    end.close()
+                answer = await _heard(said, kind)
+                status = await process.wait()
+                if status != 0:
+                    raise KernelError(_complaint(complained) or f"{kind} failed ({status})")
+                return answer
+        finally:
+            if process is None or process.wait_now(0) is not None:
+                gone()
+            else:
+                process.kill()
+                self._nursery.start_soon(_bury, process, gone)
 
-    async def _bury(self, turn: _Turn, process: Process) -> None:
-        await process.wait()
-        self._release(turn)
 
-    def _release(self, turn: _Turn) -> None:
-        semaphore = self._turns[turn]
-        semaphore.release()
-        if semaphore.value and not semaphore.statistics().tasks_waiting:
-            del self._turns[turn]
+async def _bury(process: Process, gone: Callable[[], object]) -> None:
+    await process.wait()
+    gone()
 
 
 def _pair(stack: ExitStack) -> tuple[socket.socket, socket.socket]:

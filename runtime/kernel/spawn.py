@@ -22,6 +22,7 @@ import trio
 
 from runtime.kernel import orders
 from runtime.kernel.cgroups import Cgroup
+from runtime.kernel.lanes import Lanes
 
 _ANSWER_MAX: Final = 64
 #: a launcher that does not answer is given up
@@ -83,7 +84,7 @@ class Spawner:
         self.home = home
         self._one_at_a_time = trio.Lock()
         #: of one owner no more than one waits for that: others come in between any two
-        self._turns: dict[int, trio.Lock] = {}
+        self._turns = Lanes[int]()
         self._begin()
 
     def _begin(self) -> None:
@@ -110,17 +111,12 @@ class Spawner:
     ) -> Process:
         """Starts a program in ``leaf`` for an owner, in its turn. It finds ``fds`` from 0 on, in
         this order, where None stands for /dev/null. ``OSError`` if it cannot be started."""
-        turn = self._turns.setdefault(owner, trio.Lock())
-        try:
-            async with turn, self._one_at_a_time:
-                # not cancelled between question and answer: the next one would get it
-                with trio.CancelScope(shield=True):
-                    self._ask(leaf, words, env or {}, fds)
-                    await trio.lowlevel.wait_readable(self._channel)
-                    answer = self._channel.recv(_ANSWER_MAX)
-        finally:
-            if not turn.locked():
-                self._turns.pop(owner, None)
+        async with self._turns.turn(owner), self._one_at_a_time:
+            # not cancelled between question and answer: the next one would get it
+            with trio.CancelScope(shield=True):
+                self._ask(leaf, words, env or {}, fds)
+                await trio.lowlevel.wait_readable(self._channel)
+                answer = self._channel.recv(_ANSWER_MAX)
         return Process(_parse(answer))
 
     def start_now(

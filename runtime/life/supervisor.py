@@ -76,7 +76,7 @@ class Supervisor(Part, Subscriber):
         self._host = host
         #: awaited for an agent before anything of it runs
         self._before: list[Callable[[Agent], Awaitable[None]]] = []
-        self._looker = Looker(host)
+        self._looker = Looker(host, helpers)
         self._ender = Ender(host)
         starter = Starter(host, self._looker, trees)
         self._leader = leader = Leader(host, starter, self._ender)

@@ -1,7 +1,7 @@
 /*
  * look: resolves paths with the rights of the user who wrote them.
  *
- *     look ORDERS_FD ANSWER_FD VIEW
+ *     look ORDERS_FD VIEW
  *
  * A path that an agent or an operator wrote is resolved once, here, with the rights
  * and in the view of its writer. VIEW is "-" for the host's view, or a pidfd of a
@@ -20,7 +20,7 @@
  *
  * ORDERS_FD holds orders (orders.h): uid, gid and groups ("=" leaves all three unchanged);
  * the daemon's own directories, a list; TREES; the paths, a list, absolute and plain. The program
- * writes five strings for each path to ANSWER_FD, each with a NUL at its end. These are not
+ * prints five strings for each path, each with a NUL at its end. These are not
  * orders: it writes each when it is known, and the reader knows their number.
  *
  *     ERROR   an errno, 0 if the object was found
@@ -39,7 +39,6 @@
 #include "orders.h"
 
 #define LINKS_MAX 40	/* the kernel's limit (path_resolution(7)) */
-#define ANSWER_MAX (8 << 20)
 #define PLAIN (RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH)
 
 struct object {
@@ -295,29 +294,28 @@ static void look(const char *source, struct answer *answer)
 	close_quietly(fd);
 }
 
-static void print(FILE *out, const struct answer *answer)
+static void print(const struct answer *answer)
 {
-	fprintf(out, "%d%c%s%c", answer->error, 0, answer->why, 0);
+	printf("%d%c%s%c", answer->error, 0, answer->why, 0);
 	if (answer->error)
-		fprintf(out, "-%c", 0);
+		printf("-%c", 0);
 	else
-		fprintf(out, "%llu:%llu%c", (unsigned long long)answer->st.st_dev,
+		printf("%llu:%llu%c", (unsigned long long)answer->st.st_dev,
 			(unsigned long long)answer->st.st_ino, 0);
-	fprintf(out, "%s%c%s%c", *answer->path ? answer->path : "/", 0, answer->text, 0);
+	printf("%s%c%s%c", *answer->path ? answer->path : "/", 0, answer->text, 0);
 }
 
 int main(int argc, char **argv)
 {
 	static struct answer answer;
 	struct orders arguments = orders_of_arguments(argc, argv), orders;
-	int spec = take_descriptor(&arguments), answers = take_descriptor(&arguments);
+	int spec = take_descriptor(&arguments);
 	int keeper = take_descriptor_or_none(&arguments);
 	struct list own, paths;
 	struct ids ids;
-	FILE *out;
 
 	if (!all_taken(&arguments))
-		die("usage: look ORDERS_FD ANSWER_FD VIEW");
+		die("usage: look ORDERS_FD VIEW");
 	orders = read_orders(spec);
 	ids = take_ids(&orders);
 	own = take_list(&orders);
@@ -331,16 +329,11 @@ int main(int argc, char **argv)
 			  : open_of_process(keeper, "root", O_PATH | O_DIRECTORY);
 	if (root < 0)
 		die("%s: %m", keeper < 0 ? "/" : "the parent's cell");
-	out = fdopen(answers, "w");
-	if (!out)
-		die("%m");
 	note_forbidden(own);
 	take_rights(&ids);
 	for (size_t i = 0; i < paths.count; i++) {
 		look(paths.items[i], &answer);
-		print(out, &answer);
-		if (ftell(out) > ANSWER_MAX)
-			die("the paths are too long together");
+		print(&answer);
 	}
-	return fclose(out) == 0 ? 0 : EXIT_FAILED;
+	return fflush(stdout) == 0 ? 0 : EXIT_FAILED;
 }

@@ -234,7 +234,7 @@ def test_what_is_said_again_meanwhile_waits(desk: Desk) -> None:
     trio.run(both)
     assert len(answered) == 3 and answered[0] == answered[1] == answered[2]
     assert [child.name for child in desk.agents.registry.children(desk.coder)] == ["kid"]
-    assert desk.agents.answers._turns == {}
+    assert not desk.agents.answers._turns
 
 
 def test_a_caller_has_so_many(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,8 @@ def looker(world: World, child: Agent, cell: Cell, monkeypatch: pytest.MonkeyPat
     assert parent is not None
     anything = cast(Any, SimpleNamespace(own=Path("/")))
     cells = LiveCells({parent.index: cast(Any, cell)})
-    return Looker(host_with(agents=world.agents, places=anything, live_cells=cells))
+    host = host_with(agents=world.agents, places=anything, live_cells=cells)
+    return Looker(host, cast(Any, None))
 
 
 def test_a_program_may_write_a_path_before_its_monitor_has_told_of_its_cell(
