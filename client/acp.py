@@ -15,14 +15,14 @@ from client.jsonrpc import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     NO_METHOD,
-    Lines,
-    Loop,
     Peer,
     Refused,
     clean,
     objects_in,
     text_in,
 )
+from client.links import LOST_MAX, RETRY, RETRY_MAX, Link
+from client.loop import Loop
 from client.recipes import agent_lines, check_place, find, lacks, network_for, one_field
 from client.root import Root, agent, label
 from client.sockets import MESSAGE_CODES, connect, connect_started, refusal
@@ -31,7 +31,6 @@ from client.words import AGENT_FILES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
     from typing import Any
 
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
 
 #: the protocol's code for a thing that is not there
 NOT_FOUND = -32002
-#: seconds until a lost connection is made again, and until it is given up
-RETRY_FIRST, RETRY_MOST, RETRY_TIME = 0.1, 2.0, 60.0
 #: in which words a bridge says that a model stopped (client/bridge.py), which the protocol has too
 STOPS = ("refusal", "max_tokens", "max_turn_requests")
 #: errors that the cancel of a message may get, which has ended or was refused
@@ -76,15 +73,14 @@ def text_of_prompt(blocks: list[dict[str, Any]]) -> str:
     return text
 
 
-class Link:
+class Again(Link):
     """A connection to an agent's socket, made again when it is lost."""
 
     def __init__(self, editor: Editor, name: str) -> None:
+        super().__init__(editor.loop)
         self.editor = editor
         self.name = name
-        self.connection: socket.socket | None = None
-        self.lines: Lines | None = None
-        self.wait, self.lost = RETRY_FIRST, 0.0
+        self.wait, self.gone = RETRY, 0.0
         #: whether nobody wants it any more
         self.over = False
 
@@ -92,7 +88,7 @@ class Link:
         """Return what is asked for at each new connection."""
         raise NotImplementedError
 
-    def take(self, frame: dict[str, Any]) -> None:
+    def heard(self, frame: dict[str, Any]) -> None:
         """Take a frame."""
         raise NotImplementedError
 
@@ -101,36 +97,18 @@ class Link:
 
     def open(self) -> None:
         """Connect and ask."""
-        self.connection = connect(self.editor.root, self.name)
-        self.lines = Lines(self.connection.fileno())
-        self.editor.loop.watch(self.lines.fd, self.read)
+        self.connect(connect(self.editor.root, self.name))
         self.ask(**self.request())
 
-    def ask(self, **fields: object) -> None:
-        """Send a request, if there is a connection."""
-        import json
+    def take(self, frame: dict[str, Any]) -> None:
+        self.wait, self.gone = RETRY, 0.0
+        self.heard(frame)
 
-        if self.lines is not None:
-            self.editor.loop.write(self.lines.fd, json.dumps(fields).encode() + b"\n")
-
-    def read(self) -> None:
-        """Take the frames that have come; without a daemon, wait for the next one."""
-        lines = self.lines.read() if self.lines is not None else None
-        if lines is None:
-            self.close()
-            self.retry()
-            return
-        for line in lines:
-            frame = parse_event(line)
-            if frame is not None and self.lines is not None:
-                self.wait, self.lost = RETRY_FIRST, 0.0
-                self.take(frame)
-
-    def retry(self) -> None:
+    def lost(self) -> None:
         """Connect again a little later."""
-        self.editor.loop.later(self.wait, self.reopen)
-        self.lost += self.wait
-        self.wait = min(2 * self.wait, RETRY_MOST)
+        self.loop.later(self.wait, self.reopen)
+        self.gone += self.wait
+        self.wait = min(2 * self.wait, RETRY_MAX)
 
     def reopen(self) -> None:
         """Connect again, and again until it is too late."""
@@ -139,8 +117,8 @@ class Link:
         try:
             self.open()
         except Failure as failure:
-            if self.lost < RETRY_TIME and not self.is_dead():
-                self.retry()
+            if self.gone < LOST_MAX and not self.is_dead():
+                self.lost()
             else:
                 self.give_up(failure)
 
@@ -156,15 +134,8 @@ class Link:
         self.over = True
         self.close()
 
-    def close(self) -> None:
-        """End the connection."""
-        if self.connection is not None and self.lines is not None:
-            self.editor.loop.forget(self.lines.fd)
-            self.connection.close()
-            self.connection = self.lines = None
 
-
-class Prompt(Link):
+class Prompt(Again):
     """A message to the agent, and its reply on the way to the editor."""
 
     def __init__(self, session: Session, ident: object, text: str) -> None:
@@ -191,7 +162,7 @@ class Prompt(Link):
         self.cancelled = True
         self.ask(op="cancel", id=self.message)
 
-    def take(self, frame: dict[str, Any]) -> None:
+    def heard(self, frame: dict[str, Any]) -> None:
         kind, text = frame.get("type"), text_in(frame, "text")
         if kind == "delta":
             fresh = text[max(0, len(self.shown) - self.told) :]
@@ -236,7 +207,7 @@ class Prompt(Link):
         self.session.prompts.remove(self)
 
 
-class Watch(Link):
+class Watch(Again):
     """The events of an agent's session: its tasks and children are tool calls in the editor."""
 
     def __init__(self, session: Session) -> None:
@@ -250,7 +221,7 @@ class Watch(Link):
     def request(self) -> dict[str, Any]:
         return {"op": "resume", **({"after": self.after} if self.after else {})}
 
-    def take(self, frame: dict[str, Any]) -> None:
+    def heard(self, frame: dict[str, Any]) -> None:
         kind, task = frame.get("type"), text_in(frame, "task")
         if kind == "error":  # whoever may send messages need not be allowed to read events
             self.end()
@@ -468,9 +439,6 @@ class Editor(Peer):
         else:
             hint = "" if self.methods else "; begin with initialize"
             raise Refused(NO_METHOD, f"{method}: this agent does not offer it{hint}")
-
-    def end(self) -> None:
-        self.loop.over = True
 
     def initialize(self, params: dict[str, Any], ident: object) -> None:
         """Agree on a version: that of the editor, else the newest that is known here."""

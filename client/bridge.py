@@ -12,18 +12,18 @@ import time
 from client.commands import SUBJECTS
 from client.control import Terminated, terminate
 from client.declaring import Arguments, command, flag, operand, option
+from client.events import parse_event
 from client.exits import FAILED, OK, USAGE, Failure
 from client.files import read_file
 from client.jsonrpc import (
     NO_METHOD,
-    Lines,
-    Loop,
     Peer,
     Refused,
     object_in,
     objects_in,
     text_in,
 )
+from client.loop import Lines, Loop
 from client.output import complain, write_all
 
 TYPE_CHECKING = False
@@ -248,8 +248,6 @@ class Bridge(Peer):
 
     def hear(self) -> None:
         """Take what ctxfs has written."""
-        import json
-
         lines = self.input.read()
         if lines is None:
             self.loop.forget(0)
@@ -257,11 +255,8 @@ class Bridge(Peer):
             self.loop.over = self.turn is None
             return
         for line in lines:
-            try:
-                message = json.loads(line)
-            except (ValueError, RecursionError):
-                continue  # a line that a daemon had begun when it died; it comes again
-            if isinstance(message, dict) and isinstance(message.get("id"), str):
+            message = parse_event(line)  # none: a daemon had begun it when it died; it comes again
+            if message is not None and isinstance(message.get("id"), str):
                 self.obey(message)
 
     def obey(self, message: dict[str, Any]) -> None:
@@ -298,7 +293,7 @@ class Bridge(Peer):
 
     def greeted(self, result: dict[str, Any], error: dict[str, Any] | None) -> None:
         """Open a session in the version that the agent speaks."""
-        self.check("initialize", error)
+        self.demand("initialize", error)
         version = result.get("protocolVersion")
         if type(version) is not int or version not in VERSIONS:
             known = ", ".join(map(str, VERSIONS))
@@ -323,7 +318,7 @@ class Bridge(Peer):
             self.open(protocol, ways[1:], known)
 
         def made(result: dict[str, Any], error: dict[str, Any] | None) -> None:
-            self.check("session/new", error)
+            self.demand("session/new", error)
             session = text_in(result, "sessionId")
             self.memory.keep(session)
             self.opened(session)
@@ -346,7 +341,7 @@ class Bridge(Peer):
         self.session = session
         self.begin()
 
-    def check(self, what: str, error: dict[str, Any] | None) -> None:
+    def demand(self, what: str, error: dict[str, Any] | None) -> None:
         """Fail if the agent cannot be spoken to."""
         if error is None:
             return

@@ -8,45 +8,32 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import time
 from collections import deque
 
 from client.arguments import duration
 from client.exits import Failure
+from client.links import LOST_MAX, RETRY, RETRY_MAX, Link
+from client.loop import Loop, encode
 from client.sockets import open_socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any
 
+    from client.links import Frame
     from client.root import Root
-
-    Frame = dict[str, Any]
 
 
 PENDING_MAX = 16  # calls of one connection that the daemon lets wait
 LINKS_MAX = 8
 WAITING_MAX = 1024  # calls that wait for a connection
 SIZE_MAX = 64 << 20  # and their bytes
-RETRY, RETRY_MAX = 0.1, 2.0  # seconds between two attempts to connect
-LOST_MAX = 60.0  # seconds after which a call that cannot be made has failed
 WAITS = "TaskOutput"  # the tool that may wait
 WAIT = 50.0  # seconds: some clients give up after 60
-BLOCK = 1 << 16
 UNKNOWN = "whether it was carried out is not known"
-
-
-def encode(value: object) -> bytes:
-    """Return one line of JSON."""
-    import json
-
-    try:
-        return json.dumps(value, ensure_ascii=False).encode() + b"\n"
-    except UnicodeEncodeError:  # a lone surrogate
-        return json.dumps(value).encode() + b"\n"
 
 
 def seconds(timeout: object) -> float | None:
@@ -76,95 +63,55 @@ class Call:
         if name == WAITS and given.get("block") is True:
             wait = seconds(given.get("timeout", WAIT))
             self.until = None if wait is None else self.began + wait
-        self.link: Link | None = None
+        self.link: Carrier | None = None
         self.lost: float | None = None  # since when there is no connection for it
         self.alone = False  # on a connection of its own, where every error is about it
         self.size = len(encode(given))
 
-    def frame(self, now: float) -> bytes:
-        """Return the request, which waits for what is left of the time."""
+    def make(self, link: Carrier, now: float) -> None:
+        """Send the request, which waits for what is left of the time."""
+        self.link, self.lost = link, None
+        link.calls[self.id] = self
         given = self.given
         if self.until is not None:
             given = {**given, "timeout": round(max(0.0, self.until - now), 3)}
-        return encode({"op": "tool", "id": self.id, "name": self.name, "input": given})
+        link.ask(op="tool", id=self.id, name=self.name, input=given)
+
+    def fail(self, code: str, message: str) -> None:
+        """Answer the call with an error."""
+        self.answered(self, {"type": "error", "code": code, "message": message})
 
 
-class Link:
+class Carrier(Link):
     """One connection, and the calls that it has to answer."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self.connection = connection
-        self.fd = connection.fileno()
+    def __init__(self, of: Calls, connection: socket.socket, alone: bool) -> None:
+        super().__init__(of.loop)
+        self.of = of
         self.calls: dict[str, Call] = {}
-        self.unsent = bytearray()
-        self.unread = bytearray()
-        self.alone = False
+        self.alone = alone
         self.useful = False  # something was answered
+        self.connect(connection)
 
-    def send(self, data: bytes) -> None:
-        """Send as much as there is room for, and the rest later; `OSError` if it is broken."""
-        self.unsent += data
-        try:
-            while self.unsent:
-                del self.unsent[: self.connection.send(self.unsent)]
-        except BlockingIOError:
-            return
+    def take(self, frame: Frame) -> None:
+        self.of.receive(self, frame)
 
-    def lines(self) -> Iterator[bytes]:
-        """Yield the whole lines that have arrived; `EOFError` or `OSError` at the end."""
-        while True:
-            try:
-                data = self.connection.recv(BLOCK)
-            except BlockingIOError:
-                return
-            searched = len(self.unread)
-            self.unread += data
-            while (end := self.unread.find(b"\n", searched)) >= 0:
-                line, searched = bytes(self.unread[:end]), 0
-                del self.unread[: end + 1]
-                yield line
-            if not data:
-                raise EOFError
+    def lost(self) -> None:
+        self.of.lose(self)
 
 
 class Calls:
     """All calls that are not answered; `path` returns that of the socket below the root."""
 
-    def __init__(self, root: Root, path: Callable[[], str]) -> None:
+    def __init__(self, loop: Loop, root: Root, path: Callable[[], str]) -> None:
+        self.loop = loop
         self.root = root
         self.path = path
         self.waiting: deque[Call] = deque()
         self.size = 0  # of what waits
-        self.links: dict[int, Link] = {}
+        self.links: list[Carrier] = []
         self.delay = RETRY
         self.retry_at = 0.0
-
-    # for the loop
-
-    def interests(self) -> Iterator[tuple[int, int]]:
-        """Yield descriptors and what to wait for."""
-        for link in self.links.values():
-            yield link.fd, select.POLLIN | (select.POLLOUT if link.unsent else 0)
-
-    def handle(self, fd: int) -> None:
-        """Go on with a connection that is ready."""
-        import json
-
-        link = self.links[fd]
-        try:
-            link.send(b"")
-            for line in link.lines():
-                try:
-                    frame = json.loads(line)
-                except (ValueError, RecursionError):
-                    raise EOFError from None
-                if isinstance(frame, dict):
-                    self.receive(link, frame)
-                    if fd not in self.links:
-                        return
-        except (EOFError, OSError):
-            self.lose(link)
 
     def due(self, now: float) -> float | None:
         """Return in how many seconds there is something to do without any descriptor."""
@@ -177,28 +124,20 @@ class Calls:
         while self.waiting:
             call = self.waiting[0]
             if call.lost is not None and now - call.lost >= LOST_MAX:
-                self.take()
                 message = f"ctxd does not answer for {LOST_MAX:.0f} s, and {UNKNOWN}"
-                call.answered(call, {"type": "error", "code": "ENOTCONN", "message": message})
+                self.first().fail("ENOTCONN", message)
                 continue
             link = self.link_for(call, now)
             if link is None:
                 return
-            self.take()
-            call.link, call.lost = link, None
-            link.calls[call.id] = call
-            try:
-                link.send(call.frame(now))
-            except OSError:
-                self.lose(link)
-
-    # for whoever calls
+            self.first().make(link, now)
 
     def add(self, call: Call) -> None:
         """Make one more call."""
         if len(self.waiting) >= WAITING_MAX or self.size + call.size > SIZE_MAX:
-            message = f"{len(self.waiting)} calls wait: call again when some are answered"
-            call.answered(call, {"type": "error", "code": "EAGAIN", "message": message})
+            call.fail(
+                "EAGAIN", f"{len(self.waiting)} calls wait: call again when some are answered"
+            )
             return
         self.waiting.append(call)
         self.size += call.size
@@ -206,39 +145,30 @@ class Calls:
 
     def cancel(self, call: Call) -> None:
         """Wait no longer for the answer of a call; what it has begun goes on."""
-        link = call.link
-        if link is None:
-            if call in self.waiting:
-                self.waiting.remove(call)
-                self.size -= call.size
-            return
-        link.calls.pop(call.id, None)
-        try:
-            link.send(encode({"op": "cancel", "id": call.id}))
-        except OSError:
-            self.lose(link)
+        if call.link is not None:
+            call.link.calls.pop(call.id, None)
+            call.link.ask(op="cancel", id=call.id)
+        elif call in self.waiting:
+            self.waiting.remove(call)
+            self.size -= call.size
 
-    # connections
-
-    def take(self) -> Call:
-        """Return the first call that waits."""
+    def first(self) -> Call:
+        """Return the first call that waits, which does so no longer."""
         call = self.waiting.popleft()
         self.size -= call.size
         return call
 
-    def link_for(self, call: Call, now: float) -> Link | None:
+    def link_for(self, call: Call, now: float) -> Carrier | None:
         """Return a connection that has room for a call, None if there is none now."""
         if not call.alone:
-            for link in self.links.values():
+            for link in self.links:
                 if not link.alone and len(link.calls) < PENDING_MAX:
                     return link
         if len(self.links) >= LINKS_MAX:
-            for link in self.links.values():
-                if not link.calls:
-                    self.close(link)
-                    break
-            else:
+            unused = next((link for link in self.links if not link.calls), None)
+            if unused is None:
                 return None
+            self.close(unused)
         if now < self.retry_at:
             self.mark_lost(now)
             return None
@@ -248,20 +178,13 @@ class Calls:
             self.put_off(now)
             self.mark_lost(now)
             number = error.errno if isinstance(error, OSError) else error.number
-            if number in (errno.EACCES, errno.EPERM):
-                self.refuse(error)
+            if number in (errno.EACCES, errno.EPERM):  # the caller may not use the socket
+                message = error.strerror if isinstance(error, OSError) else str(error)
+                while self.waiting:
+                    self.first().fail("EACCES", message or "denied")
             return None
-        link = Link(connection)
-        link.alone = call.alone
-        self.links[link.fd] = link
-        return link
-
-    def refuse(self, error: OSError | Failure) -> None:
-        """Answer everything that waits: the caller may not use the socket."""
-        message = error.strerror if isinstance(error, OSError) else str(error)
-        while self.waiting:
-            call = self.take()
-            call.answered(call, {"type": "error", "code": "EACCES", "message": message or "denied"})
+        self.links.append(Carrier(self, connection, call.alone))
+        return self.links[-1]
 
     def put_off(self, now: float) -> None:
         """Try again later, and later each time."""
@@ -274,7 +197,7 @@ class Calls:
             if call.lost is None:
                 call.lost = now
 
-    def receive(self, link: Link, frame: Frame) -> None:
+    def receive(self, link: Carrier, frame: Frame) -> None:
         """Take a frame: the answer of a call, or an error about nobody knows which."""
         link.useful = True
         self.delay = RETRY
@@ -291,7 +214,7 @@ class Calls:
         if link.alone:
             self.close(link)
 
-    def lose(self, link: Link, *, alone: bool = False) -> None:
+    def lose(self, link: Carrier, *, alone: bool = False) -> None:
         """A connection has ended: say again what it has not answered."""
         now = time.monotonic()
         self.close(link)
@@ -306,12 +229,13 @@ class Calls:
             self.waiting.appendleft(call)
             self.size += call.size
 
-    def close(self, link: Link) -> None:
+    def close(self, link: Carrier) -> None:
         """Close a connection."""
-        self.links.pop(link.fd, None)
-        link.connection.close()
+        if link in self.links:
+            self.links.remove(link)
+        link.close()
 
     def end(self) -> None:
         """Close all connections."""
-        for link in list(self.links.values()):
+        for link in list(self.links):
             self.close(link)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import time
 
 from client.arguments import OF
-from client.calls import LOST_MAX, RETRY, RETRY_MAX, WAITS, Call, Calls, encode
+from client.calls import WAITS, Call, Calls
 from client.declaring import Arguments, command
 from client.exits import OK, PIPE_CLOSED, USAGE, Failure
 from client.jsonrpc import (
@@ -20,21 +19,22 @@ from client.jsonrpc import (
     INVALID_PARAMS,
     INVALID_REQUEST,
     NO_METHOD,
-    PARSE_ERROR,
-    Lines,
+    Peer,
     Refused,
-    parse,
+    is_id,
 )
+from client.links import LOST_MAX, RETRY, RETRY_MAX
+from client.loop import POLLPRI, Loop, encode
 from client.output import decode, escape
 from client.root import Root, agent, own_agent, tool
 from client.words import ABOUT_ONE, HINTS, TOOLS, VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any, TypeGuard
 
-    from client.calls import Frame
+    from client.links import Frame
 
     Object = dict[str, Any]
     Key = tuple[type, str | int]
@@ -46,8 +46,6 @@ META = "io.modelcontextprotocol/"
 SUBSCRIPTION = f"{META}subscriptionId"
 NO_VERSION = -32022
 LINE_MAX = 4 << 20  # bytes of a message
-UNWRITTEN_MAX = 8 << 20  # bytes of answers, above which nothing more is read
-PIPE = 4096  # bytes that a pipe takes at once when it takes any
 OPEN_MAX = 2048  # requests that are not answered
 PROGRESS = 5.0  # seconds between two notes of progress
 LAST_LINE_MAX = 500  # characters
@@ -75,11 +73,6 @@ class Request:
         self.told = 0.0  # seconds of the last note of progress
         self.call: Call | None = None
         self.listens = False
-
-
-def is_id(value: object) -> TypeGuard[str | int]:
-    """Return whether a value can be the id of a request, or a token."""
-    return isinstance(value, str | int) and not isinstance(value, bool)
 
 
 def key_of(ident: str | int) -> Key:
@@ -112,18 +105,14 @@ def read_tool(root: Root, name: str) -> Object:
 class Watch:
     """Notices that the caller has other tools than before."""
 
-    def __init__(self, root: Root, name: Callable[[], str]) -> None:
+    def __init__(self, loop: Loop, root: Root, name: Callable[[], str]) -> None:
+        self.loop = loop
         self.root = root
         self.name = name
         self.known: list[str] | None = None
         self.look_at = 0.0
         self.looked = 0.0
         self.fd = -1
-
-    def interests(self) -> Iterator[tuple[int, int]]:
-        """Yield the descriptor of the agent's events, which tell of a new policy."""
-        if self.fd >= 0:
-            yield self.fd, select.POLLPRI
 
     def handle(self) -> None:
         """Look soon: an event has happened, or the daemon has ended."""
@@ -143,6 +132,7 @@ class Watch:
             self.fd = os.open(
                 self.root.join(agent(self.name(), "session/events.jsonl")), os.O_RDONLY
             )
+            self.loop.watch(self.fd, self.handle, POLLPRI)  # events tell of a new policy
             os.pread(self.fd, 1, 0)
             names = self.root.names("tool")
         except (OSError, Failure):
@@ -155,25 +145,30 @@ class Watch:
         """Close the file of events."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
+            self.loop.forget(fd)
             try:
                 os.close(fd)
             except OSError:  # the daemon has ended
                 return
 
 
-class Server:
-    """The protocol: lines come in, `unwritten` goes out."""
+class Server(Peer):
+    """The protocol, with a client."""
 
-    def __init__(self, root: Root, name: str, *, outside: bool) -> None:
+    strict = True
+
+    def __init__(
+        self, loop: Loop, root: Root, name: str, *, outside: bool, read_fd: int = 0
+    ) -> None:
+        super().__init__(loop, read_fd, 1, LINE_MAX)
         self.root = root
         self.outside = outside
         self.given_name = name
-        self.unwritten = bytearray()
         self.requests: dict[Key, Request] = {}
         self.legacy = ""  # the version of the session, once there is one
         self.initialized = False
-        self.calls = Calls(root, self.socket)
-        self.watch = Watch(root, self.name)
+        self.calls = Calls(loop, root, self.socket)
+        self.watch = Watch(loop, root, self.name)
         self.listing: list[Request] = []  # that wait for the daemon
         self.list_at = 0.0
         self.list_delay = RETRY
@@ -190,68 +185,42 @@ class Server:
         """Return the path of the socket below the root."""
         return "ctxd.sock" if self.outside else f"agent/{self.name()}.sock"
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Close all that is open."""
         self.calls.end()
         self.watch.close()
 
     # messages
 
-    def send(self, **message: object) -> None:
-        self.unwritten += encode({"jsonrpc": "2.0", **message})
-
-    def notify(self, method: str, params: Object | None = None) -> None:
-        self.send(method=method, **({} if params is None else {"params": params}))
-
-    def fail(self, error: Object, ident: object = None) -> None:
+    def refuse(self, ident: object, refused: Refused) -> None:
         """Send an error; about nobody knows which request, without an id."""
-        self.send(**({"id": ident} if is_id(ident) else {}), error=error)
+        self.say(**({} if ident is None else {"id": ident}), error=refused.error)
 
-    def answer(self, request: Request, **result: object) -> None:
+    def reply(self, request: Request, **result: object) -> None:
         """Send the result of a request, in the form of its era."""
+        self.requests.pop(key_of(request.id), None)
         if request.modern:
             about = {f"{META}serverInfo": SERVER}
             result = {"resultType": "complete", **result, "_meta": about}
-        self.send(id=request.id, result=result)
+        self.answer(request.id, result)
 
-    def line(self, line: bytes) -> None:
-        """Take one message."""
-        if len(line) > LINE_MAX:
-            about = f"a message may have at most {LINE_MAX} bytes"
-            self.fail({"code": INVALID_REQUEST, "message": about})
-            return
-        if not line.strip():
-            return
-        try:
-            message = parse(line)
-        except ValueError:
-            self.fail({"code": PARSE_ERROR, "message": "this is not JSON"})
-            return
-        if not isinstance(message, dict):
-            self.fail({"code": INVALID_REQUEST, "message": "a message is one JSON object"})
-            return
-        ident, method = message.get("id"), message.get("method")
-        try:
-            if message.get("jsonrpc") != "2.0":
-                raise Refused(INVALID_REQUEST, 'a message has "jsonrpc": "2.0"')
-            if "method" not in message and ("result" in message or "error" in message):
-                return  # an answer, to nothing that was asked
-            if not isinstance(method, str):
-                raise Refused(INVALID_REQUEST, "a message has a method")
-            if "id" not in message:
-                self.take_notification(method, message.get("params"))
-                return
-            if not is_id(ident):
-                raise Refused(INVALID_REQUEST, "an id is a string or an integer")
-            self.take_request(ident, method, message.get("params", {}))
-        except Refused as refused:
-            self.fail(refused.error, ident)
+    def check(self, frame: Object) -> None:
+        if frame.get("jsonrpc") != "2.0" or not isinstance(frame.get("method"), str):
+            raise Refused(INVALID_REQUEST, 'a message has "jsonrpc": "2.0" and a method')
+        if not isinstance(frame.get("params", {}), dict):
+            raise Refused(INVALID_PARAMS, "params is an object")
 
-    def take_notification(self, method: str, params: object) -> None:
+    def serve(self, method: str, params: Object, ident: object) -> None:
+        if is_id(ident):
+            self.take_request(ident, method, params)
+        else:
+            self.take_notification(method, params)
+
+    def take_notification(self, method: str, params: Object) -> None:
         """Take what is not answered, whatever it says."""
         if method == "notifications/initialized" and self.legacy:
             self.initialized = True
-        elif method == "notifications/cancelled" and isinstance(params, dict):
+        elif method == "notifications/cancelled":
             ident = params.get("requestId")
             if not is_id(ident):
                 return
@@ -263,12 +232,10 @@ class Server:
             if request in self.listing:
                 self.listing.remove(request)
 
-    def take_request(self, ident: str | int, method: str, params: object) -> None:
+    def take_request(self, ident: str | int, method: str, params: Object) -> None:
         """Take what is answered, now or later; `Refused`."""
         if key_of(ident) in self.requests:
             raise Refused(INVALID_REQUEST, "a request with this id is not answered yet")
-        if not isinstance(params, dict):
-            raise Refused(INVALID_PARAMS, "params is an object")
         meta = params.get("_meta", {})
         if not isinstance(meta, dict):
             raise Refused(INVALID_PARAMS, "_meta is an object")
@@ -294,7 +261,7 @@ class Server:
     # methods
 
     def ping(self, request: Request, params: Object) -> None:
-        self.answer(request)
+        self.reply(request)
 
     def initialize(self, request: Request, params: Object) -> None:
         wanted = params.get("protocolVersion")
@@ -304,7 +271,7 @@ class Server:
             if not isinstance(params.get(field), dict):
                 raise Refused(INVALID_PARAMS, f"{field} is missing")
         self.legacy = wanted if wanted in LEGACY else LEGACY[0]
-        self.answer(
+        self.reply(
             request,
             protocolVersion=self.legacy,
             capabilities=CAPABILITIES,
@@ -313,7 +280,7 @@ class Server:
         )
 
     def discover(self, request: Request, params: Object) -> None:
-        self.answer(
+        self.reply(
             request,
             supportedVersions=list(MODERN),
             capabilities=CAPABILITIES,
@@ -360,20 +327,24 @@ class Server:
 
     def answered(self, request: Request, frame: Frame) -> None:
         """Answer a call of a tool."""
-        self.requests.pop(key_of(request.id), None)
         call = request.call
         assert call is not None
         if frame.get("type") == "tool":
             output = frame.get("output")
             text = encode(output).decode().rstrip("\n")
             shown = {"type": "text", "text": text}
-            self.answer(request, content=[shown], structuredContent=output, isError=False)
+            self.reply(request, content=[shown], structuredContent=output, isError=False)
             return
         code, reason = str(frame.get("code") or "EIO"), str(frame.get("message") or "failed")
         if code in ("ENOENT", "EACCES") and not self.has_tool(call.name):
-            self.fail({"code": INVALID_PARAMS, "message": f"unknown tool: {call.name}"}, request.id)
+            self.give_up(request, INVALID_PARAMS, f"unknown tool: {call.name}")
             return
-        self.answer(request, content=[{"type": "text", "text": f"{code}: {reason}"}], isError=True)
+        self.reply(request, content=[{"type": "text", "text": f"{code}: {reason}"}], isError=True)
+
+    def give_up(self, request: Request, code: int, message: str) -> None:
+        """Answer a request with an error."""
+        self.requests.pop(key_of(request.id), None)
+        self.refuse(request.id, Refused(code, message))
 
     def has_tool(self, name: str) -> bool:
         """Return whether the caller has a tool, or nobody knows."""
@@ -395,16 +366,14 @@ class Server:
             self.list_delay = min(RETRY_MAX, 2 * self.list_delay)
             for request in [each for each in self.listing if now - each.began >= LOST_MAX]:
                 self.listing.remove(request)
-                self.requests.pop(key_of(request.id), None)
-                self.fail({"code": INTERNAL_ERROR, "message": str(error)}, request.id)
+                self.give_up(request, INTERNAL_ERROR, str(error))
             return
         self.list_delay = RETRY
         self.watch.known = names
         listing, self.listing = self.listing, []
         for request in listing:
-            self.requests.pop(key_of(request.id), None)
             fresh = {"ttlMs": LISTED_MS, "cacheScope": "private"} if request.modern else {}
-            self.answer(request, tools=tools, **fresh)
+            self.reply(request, tools=tools, **fresh)
 
     def tool(self, name: str) -> Object | None:
         """Return a tool, None if it is the caller's no longer."""
@@ -504,48 +473,6 @@ LEGACY_METHODS = {
 }
 
 
-def write_some(unwritten: bytearray) -> None:
-    """Write as much to standard output as it takes without waiting."""
-    poller = select.poll()
-    poller.register(1, select.POLLOUT)
-    while unwritten:
-        ready = poller.poll(0)
-        if not ready:
-            return
-        if not ready[0][1] & select.POLLOUT:
-            raise BrokenPipeError
-        del unwritten[: os.write(1, unwritten[:PIPE])]
-
-
-def serve(server: Server) -> int:
-    """Serve standard input until its end."""
-    lines = Lines(0, LINE_MAX)
-    while True:
-        timeout = server.go_on(time.monotonic())
-        write_some(server.unwritten)
-        poller = select.poll()
-        full = len(server.unwritten) > UNWRITTEN_MAX
-        if server.unwritten:
-            poller.register(1, select.POLLOUT)
-        if not full:
-            poller.register(0, select.POLLIN)
-            for fd, events in (*server.calls.interests(), *server.watch.interests()):
-                poller.register(fd, events)
-        for fd, events in poller.poll(None if timeout is None else 1000 * max(0.001, timeout)):
-            if fd == 0:
-                found = lines.read()
-                if found is None:
-                    return OK
-                for each in found:
-                    server.line(each)
-            elif fd == server.watch.fd:
-                server.watch.handle()
-            elif fd in server.calls.links:
-                server.calls.handle(fd)
-            elif fd == 1 and not events & select.POLLOUT:
-                return PIPE_CLOSED
-
-
 @command("mcp", OF)
 def do_mcp(root: Root, args: Arguments) -> int:
     """Offer the tools of an agent by the Model Context Protocol.
@@ -558,10 +485,13 @@ def do_mcp(root: Root, args: Arguments) -> int:
         raise Failure(f"this is inside the agent {own}: leave out --agent", USAGE)
     if not own and not args.agent and root.present("agent"):
         raise Failure("you are not in an agent: name one with --agent", USAGE)
-    server = Server(root, own or args.agent or "", outside=bool(args.agent and not own))
+    loop = Loop()
+    server = Server(loop, root, own or args.agent or "", outside=bool(args.agent and not own))
     try:
-        status = serve(server)
+        while not (loop.over or 1 in loop.broken):
+            loop.step(most=server.go_on(time.monotonic()))
+        while loop.unwritten and loop.step(reading=False, most=0):  # what is taken at once
+            pass
     finally:
-        server.end()
-    write_some(server.unwritten)
-    return status
+        server.close()
+    return PIPE_CLOSED if 1 in loop.broken else OK

@@ -108,7 +108,8 @@ class Lister(Reader):
         pieces: list[bytes] = []
         offset = 0
         while piece := self.root.call(
-            "agents", lambda _, offset=offset: os.pread(fd, 1 << 20, offset)  # type: ignore[misc]
+            "agents",
+            lambda _, offset=offset: os.pread(fd, 1 << 20, offset),  # type: ignore[misc]
         ):
             pieces.append(piece)
             offset += len(piece)
@@ -154,9 +155,7 @@ class Sampler(Reader):
         self.events: dict[tuple[str, str], Events] = {}
         self.over: set[tuple[str, str]] = set()  # dead agents whose last event is known
 
-    def look_at(
-        self, visible: Sequence[Agent], others: Sequence[Agent], present: Snapshot
-    ) -> None:
+    def look_at(self, visible: Sequence[Agent], others: Sequence[Agent], present: Snapshot) -> None:
         """Say which agents are on the screen, and which others are sorted by what they use."""
         self.visible, self.others, self.present = visible, others, present
 

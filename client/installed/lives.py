@@ -263,9 +263,7 @@ class Histories:
                 place for place, event in enumerate(events) if event.get("type") == "agent.create"
             ]
             parts = zip(begins, [*begins[1:], len(events)], strict=True)
-            self.read[owner, name] = [
-                Life(owner, name, events[begin:end]) for begin, end in parts
-            ]
+            self.read[owner, name] = [Life(owner, name, events[begin:end]) for begin, end in parts]
         return self.read[owner, name]
 
     def events(self, owner: str, name: str) -> Iterator[dict[str, Any]]:

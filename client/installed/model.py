@@ -192,9 +192,7 @@ def wanted(snapshot: Snapshot, view: View) -> set[str]:
     return shown
 
 
-def lines(
-    snapshot: Snapshot, view: View, usage: Mapping[tuple[str, str], Usage]
-) -> list[Line]:
+def lines(snapshot: Snapshot, view: View, usage: Mapping[tuple[str, str], Usage]) -> list[Line]:
     """Return the agents as the lines of a tree."""
     shown, by = wanted(snapshot, view), order(view, usage)
     seen: set[str] = set()

@@ -41,8 +41,10 @@ class Picture:
         self.names = [shortened(escape(row.label), 44) for row in rows]
         self.fates = [shortened(escape(row.fate), 60) for row in rows]
         self.actors = actors_of(rows)
-        labels = [len(name) * CHAR + INDENT * depth(row) for name, row in zip(
-            self.names, rows, strict=True)]
+        labels = [
+            len(name) * CHAR + INDENT * depth(row)
+            for name, row in zip(self.names, rows, strict=True)
+        ]
         labels += [len(actor) * CHAR for actor in self.actors]
         self.left = MARGIN + 14 + max(LABEL[0], min(LABEL[1], max(labels)))
         fates = max(len(fate) * CHAR for fate in self.fates)

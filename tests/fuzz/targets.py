@@ -17,8 +17,8 @@ from typing import Any, Final, cast
 
 import trio
 
-from client.jsonrpc import Lines
-from client.mcp import LINE_MAX, Server
+from client.loop import Loop
+from client.mcp import Server
 from client.root import Root
 from ctxfs.declared import parse as parse_declaration
 from ctxfs.tools import registry
@@ -210,17 +210,17 @@ def frames(data: bytes) -> None:
 def mcp_lines(data: bytes) -> None:
     """What a client says to ``ctx mcp`` while there is no daemon: each answer is one of the
     protocol, and nothing else comes of it."""
-    server = Server(Root(str(_scratch() / "none")), "x", outside=False)
-    lines = Lines(-1, LINE_MAX)
+    loop = Loop()
+    server = Server(loop, Root(str(_scratch() / "none")), "x", outside=False, read_fd=-1)
     size = data[0] + 1 if data else 1
     for piece in (*(data[i : i + size] for i in range(1, len(data), size)), b"\n"):
-        for heard in lines.add(piece):
-            server.line(heard)
-    for line in server.unwritten.splitlines():
+        for heard in server.lines.add(piece):
+            server.take(heard)
+    for line in loop.unwritten.get(1, b"").splitlines():
         said = json.loads(line)
         assert said["jsonrpc"] == "2.0"
         assert ("method" in said) + ("result" in said) + ("error" in said) == 1, said
-    server.end()
+    server.close()
 
 
 def run(name: str, data: bytes) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from client.acp import Editor, Session, Source, recipe_files, text_of_prompt
 from client.exits import Failure
-from client.jsonrpc import Loop, Refused
+from client.jsonrpc import Refused
+from client.loop import Loop
 from client.recipes import find
 from client.root import Root
 from tests.unit.client.fakes import (
@@ -224,7 +225,7 @@ def test_what_was_closed_while_nobody_answered_is_not_opened_again(
     session = Session(editor, "x", "default")  # which tries for the first time
     for closed in (False, True):
         session.watch.over = False
-        session.watch.retry()
+        session.watch.lost()
         if closed:
             session.watch.end()
         (_, again), loop.times = loop.times[0], []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from client.declaring import Command
 from client.commands import GROUPS, all_commands
+from client.declaring import Command
 from tests.unit.client.fakes import FakeRoot, Run
 
 

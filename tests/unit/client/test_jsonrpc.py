@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from client import jsonrpc
+from client import jsonrpc, loop
 from client.exits import Failure
-from client.jsonrpc import Lines, Loop, Peer, Refused
+from client.jsonrpc import Peer, Refused
+from client.loop import Lines, Loop
 
 
 class Pipes:
@@ -55,10 +56,6 @@ class Echo(Peer):
             raise Failure("it failed")
         if ident is not None:
             self.answer(ident, {"method": method, **params})
-
-    def end(self) -> None:
-        self.loop.over = True
-
 
 @pytest.fixture
 def pipes() -> Iterator[Pipes]:
@@ -171,7 +168,7 @@ def test_a_line_that_is_too_long_is_refused(pipes: Pipes) -> None:
 def test_nothing_is_read_while_nobody_reads(
     pipes: Pipes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jsonrpc, "BACKLOG_MAX", 1000)
+    monkeypatch.setattr(loop, "BACKLOG_MAX", 1000)
     os.write(pipes.to_peer, b'{"id":1,"method":"x"}\n')
     pipes.loop.write(pipes.write_fd, b"y" * (1 << 20))
     while select_writable(pipes.write_fd):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from client.declaring import Command
 from client.commands import CHAPTERS, GROUPS, all_commands
+from client.declaring import Command
 
 PAGE = Path(__file__).parents[3] / "man" / "ctx.1"
 COMMANDS = {command.name: command for command in all_commands()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import subprocess
 import threading
@@ -19,7 +18,7 @@ import pytest
 
 from client import calls, mcp
 from client.calls import Call, Calls
-from client.jsonrpc import Lines
+from client.loop import Loop
 from client.mcp import LINE_MAX, Server
 from client.root import Root
 from tests.unit.client.fakes import FakeRoot, Run, eventually
@@ -133,13 +132,29 @@ def tools(root: FakeRoot) -> FakeRoot:
     return root
 
 
+class Heard(Loop):
+    """A loop that keeps what is said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said = bytearray()
+
+    def write(self, fd: int, data: bytes) -> None:
+        if fd == 1:
+            self.said += data
+        else:
+            super().write(fd, data)
+
+
 class Talk:
     """A server in this process, in one version; what it says is checked."""
 
     def __init__(self, root: FakeRoot, version: str, *, begun: bool = True) -> None:
-        self.server = Server(Root(str(root.path)), "x", outside=False)
-        OPENED.append(self.server.end)
-        self.lines = Lines(-1, LINE_MAX)
+        self.loop = Heard()
+        self.server = Server(self.loop, Root(str(root.path)), "x", outside=False, read_fd=-1)
+        self.loop.forget(-1)
+        OPENED.append(self.server.close)
+        self.lines = self.server.lines
         self.version = version
         self.methods: dict[Any, str] = {}
         if begun and version != MODERN:
@@ -158,10 +173,12 @@ class Talk:
 
     def hear(self, data: bytes) -> None:
         for line in self.lines.add(data):
-            self.server.line(line)
+            self.server.take(line)
+        while self.loop.unwritten and self.loop.step(reading=False, most=0):
+            pass
 
     def said(self) -> list[Message]:
-        data, self.server.unwritten = bytes(self.server.unwritten), bytearray()
+        data, self.loop.said = bytes(self.loop.said), bytearray()
         messages = [json.loads(line) for line in data.splitlines()]
         for each in messages:
             check(each, self.methods.get(each.get("id"), ""), self.version)
@@ -176,12 +193,7 @@ class Talk:
         while len(heard) < count:
             assert time.monotonic() < deadline, heard
             due = self.server.go_on(time.monotonic())
-            poller = select.poll()
-            for fd, events in self.server.calls.interests():
-                poller.register(fd, events)
-            for fd, _ in poller.poll(1000 * min(0.05 if due is None else due, 0.05)):
-                if fd in self.server.calls.links:
-                    self.server.calls.handle(fd)
+            self.loop.step(most=min(0.05 if due is None else due, 0.05))
             heard += self.said()
         return heard
 
@@ -499,7 +511,7 @@ def test_a_daemon_that_stays_away_is_told(
 
 
 def test_it_waits_longer_each_time(tools: FakeRoot) -> None:
-    made = Calls(Root(str(tools.path)), lambda: "agent/x.sock")
+    made = Calls(Loop(), Root(str(tools.path)), lambda: "agent/x.sock")
     made.add(Call("Fresh", {}, lambda call, frame: None))
     delays = []
     for _ in range(6):
@@ -533,11 +545,7 @@ def test_a_connection_that_ends_at_once_is_not_made_again_at_once(tools: FakeRoo
     began = time.monotonic()
     while time.monotonic() < began + 0.5 or len(daemon.connections) < 2:
         due = talk.server.go_on(time.monotonic())
-        poller = select.poll()
-        for fd, events in talk.server.calls.interests():
-            poller.register(fd, events)
-        for fd, _ in poller.poll(1000 * min(due or 0.05, 0.05)):
-            talk.server.calls.handle(fd)
+        talk.loop.step(most=min(due or 0.05, 0.05))
     assert 2 <= len(daemon.connections) <= 5
 
 
@@ -604,7 +612,7 @@ def test_an_event_of_the_agent_makes_it_look(tools: FakeRoot) -> None:
     talk = Talk(tools, LEGACY[0])
     watch, now = talk.server.watch, time.monotonic()
     talk.server.go_on(now)
-    assert list(watch.interests()) and watch.look_at == now + 30
+    assert watch.fd in talk.loop.readers and watch.look_at == now + 30
     watch.handle()
     assert watch.look_at <= time.monotonic() + 1.0
     make_tool(tools, "Later")
@@ -690,18 +698,18 @@ def test_hostile_lines_end_in_errors(tools: FakeRoot) -> None:
     talk = Talk(tools, MODERN)
     for number, line in enumerate(hostile_lines(1, 10_000)):
         talk.hear(line + b"\n")
-        for answer in talk.server.unwritten.splitlines():
+        for answer in talk.loop.said.splitlines():
             said = json.loads(answer)
             assert said["jsonrpc"] == "2.0" and ("method" in said) is ("id" not in said and
                                                                       "error" not in said)
-        talk.server.unwritten.clear()
+        talk.loop.said.clear()
         if number % 1000 == 0:  # what is still open is given up
             for each in list(talk.server.requests.values()):
                 talk.say({"jsonrpc": "2.0", "method": "notifications/cancelled",
                           "params": {"requestId": each.id}})  # fmt: skip
     for each in list(talk.server.requests.values()):
         talk.server.take_notification("notifications/cancelled", {"requestId": each.id})
-    talk.server.unwritten.clear()
+    talk.loop.said.clear()
     assert "result" in talk.ask("server/discover")[0]
     daemon.die()
 
