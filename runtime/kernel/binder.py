@@ -21,6 +21,8 @@ from runtime.kernel.spawn import Spawner
 log = logging.getLogger("ctxd.binder")
 
 _ANSWER_MAX: Final = 16
+#: the connection of the filesystem to the daemon, which ends, or begins anew: nobody waits then
+_GONE: Final = (errno.ECONNABORTED, errno.ENOTCONN)
 
 
 class Binder:
@@ -76,7 +78,10 @@ class Binder:
                     await self._begin_another()
                     answer = await self._answer(request)
         data, ancillary = answer or (str(errno.EPIPE).encode(), [])
-        if error := int(data):
+        error = int(data)
+        if error in _GONE:
+            await trio.sleep_forever()
+        if error:
             raise OSError(error, os.strerror(error), f"{directory}/{name}")
         fds = array.array("i")
         for level, kind, content in ancillary:
