@@ -30,6 +30,16 @@ the kernel was told the size, which is an older one if the read began before the
 One hole is the kernel's: it takes a new size and drops the pages of before in two steps. Who reads
 between them, while another reader that began before the change has just filled a page, gets that
 page cut to the new size, or with zeros. The next read is right.
+
+Nothing is kept of values that change by themselves, and no pages of what may turn private: the
+kernel serves pages to every process with a descriptor, even if it lost its rights. Sockets are
+looked up each time, since connect(2) does not walk again. Below a private name, everything is kept
+again.
+
+Pages are kept only for those who open a value that has lasted for a second. A read that pages
+answer does not come to the daemon, which so takes the open for the first read. If poll(2) reports
+the same version twice, the reader was answered from a page that another reader had filled: the
+page is dropped once more.
 """
 
 from __future__ import annotations

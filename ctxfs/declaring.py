@@ -2,6 +2,9 @@
 
 Every step is one that an operator takes: ``mkdir``, writes of files, verbs, through the same
 nodes and so under the same rules.
+
+An agent remembers which file declared it, and what that said. So a file is compared with what it
+said before, not with what operators have written since.
 """
 
 from __future__ import annotations

@@ -4,6 +4,10 @@ Whoever else wants the lock waits too, in the kernel, where no order of service 
 threads that merely queue are a lock on everybody. So the lock decides how soon an operation is
 answered, what it may wait for, and what an owner meets that has used up its time. The locks are
 those of Linux (Documentation/filesystems/locking.rst, fs/fuse); a test reads the handlers.
+
+Who waits for such a lock cannot even be killed. Any number of requests may wait for what the rows
+list, so requests that wait hold up nobody else. What is asked of a ``ctl`` is always answered in
+the step that reads it: root's ``kill`` waits for its lock behind everybody who may write there.
 """
 
 from __future__ import annotations

@@ -4,6 +4,17 @@ The filesystem itself is mounted below the shared runtime directory, where
 living sandboxes see it again after a restart; the mount point that users know
 is a bind of it. Without root fusermount3(1) mounts, for the daemon's user alone,
 and the mount point is a symbolic link.
+
+The mount point is below a shared tmpfs that sandboxes bind, and the name that users know is a link
+in sandboxes. So a filesystem that is mounted again after a crash reaches living sandboxes. The
+FIFOs of ``wait`` are on that tmpfs: on the FUSE mount, waiters would hang when the daemon dies.
+
+No thread of the daemon ever makes a request to its own mount: a daemon that was killed at that
+moment could never exit. The guard asks it, as any caller would (guard.c). If no answer comes, a
+thread of the daemon logs the pending requests and what every thread does. It looks while it has
+Python's lock, so that no other thread runs: a handler of a signal would need no lock, but looked
+at calls that went on meanwhile, and crashed. A daemon that then notices the end of the connection
+executes itself again: the same process and a new mount.
 """
 
 from __future__ import annotations

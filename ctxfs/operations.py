@@ -3,6 +3,11 @@
 Nothing is decided here. Every operation goes through one boundary, which
 keeps the reason for the caller and turns any error into an errno: pyfuse3 ends
 the daemon on everything else.
+
+The way of a request: the kernel, this module, ``Filesystem.node`` for the inode, a node
+(``tree.rownodes``, ``tree.folders``), the functions of its row (``files``), ``runtime``. An inode
+number is computed from object, layout and row, so that ten thousand agents cost rows in a table
+and no objects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Why calls failed: the last line for each caller and each agent, and what was refused lately."""
+"""Why calls failed: the last line for each caller and each agent, and what was refused lately.
+
+Refusals are not events: an agent could fill its own history and others' with them. The daemon
+keeps the latest of each caller in memory for ``ctx audit``, and logs them, up to a number per
+second for each caller and owner.
+"""
 
 from __future__ import annotations
 

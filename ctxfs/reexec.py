@@ -6,6 +6,23 @@ disk has is saved by a table of parts. The program that is executed restores it 
 takes over the agents as after a crash, and reads on. Callers wait in the kernel meanwhile.
 
 What is acknowledged is committed before. So a daemon that dies in between is one that crashed.
+
+The moment is when the binder is idle, no request is read, none is at hand, no call of a tool
+changes anything, no thread tells the kernel anything, and the launcher is idle. Then everything is
+saved and the program executed in one step of the loop. A thread that has the kernel drop pages may
+wait for a read that nobody reads any more: so after a while, reading goes on for a moment before
+the next attempt.
+
+- Operations that stay (``wait``, ``resume``, ``send``, blocking calls) are begun again with the
+  ``progress`` that their handlers note before they say something. A frame counts as said once it
+  is among what is ``unsent``, which passes too.
+- Signals are blocked until the next program can handle them.
+- Reading begins when agents are taken over, so that nobody meets an agent that is not; or before,
+  if a socket has to be bound.
+- The kernel is told to forget attributes and pages of computed inodes: another program may show
+  other things. Names stay, as numbers do.
+- Clients wait on FIFOs, which the kernel implements, with poll(2), and on sockets; so nothing of
+  theirs is lost.
 """
 
 from __future__ import annotations

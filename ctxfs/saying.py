@@ -1,4 +1,10 @@
-"""Verbs that are said at a socket, as to the ``ctl`` of an agent or a task."""
+"""Verbs that are said at a socket, as to the ``ctl`` of an agent or a task.
+
+The lock of a ``ctl`` may be held for ever by somebody else's doing, as by a write to it from a
+page of a user's own FUSE filesystem. So the daemon's socket has a second name in the runtime
+directory, and ``ctx`` says verbs there. No lock of an inode, lane or account is in that way, and
+the client finds it without asking the filesystem for anything.
+"""
 
 from __future__ import annotations
 

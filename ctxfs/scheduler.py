@@ -6,6 +6,11 @@ served in turn, and the agents of each owner in turn.
 
 What the kernel asks with a lock does not wait (``locks``): others wait for that lock, and the
 kernel sends nothing for them yet. Of those at most one is read in a pass of the loop.
+
+Reads have a line of their own for each agent: what a write waits for, such as the page that it is
+written from, is never behind other writes. Requests that wait are on their owner's account of
+memory. The kernel is told to send as many requests of readahead as it can, and they are served in
+turn; by itself it sends a dozen at once for all owners.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""What systemd is told while the daemon runs: that the event loop turns, and what there is."""
+"""What systemd is told while the daemon runs: that the event loop turns, and what there is.
+
+Who hangs cannot say so. A task of the loop sends the keep-alives: they say that the loop turns,
+and nothing of the mount, which the guard asks (guard.c). systemd's time is longer than the guard
+needs, so it ends only a daemon that the guard does not.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""What a tool is: a row that is called with one JSON object and answers with one."""
+"""What a tool is: a row that is called with one JSON object and answers with one.
+
+The handler of a tool walks the nodes as its caller (``ctxfs.tools.paths``): it does what the files
+would do, or combines several steps on a plane into one change. Sockets get one function that calls
+tools by name, because ``runtime`` does not know them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""What the tree stands on: the runtime, and the daemon's own parts that nodes use."""
+"""What the tree stands on: the runtime, and the daemon's own parts that nodes use.
+
+The functions of a row receive the ``Base`` and the row's object, and nothing from above. Only the
+roof knows all planes: ``ctxfs.filesystem`` finds the node of an inode number, and
+``ctxfs.forgetting`` the inodes that show what changed.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
 A plane says once where its objects are, which agent they belong to and who sees them. An
 inode number is computed from the plane, the index of the object and the number of the row
 (``numbers``), so that ten thousand agents cost no objects.
+
+A layout holds everything in which kinds of objects differ. To add one, write a subclass of
+``Layout`` and list it in ``ctxfs.filesystem.LAYOUTS``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Open files of rows: rendered, staged, verbs, documents, histories, output, inlets."""
+"""Open files of rows: rendered, staged, verbs, documents, histories, output, inlets.
+
+A type of row is opened here by its fields. A control stages what is written: a complete line is
+checked at once, so that ``echo`` fails, and flush commits the whole. An open file that keeps
+something between requests needs ``save`` and ``restore`` (``ctxfs.reexec``); a test looks for what
+such files keep.
+"""
 
 from __future__ import annotations
 

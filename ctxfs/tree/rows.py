@@ -3,6 +3,14 @@
 Lookup, listing, mode bits, permission checks and the tables of ctxfs(5) all come from the
 rows. Each kind has the fields that mean something for it; ``openfiles`` opens it by them. A row
 is generic in the class of the objects of its layout.
+
+A new file is one new row, and a number in ``numbers``. Verbs are rows too (``ctxfs.files.verbs``),
+and one table has the statuses that they change (``runtime.records.lifecycle``).
+
+Everything whose cost grows with its size has a maximum here or in its parser: lines of a policy,
+values in a JSON text, the length of a line, entries of a list. A generated file has size 0, as in
+procfs: stat(2) generates nothing, and a read generates what it shows. One write takes a limited
+number of lines; it is then short (write(2)), and the writer goes on.
 """
 
 from __future__ import annotations

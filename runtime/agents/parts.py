@@ -1,4 +1,10 @@
-"""All that there is of agents but their processes, put together."""
+"""All that there is of agents but their processes, put together.
+
+A module that reacts to others subscribes to them: waits to queued messages and to the ends of work
+items, accounts and caches to the journal. Objects are made in the order in which they need each
+other, here, in ``runtime.runtime`` and in ``ctxfs.daemon``. The sockets come last, because they
+call the tools.
+"""
 
 from __future__ import annotations
 

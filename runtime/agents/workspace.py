@@ -22,6 +22,24 @@ lasts as long as the commits do, is on the disk of the user that pays for these,
 by the parent's view alone, and git looks for nothing there. The child has its ``git``
 at ``common/ctx``: so its siblings' are covered, and its own children get theirs in
 the same way, one level further down.
+
+Three things pass between the two repositories:
+
+- Objects, downwards: ``objects/info/alternates`` and read-only mounts name every object directory
+  that the parent has or borrows, eldest first. Git reads the alternates of each in turn, and gives
+  up at the seventh link of a chain; in this order it has nothing left to read there. The branch in
+  the parent's repository protects the objects from ``git gc``.
+- One commit id, upwards: gather.c reads it from the child's repository without following links,
+  with the parent's ids, in its view and its cgroup: the daemon resolves no path of an agent.
+- Objects, upwards: git packs them from the repository of ours and indexes them in the parent's.
+  Git does not check the hashes of objects that it finds; ``index-pack`` computes all of them. A
+  forged object arrives under its true name, and the object that it replaced is missing. The branch
+  moves, with its old value given, if everything that it needs is there and the move loses nothing.
+
+Our git never reads the child's index, attributes or refs. The child's configuration is ours. An
+index of ours decides what is clean. The child's files have an empty file in place of ``.git``,
+which only the child's view covers with one that leads to its repository: so the parent's git does
+not start there by accident and obey what the child left.
 """
 
 from __future__ import annotations

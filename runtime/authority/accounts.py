@@ -4,6 +4,12 @@ An owner is a uid; all its agents share its accounts, whichever agent made them,
 children do not multiply what one may have. Of each account a tenth is kept for the
 owner's operators, and of all accounts together a tenth for operators of uid 0 (of a
 daemon without root: for its user): agents that took all there is can still be stopped.
+
+A caller in an agent charges the agent's owner, a caller outside its own uid. Open files and
+connections are charged until they are closed, files of ``artifact/`` that the kernel knows until
+it forgets them, texts above a kilobyte as memory, rows of the store as disk. Lines of the log are
+limited where they are written (``runtime.kernel.daemonlog``). Monitors are in no agent's cgroup
+but in one of their owner's, with limits that follow from their allowed number.
 """
 
 from __future__ import annotations

@@ -3,6 +3,13 @@
 An agent's effective policy is its own within what its parent may use or
 delegate, all the way up. It is looked at when it is asked for, so that what an
 ancestor loses is lost below at the next check.
+
+What is computed is valid while its text and the policies above are the same objects; so there is
+no copy below to update or to forget. What a child is given is checked when it is written and again
+at the start. It cannot exceed its parent's view, because its sandbox is made inside the parent's.
+Durable trees do not come from that view (``runtime.cell.trees``): what the lines of the family
+hide or narrow of them is compared here, as paths are written. What a parent's table hides behind a
+link of that view, this does not know; the policy is the bound that counts.
 """
 
 from __future__ import annotations

@@ -3,6 +3,11 @@
 A helper measures it (``runtime.kernel.walker``), now and then and soon after much was written;
 what requests wrote since is added at once. Removing makes room at once, too. What the filesystem
 has left is looked at every second: of what owners have and that, a tenth is kept for root.
+
+An owner whose trees take long, or whose agent holds the lock of a directory, delays no other's
+measure. A tree that was not walked to its end, or was moved meanwhile, counts for what was found
+and for no less than before. An owner over its account can create, write and start nothing; it can
+always read, remove and end.
 """
 
 from __future__ import annotations

@@ -2,6 +2,16 @@
 
 Writes of files, ``mkdir`` and ``rmdir``, verbs and the operations of sockets are decided by
 guards and by nothing else that knows callers or statuses; the manual is made of the same.
+
+An operation that is called from elsewhere asks the same guard again. What a guard does not decide:
+
+- Values: it judges before the daemon knows what is written. What a line may say, also by which
+  caller or for which agent, is the parser's matter. A start parses again what was written before,
+  because a parent may have less now.
+- Quotas: how much there may be is the accounts' matter, and is counted when the change is made,
+  with all that the change makes.
+- The moment: some things only the runtime knows, and only when it acts: that a run has just ended,
+  that the kernel refuses, that a parent's cell cannot run git now.
 """
 
 from __future__ import annotations

@@ -2,6 +2,12 @@
 
 A caller that cannot be resolved has no rights, uid 0 included. Names are not
 identities: a caller is bound to an incarnation, and checked again at every use.
+
+Uids cannot identify, since agents share their user's. An operator is a caller in no agent's cgroup
+with uid 0 or the owner's. Socket peers are resolved in the same way, with a pidfd against PIDs
+that are used again. Open files and connections are bound to the incarnation that opened them,
+since names are reused and descriptors can be passed on. A caller below the daemon's root that is
+in no agent has no rights, whatever its uid.
 """
 
 from __future__ import annotations

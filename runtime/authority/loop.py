@@ -1,4 +1,15 @@
-"""What the event loop costs: how long its steps are, and how late others are for them."""
+"""What the event loop costs: how long its steps are, and how late others are for them.
+
+One loop serves everybody, so no call may take more than 50 ms of it; a test tries each row, tool
+and operation with the largest contents that there may be (tests/adapter/test_cost.py). What is
+longer by its nature is done in pieces (``Gentle``): all agents of an owner together get a fifth of
+the loop for it. The disk is waited for outside of the loop.
+
+Each step of a handler charges its processor time to its caller's owner. The requests of an owner
+over its account are late (``Late``) or refused, as ``ctxfs.locks`` says of each. So many of an
+owner sleep, and any beyond take turns: the loop serves one for each owner in a pass, so that
+others are answered between any two. Operators are always served.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,27 @@ daemon into the cell (``Plan``). A program of our own drops privileges, then
 builds the view (view.c); a child's steps first enter its parent's namespaces,
 so that what the parent cannot see cannot be named. Whatever runs in there is
 executed by descriptor: what lies at a path of the view is the parent's choice.
+
+Nothing from the view runs in place of our programs, and no loader or library of it with more
+rights than the agent's. Agents cannot read the files of ``view`` and ``keeper``, so that they
+cannot trace the resulting processes. The kernel's structure, not a check that could be forgotten,
+keeps a child within its parent: what the parent cannot see has no name in the child, read-only
+stays read-only, no network stays no network, and when the parent's PID 1 exits, the kernel kills
+the child's.
+
+Parent and child do not share the root itself. It is a small filesystem made by the runtime, which
+its agent may change, including the links through which programs start (``/lib64``). A child gets a
+new root like its parent's, with the same mounts. A ``root`` that somebody configured is used
+unchanged.
+
+A view has the mounts that existed when it was built. A later mount would appear as on the host,
+writable and with devices, even below a read-only path. There are two exceptions: the shared
+directory, where the filesystem may be mounted again, and the host's tree with ``iso=shared``.
+
+A detached child must outlive the parent's PID 1, so its view is staged: ``stage`` joins only the
+mount namespace of the parent's keeper, clones there what the child is to have, and returns. From
+then on the child starts like a root agent. The parent's policy and mount table of that moment are
+recorded as the child's bound, since the parent may be gone later.
 """
 
 from __future__ import annotations

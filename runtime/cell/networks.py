@@ -3,6 +3,22 @@
 A network is a Unix socket of the operator's, with a name (``Config.networks``). The keeper of a
 cell listens for it inside (keeper.c), a relay outside copies (relay.c). What the daemon tells
 relays, and what they count, is in a file for each incarnation, which outlives both (counters.h).
+
+No network namespace, address or rule of a firewall is needed to give an agent one socket and
+nothing else::
+
+    program -> 127.0.0.1:PORT | /run/ctx/net/NAME -> relay -> the operator's socket
+              of the cell, the keeper's listeners   outside, in the agent's cgroup
+
+The keeper binds both before the program starts, and hands the listening sockets to whoever
+connects to a socket of the daemon's that it was given. So a relay can be killed and replaced, by
+this daemon or the next, and programs that connect meanwhile wait in the kernel's queue. A port of
+a cell's own loopback is reached from that cell only; the Unix socket could be handed to a child as
+a descriptor, so the relay looks at the cgroup of each peer.
+
+Each incarnation has a file of counters. A relay maps that of its agent and those of all agents
+above, and adds to each. So the subtree's sum and its limit hold without the daemon, and children
+that are gone have been counted.
 """
 
 from __future__ import annotations

@@ -4,6 +4,13 @@ A run outlives the daemon that started it, so that its monitor may be older than
 younger. A record says first in which version of the form it is written; one that says nothing is
 of version 0. Lines of a kind that is not known are passed over, whatever the version. A version
 that is higher than ours says that known lines mean something else: such a run counts as lost.
+
+The record is in the runtime directory, not on the disk of the state: a full disk cannot lose an
+end. A monitor creates it exclusively. If a crash interrupted a start, the next daemon starts again
+only if there is no record, so never twice. Everything that a daemon knows of a run is in the
+record (by inotify) and in the cgroup, so the same code leads an agent that it started and one that
+it adopted. An exit status is a claim: an agent is dead when its cgroup is empty and everything it
+owns is dead.
 """
 
 from __future__ import annotations

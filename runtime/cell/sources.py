@@ -2,6 +2,13 @@
 
 The daemon resolves no such path itself, neither with its rights nor in its loop: look.c does,
 with the ids of the writer, in the view that the path belongs to, for a second at most.
+
+The agent's record keeps the path without links, with device, inode and boot. ``stage`` and
+``view`` open that path without following links, and compare. Agents share their owner's uid:
+without this check, a process that may write a directory would decide what the next agent gets. One
+call resolves all paths of a write. The helper walks a cell's tree from ``/proc/KEEPER/root`` and
+joins none of its namespaces: so it sees owners as the host does, and no agent can make a link that
+appears to belong to uid 0.
 """
 
 from __future__ import annotations

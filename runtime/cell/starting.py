@@ -1,4 +1,23 @@
-"""Starting a run: from the agent's record to a monitor that is born."""
+"""Starting a run: from the agent's record to a monitor that is born.
+
+A start is a chain, since each step needs what the one before it made::
+
+    daemon -> launcher -> monitor -> [lend] -> [stage] | enter -> view -> keeper -> program
+
+The launcher starts a process in its cgroup. The monitor keeps the output and writes the record: it
+exists exclusively before anything runs, so that a run starts once. ``lend`` clones the mounts of
+durable trees. ``stage`` opens mount sources for root agents and detached children, with the ids of
+the user who may name them; for other children ``enter`` joins the namespaces of the parent's
+keeper. ``view`` takes the agent's ids, drops every right and only then touches a path; it builds
+the root, and becomes the keeper, PID 1 of the cell. The keeper filters system calls and starts the
+program, which has descriptors 0 to 2 and the environment of ctxfs(5), nothing else. The head of
+each program says what it is told.
+
+No step needs ``setpriv`` or ``bwrap``: tests/system/test_authority.py compares what is left of
+rights with what setpriv(1) leaves. The programs are static programs of musl, since each start
+executes three of them. Almost nothing in the chain sleeps, so only less work makes it faster
+(bench/README.md).
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,14 @@ Processes live in leaves only. Agents' processes are below ``user-UID/agent-NAME
 in a cgroup ``own`` (``Cgroup.make_own``), the monitors of an owner's agents in
 ``user-UID/monitor``, what helps the daemon in ``helper``, and the daemon with its binder and
 guard in its own cgroup, alone.
+
+The cgroup ``own`` is the root of its program's cgroup namespace. The program can open directories
+from there on and hold their locks, and if they belong to its uid, make others and change their
+limits. The leaf itself it cannot reach: there the daemon bounds what is below to a dozen, freezes,
+kills, and reads whether anybody lives. Nobody else can list the directories in which the daemon
+makes cgroups (0711), so nobody holds their locks. The daemon enters no ``own``; a helper does
+(``sweeper``). SIGKILL needs none: the daemon writes ``cgroup.kill``, first where nothing else is
+asked for, else when the grace is over or the helper cannot tell.
 """
 
 from __future__ import annotations

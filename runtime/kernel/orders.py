@@ -7,6 +7,14 @@ with is a list of its arguments, in which the command after that has its number 
 
 What programs answer has other forms, each told where it is written: it is read by one caller, and
 in one case (the record of a run) by later versions of the daemon.
+
+A program reads all its orders before it acts, and does nothing if they are damaged. A process that
+outlives the daemon gets no orders later, because the next daemon may be of another version. It
+gets signals (the keeper), sees the daemon's FIFO, is sent bytes at a socket (the monitor,
+inlet.h), and writes the run's record. Socket and record state their versions.
+
+Programs in C and in Python share numbers, never names of constants: their C libraries number some
+of them differently (``SIGRTMIN``), and a test compares all that both name.
 """
 
 from __future__ import annotations

@@ -3,6 +3,20 @@
 What differs between the two is asked for here, or follows from ``rootless``.
 Without root every agent has the daemon's own ids, for no process may take
 others, and that user's processes outside all agents are what root is elsewhere.
+
+- Agents have the daemon's uid, so there are no ids to drop, only ways to gain rights. Elsewhere
+  the uid keeps root's files from agents; here the view does. The shared directory is read-only in
+  sandboxes except for the filesystem below it, and standard input is a sealed copy of the task.
+- A keeper is not dumpable, so neither its agent nor another process of the uid can trace it.
+  ``enter`` can still join its namespaces: the owner of a user namespace has all capabilities in it
+  from outside, and the agent is inside.
+- ``stage`` makes a user namespace in which to bind. The host's mounts are locked in there, so it
+  covers procfs, cgroupfs and the daemon's directories, where root removes them.
+- ``fusermount3`` mounts, and the mount point is a link, since a bind mount needs root. The shared
+  directory is not a mount of its own: whether a filesystem that is mounted again reaches living
+  sandboxes depends on the mount it is on, which systemd makes shared. The guard aborts the
+  connection through fusectl.
+- An agent can make more cgroups in its own (``runtime.kernel.cgroups``).
 """
 
 from __future__ import annotations

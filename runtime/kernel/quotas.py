@@ -2,6 +2,9 @@
 
 A project is a number that files have beside their owner, and that what is made in a directory
 inherits (ioctl_xfs_fsgetxattr(2)). Each owner has one for all of its trees.
+
+The limit of a project is what the trees have and the account has left, set anew when that moves by
+a sixteenth of the account. What walks the trees gives all that is there to the project (walk.c).
 """
 
 from __future__ import annotations

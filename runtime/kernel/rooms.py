@@ -1,4 +1,8 @@
-"""How much output the monitors of an owner may keep: a file that they all map (room.h)."""
+"""How much output the monitors of an owner may keep: a file that they all map (room.h).
+
+Monitors add what they keep to one number, and drop what is over what the daemon last set. The file
+outlives both.
+"""
 
 from __future__ import annotations
 

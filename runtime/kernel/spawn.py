@@ -3,6 +3,12 @@
 A process is born in the cgroup that it is given, gets an environment and descriptors, and
 inherits nothing else. Its program is one of the host or of ours, named by an absolute path;
 no path is looked up in the view of an agent.
+
+A caller outside of every agent is an operator, so the cgroup in which a process is born decides
+what it may do. The daemon's own cgroup has only the daemon, binder and guard, and nothing else
+even briefly: in every test that runs a daemon, tests/worlds/membership.py looks who was there, by
+the kernel's events. The launcher serves owners in turn: however many starts an owner requests,
+another owner waits for one of each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,15 @@
-"""End an agent and everything it owns (ctxfs(5), When a parent ends)."""
+"""End an agent and everything it owns (ctxfs(5), When a parent ends).
+
+A living daemon leads the end: SIGTERM to all in the cgroup, one grace period, ``cgroup.kill``. If
+the daemon is gone (its end of a FIFO closes), the monitor tells the keeper to end the cell and all
+nested cells.
+
+A change is one step of the loop, so the marking of a large tree is split, live agents first, and
+the processes are signalled when all of those are marked. An ended agent's messages, waits and
+commands end in parts, and a removed agent's possessions are removed in parts. The first part marks
+or removes the owner, and from then on its possessions can begin nothing: so each part leaves a
+state from which the next daemon goes on.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,11 @@
 A relay outlives the daemon; what it is told is in a file that outlives both
 (``runtime.cell.networks``). So a daemon that adopts a cell does what the one did that made it:
 it writes what holds now, and starts a relay if none is there.
+
+What is taken away, or a new limit, is written into the file of counters, at which the relay looks
+every 250 ms while connections are open, and before it accepts one. If the file still shows open
+connections after 700 ms (the agent is paused, say), the daemon kills the relay. A daemon that was
+killed between the commit and that write is followed by one that writes it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 All ends that are due when the recorder comes round go into one
 transaction: a tree of a thousand agents costs one commit, not a thousand.
+
+A parent has ended when all that it owns is recorded. Only then does the daemon remove records and
+tell the waiting callers; a helper removes the cgroups soon afterwards, since an agent may hold
+their locks. The same transaction decides whether another run follows. What one change must tell is
+bounded at the request: at most 16 waits may wait for the same task or child, and 64 for a message.
 """
 
 from __future__ import annotations

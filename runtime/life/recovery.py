@@ -1,4 +1,10 @@
-"""Taking over what an earlier daemon left: agents that live, ends that were begun, strays."""
+"""Taking over what an earlier daemon left: agents that live, ends that were begun, strays.
+
+The store holds the state between two runs, and of paused agents: the next daemon asserts due
+restarts and frozen cgroups again. A run whose record has an unknown version counts as lost. Under
+systemd the agents' cgroup is a unit of its own: so the daemon's unit can be restarted beside
+living agents, and the agents' unit can be stopped without a daemon.
+"""
 
 from __future__ import annotations
 

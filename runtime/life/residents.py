@@ -1,4 +1,11 @@
-"""Speaking with a resident program: a JSON line in for each message, JSON lines out."""
+"""Speaking with a resident program: a JSON line in for each message, JSON lines out.
+
+A resident program gets its message through its monitor, which takes each line of a message once:
+so a daemon tells the message at hand from its first byte, whatever an earlier one has told. The
+output is read from what the monitor keeps, from the last recorded byte on. So neither direction
+needs the same daemon to stay. Partial replies (``streams``) are only in memory; complete replies
+are in the store.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 Where no quota of the filesystem bounds a tree, it is measured while it grows. Whoever may write
 one that grew over its owner's account is paused, of whichever owner, and goes on by itself.
+
+The daemon sees nobody write a durable tree, so this is a soft bound. The agent's record says for
+which tree it was paused (``Agent.no_room``), so that the next daemon has it go on, too.
 """
 
 from __future__ import annotations

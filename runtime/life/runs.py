@@ -1,5 +1,21 @@
 """Runs inside a cell that is held: of turn agents one for each message, of resident ones
-the program that stays, of once agents those after an abort (ctxfs(5), Runs)."""
+the program that stays, of once agents those after an abort (ctxfs(5), Runs).
+
+A cell that is to outlive a run is *held*: for turn and resident agents from the start, for a once
+agent when its run is aborted. Its keeper starts no program, or stays after its program ended. A
+run enters the cell as a child's cell enters its parent's::
+
+    daemon -> monitor -> enter -> runner -> program
+
+The runner is the keeper's program in another role: it is not PID 1, starts and reports on the
+program, and ends nothing. It is the last step before every program of a cell, so one filter of
+system calls covers all of them. Each run has a leaf cgroup and a monitor with its own record. So
+has each task: a task is a run that no message begins and no run's end ends. The daemon ends what a
+run leaves in its leaf before it records the run, since the cell stays.
+
+A run and its message begin in one transaction and end in one, so that neither exists without the
+other. The store alone determines the next run, and a new daemon finds it there.
+"""
 
 from __future__ import annotations
 

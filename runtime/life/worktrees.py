@@ -1,6 +1,13 @@
 """Worktrees of children over their lives: made as a part of their start, taken over when they
 end or when it is asked for, taken away after the handle that their parent has of them
-(``runtime.agents.workspace`` knows git). Nothing here is waited for by a request."""
+(``runtime.agents.workspace`` knows git). Nothing here is waited for by a request.
+
+A start answers ``starting``, and git is part of it. An end is recorded after the child's commits
+were taken over, at most a minute later. If the parent or an ancestor is ending or paused, the end
+is recorded at once and the worktree kept. The parent's record lists what is to be removed, and the
+daemon works through it in the background. A child's slow git delays its own end, and otherwise
+only the ends of its owners.
+"""
 
 from __future__ import annotations
 

@@ -53,6 +53,13 @@
  * is the end of a program whose keeper was killed and could not report the end. These are
  * lines and not orders, because daemons read them while they grow, also daemons of older
  * and newer versions (runtime/cell/record.py).
+ *
+ * The monitor outlives the daemon and keeps output and exit status without it. It stays until
+ * a daemon acted on the end and removed the record. The keeper does not outlive it: a run that
+ * nobody records must not go on. It writes lines of the record together that follow each other
+ * within 3 ms: each write wakes the daemon, which so looks at a short run once, and commits
+ * its start and its end together. What the daemon hands over waits in the queue of a socket,
+ * which outlives it.
  */
 #define _GNU_SOURCE
 #include <ctype.h>

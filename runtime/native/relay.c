@@ -30,6 +30,11 @@
  * free byte, and with CONNECTIONS_MAX of its own, it accepts none: who connects waits. While the
  * queue of an operator's socket is full, it accepts one at each socket that leads there: the
  * others would hold bytes, for which those of other networks had to wait.
+ *
+ * The relay is in a leaf of the agent's cgroup, and pauses and ends with it. It parses nothing
+ * that an agent sends, and has a uid that is no agent's, so that the operator's socket can be
+ * closed to agents. It outlives the daemon, and gets no orders after its start but the numbers
+ * in the file of counters.
  */
 #define _GNU_SOURCE
 #include <limits.h>

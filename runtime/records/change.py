@@ -1,4 +1,11 @@
-"""What one transaction changes, and who is told of it (``runtime.agents.parts``)."""
+"""What one transaction changes, and who is told of it (``runtime.agents.parts``).
+
+One change holds all consequences of a cause, and code reads records through the change (``peek``).
+A wait that fires sends a message to its agent and unblocks the work item. If one change has two
+causes, such as the ends of two children, the second sees what the first changed: so a wait fires
+once, or the whole change never happened. To find out what a file would refuse, the daemon makes
+the same change and discards it.
+"""
 
 from __future__ import annotations
 

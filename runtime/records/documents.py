@@ -1,4 +1,17 @@
-"""The files that belong to one incarnation: its documents, what it printed, what it runs on."""
+"""The files that belong to one incarnation: its documents, what it printed, what it runs on.
+
+What is not there is shown all the same: a file as empty, a directory as empty and as changed when
+its agent or session was created. Reading makes nothing. The first write makes the directories
+(``Documents.ensure``, ``Sessions.ensure``), charges them to the owner, and leaves inode numbers as
+they are, because the number of a folder belongs to its object and not to the directory behind it.
+On a full disk that write gets ``ENOSPC``; directories that were made by then are empty, and the
+next write uses them.
+
+Below the state are ``agent/INCARNATION/doc/`` once a document or an artifact is written, and
+``agent/INCARNATION/{out,log,reply,task}`` once a program says something, or the runtime does in
+``log``. What the runtime says last, of the end, is in the agent's row: a program that says nothing
+leaves no file.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,16 @@
 A change is one transaction of the store. Its events go to an outbox in the same
 transaction and from there to the histories; then each ``Subscriber`` is told, and
 does what the change calls for, in this order.
+
+Code that acts for a caller wraps its changes in ``acting``; every event that is committed inside
+gets the caller as ``by``. Later consequences (the end of an agent, a run, a task) keep the caller
+in the record. Controls that are written and verbs that are obeyed are events too, in the
+transaction of what they change.
+
+A change is applied in memory inside its transaction, and undone there if that fails; nothing else
+runs in between. Effects that the kernel may refuse come before the commit, the others after it
+(``lifecycle``). A change is one step of the loop, so large ones are split by who makes them, and
+each part leaves a state from which the next daemon goes on.
 """
 
 from __future__ import annotations

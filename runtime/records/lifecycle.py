@@ -3,6 +3,14 @@
 Pure: ``Change.move`` looks a move up and records it, and the supervisor performs its
 effects, most of them once that is committed. A pair that is not in the table is refused, with the
 error that ctxfs(5) gives for the verb.
+
+An end by a verb, by a program, by a lost monitor or by a reboot is a row of the same table.
+
+No status claims what the kernel refused. Freeze and thaw come before the commit: if the kernel
+refuses, the writer gets its errno, and nothing has changed; if the commit fails, or the daemon
+dies before it, the cgroup is made again what the record says. A kill cannot be undone, so it comes
+after the record that says who wanted it: if it fails, the writer is told, and it is tried again
+after the grace. A launch takes time: ``outcome`` and ``reason`` tell how it went.
 """
 
 from __future__ import annotations

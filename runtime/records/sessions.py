@@ -1,4 +1,9 @@
-"""The sessions of all names: where they are, and what the store has of them."""
+"""The sessions of all names: where they are, and what the store has of them.
+
+Below the state, ``home/UID/agent/NAME/SESSION/`` is made with the first file in it, and
+``events.jsonl`` in it when the session has more than 2 KiB of events. The disk account counts the
+events that the store holds, and a fixed amount for each session.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,15 @@
 A change and the events that tell of it are one transaction; the events go
 from the outbox to their append-only files afterwards, again after a crash,
 each once (``runtime.records.history``).
+
+After a crash the daemon compares the outbox with the end of each file and completes the file. So
+every state has its event, no event appears twice, and no line is torn. fsync(2) by who may write a
+file syncs the WAL.
+
+A row leaves out every field that has its default: so the defaults are part of the state's format.
+An agent that never ran has rows, about a kilobyte, and no files. The first events of a session are
+in the table ``held``, and go through the outbox to the file in the transaction of the event that
+needs one: a reader sees the same bytes before and after.
 """
 
 from __future__ import annotations

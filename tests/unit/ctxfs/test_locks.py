@@ -79,12 +79,3 @@ def test_with_a_lock_nothing_is_late(name: str) -> None:
     if row.lock is not Lock.NONE and row.asked:
         assert row.over is not Over.LATE or name in ("read", "getattr")
         assert not row.turn or name in ("read", "write")
-
-
-def test_the_architecture_shows_the_table() -> None:
-    text = (PACKAGE.parent / "ARCHITECTURE.md").read_text()
-    table = text.partition("### What a request may wait for")[2].partition("\n### ")[0]
-    for name in OPERATIONS:
-        assert f"`{name}`" in table, name
-    for wait in WAITS.values():
-        assert f"`{wait.call.removeprefix('self.').removeprefix('_')}`" in table, wait
