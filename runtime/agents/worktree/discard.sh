@@ -1,4 +1,3 @@
-#!/bin/sh
 # discard NAME BASE: takes away what is there of one, and its branch if nothing was ever committed.
 
 place=$GIT_DIR/ctx/$1 ref=refs/heads/ctx/$1

@@ -1,4 +1,3 @@
-#!/bin/sh
 # gather PLACE REF PROGRAM: brings the child's objects where ours looks for them.
 
 [ -d "$1" ] || exit 28

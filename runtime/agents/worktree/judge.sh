@@ -1,4 +1,3 @@
-#!/bin/sh
 # What follows take for a child that has ended: what would be lost with its repository and files,
 # judged by ours. Submodules are left out of the index, so that whatever is in their place shows as
 # untracked. SETTLED are worktrees below that hold nothing.

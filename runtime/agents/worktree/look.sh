@@ -1,4 +1,3 @@
-#!/bin/sh
 # look NAME: what there is, in the workspace. Object directories the eldest first: git reads what
 # each borrows from in turn, and gives up at the seventh link of a chain.
 

@@ -1,4 +1,3 @@
-#!/bin/sh
 # make NAME BASE ZERO FORMAT OBJECTS...: makes one. Files of submodules and of filters are not had.
 
 set -e

@@ -1,4 +1,3 @@
-#!/bin/sh
 # What comes before all scripts here. A script says something in lines "=WORD VALUE", the last of
 # them "=end"; what else it prints is git's, for people. workspace.py knows the exit statuses above
 # 20, and runs the scripts in the cell of the parent (sh -c).

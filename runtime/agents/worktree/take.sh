@@ -1,4 +1,3 @@
-#!/bin/sh
 # take PLACE REF COMMIT LEFT BASE [SETTLED...]: takes a commit over, and says what went wrong, if
 # something did. Git checks no hash of the objects that it has, but index-pack computes all of them:
 # so all objects are packed from our repository, and an object that is damaged there is found missing.
