@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from client.agents import Line, create
+from client.agents import Line, Value, create
 from client.control import Terminated, end, for_each, terminate
 from client.declaring import Arguments, command, operand, option
 from client.ends import session_of
@@ -23,22 +23,15 @@ from client.jsonrpc import (
 )
 from client.links import LOST_MAX, RETRY, RETRY_MAX, Link
 from client.loop import Loop
-from client.recipes import agent_lines, check_place, find, lacks, network_for, one_field
+from client.recipes import Recipe, agent_lines, check_place, find, lacks, network_for, one_field
 from client.root import Root, agent, label
 from client.sockets import MESSAGE_CODES, connect, connect_started, refusal
 from client.spawn import dispose
+from client.types import Any, Callable
 from client.words import AGENT_FILES
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from client.agents import Value
-    from client.recipes import Recipe
-
-    #: what answers a request: its params, and its id
-    Method = Callable[["Editor", dict[str, Any], object], None]
+#: what answers a request: its params, and its id
+Method = Callable[["Editor", dict[str, Any], object], None]
 
 
 #: the protocol's code for a thing that is not there

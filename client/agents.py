@@ -13,13 +13,10 @@ from client.files import read_stdin, value_of
 from client.output import STDOUT, write_all
 from client.planes import path_of
 from client.root import Root, agent, below
+from client.types import Sequence
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    #: of a control file
-    Value = bytes | Sequence["Line"]
+#: of a control file
+Value = bytes | Sequence["Line"]
 
 
 TASK_FILES = ("handoff.md", "input.jsonl")

@@ -5,11 +5,8 @@ from __future__ import annotations
 from client.declaring import flag, operand, option
 from client.exits import USAGE, Failure
 from client.output import COLOR_WHEN
+from client.types import Sequence
 from client.words import SECONDS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 DIGITS = 9  # of a number, as in the durations of the daemon
 

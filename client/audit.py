@@ -8,17 +8,10 @@ from client.arguments import LISTING
 from client.declaring import Arguments, command, operand
 from client.events import block_for, parse_event, show_event, whole_lines
 from client.exits import OK
-from client.output import STDOUT, some
+from client.output import STDOUT, Part, some
 from client.root import Root, agent, own_agent
 from client.sockets import answer, connect_own
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
-
-    from client.output import Part
-
+from client.types import Any, Iterator
 
 REFUSED = "refused"
 

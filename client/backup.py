@@ -12,16 +12,14 @@ import os
 from client.declaring import Arguments, command, flag, operand, option
 from client.exits import FAILED, OK, USAGE, Failure
 from client.output import STDERR, STDOUT, decode
+from client.root import Root
+from client.types import Any, Iterable, Iterator, Sequence
 from client.words import SCHEMA, VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
     import subprocess
-    from collections.abc import Iterable, Iterator, Sequence
-    from typing import Any
-
-    from client.root import Root
 
 #: of the archive
 FORMAT = 1

@@ -25,17 +25,15 @@ from client.jsonrpc import (
 )
 from client.loop import Lines, Loop
 from client.output import complain, write_all
+from client.root import Root
+from client.types import Any, Callable, Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from subprocess import Popen
-    from typing import Any
 
-    from client.root import Root
-
-    #: what is done at the end of a turn: why it ended, or the error
-    Ended = Callable[[str, str], None]
+#: what is done at the end of a turn: why it ended, or the error
+Ended = Callable[[str, str], None]
 
 
 #: of tool calls, as the protocol names them

@@ -13,18 +13,15 @@ from collections import deque
 
 from client.arguments import duration
 from client.exits import Failure
-from client.links import LOST_MAX, RETRY, RETRY_MAX, Link
+from client.links import LOST_MAX, RETRY, RETRY_MAX, Frame, Link
 from client.loop import Loop, encode
+from client.root import Root
 from client.sockets import open_socket
+from client.types import Any, Callable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
-    from typing import Any
-
-    from client.links import Frame
-    from client.root import Root
 
 
 PENDING_MAX = 16  # calls of one connection that the daemon lets wait

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from client.declaring import DECLARED, Command
 from client.exits import USAGE, Failure
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from client.types import Iterator
 
 #: the module of each command by the first word of its name, by chapter, in the order of help
 CHAPTERS = {

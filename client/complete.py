@@ -9,20 +9,15 @@ from __future__ import annotations
 import os
 
 from client.commands import GROUPS, SUBJECTS, commands_of, find_command
-from client.declaring import Arguments, Command, command, operand
+from client.declaring import Argument, Arguments, Command, command, operand
 from client.exits import OK, Failure
 from client.output import STDOUT, escape
 from client.root import Root, agent, default_root, own_agent
+from client.types import Iterable, Iterator, Sequence
 from client.words import AGENT_FILES, LIVES, MODES
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from client.declaring import Argument
-
-    #: a word, and what it means
-    Candidate = tuple[str, str]
+#: a word, and what it means
+Candidate = tuple[str, str]
 
 
 #: what a shell completes by itself, said in place of words

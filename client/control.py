@@ -8,10 +8,7 @@ from client.exits import USAGE, Failure
 from client.files import value_of
 from client.output import complain
 from client.root import Root, label
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from client.types import Callable, Sequence
 
 
 class Terminated(BaseException):

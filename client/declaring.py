@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
+from client.root import Root
+from client.types import Any, Callable, Sequence
 
-    from client.root import Root
-
-    Argument = tuple[tuple[str, ...], dict[str, Any]]
-    Handler = Callable[[Root, "Arguments"], int]
+Argument = tuple[tuple[str, ...], dict[str, Any]]
+Handler = Callable[[Root, "Arguments"], int]
 
 
 class Arguments(SimpleNamespace):

@@ -13,13 +13,10 @@ from client.exits import FAILED, OK, Failure
 from client.files import find_program, first_line, read_file
 from client.output import STDOUT, as_json, decode
 from client.root import DEFAULT_ROOT, Root, agent, start_hint, user_directory
+from client.types import Iterator
 from client.words import CONTROLLERS
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    Finding = tuple[str, str, str]
+Finding = tuple[str, str, str]
 
 
 NEW_PYTHON = "install python 3.11 or newer: apt-get install python3"

@@ -9,16 +9,9 @@ from client.declaring import Arguments, command
 from client.exits import OK, Failure
 from client.files import BLOCK
 from client.following import Tail, follow
-from client.output import STDOUT, decode
+from client.output import STDOUT, Part, decode
 from client.root import Root, agent, own_name
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
-
-    from client.output import Part
-
+from client.types import Any, Iterator
 
 ROOM = 64 << 20  # bytes of many histories together that are in memory at a time
 LEAST = 4 << 10  # and of each of them

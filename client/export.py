@@ -10,13 +10,8 @@ from client.exits import FAILED, OK, Failure
 from client.output import STDOUT
 from client.root import Root, agent
 from client.shipped import find_shipped
+from client.types import Any, Iterator
 from client.words import AGENT_DEFAULTS, AGENT_FORMS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
-
 
 SCHEMA = "ctxfs-agent.schema.json"
 #: what is a word to every reader of YAML without quotes

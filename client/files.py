@@ -7,10 +7,7 @@ import os
 
 from client.exits import USAGE, Failure
 from client.output import decode, write_all
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from client.types import Iterator, Sequence
 
 BLOCK = 1 << 16
 LARGE = 1 << 20  # as much as the kernel asks ctxd for at a time

@@ -6,15 +6,13 @@ import os
 import time
 
 from client.files import BLOCK
-from client.output import shown_line
+from client.output import Output, shown_line
 from client.root import Root, label
+from client.types import Callable, Iterable, Iterator, Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Protocol
-
-    from client.output import Output
 
     class Pump(Protocol):
         def pump(self) -> None: ...

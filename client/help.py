@@ -18,11 +18,7 @@ from client.files import find_program
 from client.manual import TOPICS, find_page, page_of, show_page
 from client.output import STDOUT
 from client.parsing import parser_for
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from client.root import Root
-
+from client.root import Root
 
 EXAMPLES = """\
 Examples

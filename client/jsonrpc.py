@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from client.exits import Failure
 from client.loop import LINE_MAX, Lines, Loop, encode
+from client.types import Any, Callable, TypeGuard
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, TypeGuard
-
-    #: what is done with an answer: its result, or its error and {}
-    Then = Callable[[dict[str, Any], dict[str, Any] | None], None]
+#: what is done with an answer: its result, or its error and {}
+Then = Callable[[dict[str, Any], dict[str, Any] | None], None]
 
 
 #: levels of JSON, which is more than the daemon takes; what is made of a frame has a few more, and

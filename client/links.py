@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from client.events import parse_event
 from client.loop import Lines, Loop, encode
+from client.types import Any
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from typing import Any
 
-    Frame = dict[str, Any]
+Frame = dict[str, Any]
 
 RETRY, RETRY_MAX = 0.1, 2.0  # seconds between two attempts to connect
 LOST_MAX = 60.0  # seconds after which what could not be said has failed

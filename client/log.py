@@ -13,11 +13,7 @@ from client.following import SHARE, Following, Labelled, Named, Tail, allow_desc
 from client.output import STDOUT, complain
 from client.ps import Forest, listed
 from client.root import Root, agent, below, own_name
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+from client.types import Sequence
 
 NAME_STYLES = 6  # in output.STYLES
 LOOK = 1.0  # seconds between two looks for new agents

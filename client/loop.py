@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from client.types import Callable
 
 BLOCK = 1 << 16
 #: bytes of a line, of which no more is kept than tells that it is longer

@@ -15,12 +15,11 @@ import sys
 from client.exits import FAILED, INTERRUPTED, OK, PIPE_CLOSED, Failure
 from client.output import STDOUT, complain
 from client.root import Root, default_root
+from client.types import NoReturn, Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from types import FrameType
-    from typing import NoReturn
 
 LATER = 0.002  # seconds until an interrupt is looked at again
 

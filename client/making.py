@@ -5,25 +5,23 @@ from __future__ import annotations
 import errno
 import os
 
-from client.agents import Line, assignments, check_paths, fill, parent_line
+from client.agents import Line, Value, assignments, check_paths, fill, parent_line
 from client.arguments import CWD, ENV, PARENT, one_of
 from client.declaring import Arguments, option
 from client.exits import FAILED, USAGE, Failure
 from client.files import value_of
 from client.output import complain
 from client.root import Root, agent, label, own_agent
+from client.types import Iterator, Sequence
 from client.words import AGENT_FILES, LIVES, MODES, MOUNT_MODES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from client.agents import Value
     from client.recipes import Recipe
 
-    Files = list[tuple[str, Value]]
-    #: a name, and the control files of an agent of that name
-    Making = tuple[str, Files]
+Files = list[tuple[str, Value]]
+#: a name, and the control files of an agent of that name
+Making = tuple[str, Files]
 
 #: files to which an option adds lines; others it replaces
 ADDED = ("mount", "env", "limits")

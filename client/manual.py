@@ -8,11 +8,7 @@ from client.exits import OK, Failure
 from client.files import find_program, read_file
 from client.output import STDOUT, decode, escape
 from client.shipped import find_shipped
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+from client.types import Sequence
 
 #: what each topic is about, and its page
 TOPICS = {

@@ -23,21 +23,15 @@ from client.jsonrpc import (
     Refused,
     is_id,
 )
-from client.links import LOST_MAX, RETRY, RETRY_MAX
+from client.links import LOST_MAX, RETRY, RETRY_MAX, Frame
 from client.loop import POLLPRI, Loop, encode
 from client.output import decode, escape
 from client.root import Root, agent, own_agent, tool
+from client.types import Any, Callable, TypeGuard
 from client.words import ABOUT_ONE, HINTS, TOOLS, VERSION
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, TypeGuard
-
-    from client.links import Frame
-
-    Object = dict[str, Any]
-    Key = tuple[type, str | int]
+Object = dict[str, Any]
+Key = tuple[type, str | int]
 
 
 MODERN = ("2026-07-28",)

@@ -13,13 +13,12 @@ from client.files import given
 from client.output import STDOUT, complain, escape, gist, show_table
 from client.root import Root, agent, own_name
 from client.sockets import MESSAGE_CODES, ask, connect, frames, refusal
+from client.types import Any, Iterator, Sequence
 from client.words import PRIORITIES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator, Sequence
-    from typing import Any
 
 
 #: the final statuses of a message, with exit statuses

@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import time
 
+from client.types import Iterable, Iterator, Sequence
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
     from typing import TypeVar
 
     Item = TypeVar("Item")
-    #: a piece of a line, perhaps with a word of `STYLES`
-    Part = str | tuple[str, str]
+
+#: a piece of a line, perhaps with a word of `STYLES`
+Part = str | tuple[str, str]
 
 COLOR_WHEN = ("auto", "always", "never")
 #: in which color a word is shown, as parameters of SGR; the words say the same without it

@@ -8,11 +8,11 @@ from client.commands import find_command
 from client.declaring import Arguments, Command
 from client.exits import USAGE, Failure
 from client.output import STDERR, STDOUT
+from client.types import Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
 #: names for the words after -- in usage lines
 REST = {"program": "-- PROGRAM [ARG...]", "shell": "-- COMMAND..."}

@@ -8,11 +8,8 @@ from client.declaring import Arguments
 from client.exits import OK, USAGE, Failure
 from client.output import STDOUT, as_json, escape, gist, show_table, shown_line
 from client.root import PARTS, Root, agent, below, label, own_name
+from client.types import Iterable, Sequence
 from client.words import PLANE_FILES, TASK_ENDS, WAIT_ENDS, WORK_ENDS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 
 class Plane:

@@ -9,15 +9,13 @@ from client.arguments import LISTING
 from client.declaring import Arguments, command, flag, operand
 from client.exits import OK, USAGE, Failure
 from client.files import timestamp
-from client.output import STDOUT, age, as_json, show_table, size
+from client.output import STDOUT, Part, age, as_json, show_table, size
 from client.root import Root, agent, own_agent
+from client.types import Any, Callable, Iterator, Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import Any, TypeVar
-
-    from client.output import Part
+    from typing import TypeVar
 
     Item = TypeVar("Item")
     Result = TypeVar("Result")

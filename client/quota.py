@@ -6,13 +6,9 @@ from client.arguments import LISTING
 from client.declaring import Arguments, command
 from client.exits import OK
 from client.output import STDOUT, as_json, show_table, size
+from client.root import Root
 from client.sockets import answer, connect_own
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from client.root import Root
+from client.types import Any
 
 
 def cell(row: dict[str, Any], key: str) -> str:

@@ -12,13 +12,8 @@ from client.files import find_program, read_limited
 from client.output import STDOUT, as_json, show_table
 from client.root import Root
 from client.shipped import find_shipped
+from client.types import Any, Callable, Iterator, Sequence
 from client.words import AGENT_FILES
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import Any
-
 
 #: what a recipe has besides files of an agent
 EXTRAS = ("README.md", "needs", "files")

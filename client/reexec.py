@@ -5,11 +5,8 @@ from __future__ import annotations
 from client.declaring import Arguments, command
 from client.exits import NOT_RUNNING, OK, Failure
 from client.output import STDOUT
+from client.root import Root
 from client.sockets import MESSAGE_CODES, ask, connect_daemon, frames, refusal
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from client.root import Root
 
 
 @command("reexec")

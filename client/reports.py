@@ -11,14 +11,9 @@ from client.declaring import Arguments, command, flag, operand
 from client.events import block_for, parse_event, whole_lines
 from client.exits import OK, Failure
 from client.following import SHARE, sleep_for_reader
-from client.output import STDOUT, some
+from client.output import STDOUT, Part, some
 from client.root import Root, agent, object_path
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from client.output import Part
+from client.types import Iterable, Iterator, Sequence
 
 TICK = 0.2  # seconds between two looks at the histories of the agents that are there
 FULL_TICK = 5.0  # and at all histories

@@ -9,10 +9,10 @@ import time
 from client.exits import NOT_RUNNING, USAGE, Failure
 from client.files import read_ahead, read_control, read_file, timestamp, write_file
 from client.output import decode, escape
+from client.types import Callable, Iterator
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from typing import TypeVar
 
     Result = TypeVar("Result")

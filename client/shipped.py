@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from client.types import Iterator
 
 
 def shipped(checkout: str, installed: str) -> Iterator[str]:

@@ -10,12 +10,11 @@ from client.exits import DENIED, FAILED, NOT_RUNNING, Failure
 from client.files import BLOCK
 from client.following import TICK_MS
 from client.root import DEFAULT_ROOT, Root, agent, label, own_agent
+from client.types import Any, Iterator
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
-    from typing import Any
 
 
 TYPE = "fuse.ctxfs"  # of the filesystem, as the kernel tells

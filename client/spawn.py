@@ -10,18 +10,12 @@ from client.ends import ending, exit_status, session_of
 from client.exits import FAILED, NOT_RUNNING, OK, USAGE, Failure
 from client.files import read_stdin
 from client.following import Tail, follow, wait_ended
-from client.making import MAKING_OPTIONS, make, possible, value
+from client.making import MAKING_OPTIONS, Making, make, possible, value
 from client.messages import converse, message_text
-from client.output import STDERR, STDOUT, complain
+from client.output import STDERR, STDOUT, Output, complain
 from client.root import Root, agent, below, label
 from client.sockets import connect_started
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from client.making import Making
-    from client.output import Output
+from client.types import Iterator
 
 WORDS = operand("words", "[NAME...]", "the agent; with --agent, instead: the words of its task")
 

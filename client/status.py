@@ -12,17 +12,15 @@ from client.ends import awaited_restart
 from client.events import parse_event
 from client.exits import OK, Failure
 from client.files import timestamp
-from client.output import STDOUT, age, as_json, decode, gist, size
+from client.output import STDOUT, Part, age, as_json, decode, gist, size
 from client.planes import PLANES, describe, objects
 from client.ps import Forest
 from client.root import Root, agent, own_agent
+from client.types import Any, Callable, Iterator
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any, TypeVar
-
-    from client.output import Part
+    from typing import TypeVar
 
     Result = TypeVar("Result")
 

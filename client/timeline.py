@@ -6,10 +6,7 @@ from client.arguments import JSON, NAME
 from client.declaring import Arguments, command, flag, option
 from client.exits import FAILED, OK, Failure
 from client.output import STDOUT, as_json, complain
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from client.root import Root
+from client.root import Root
 
 ROWS = 60  # lines of text, or of a picture, above which agents of one kind share a line
 WIDTH = 100  # columns of what is no terminal

@@ -12,12 +12,7 @@ from client.output import STDOUT, as_json, gist, show_table
 from client.planes import describe
 from client.root import Root, tool
 from client.sockets import ask, connect_own, frames, refusal
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
+from client.types import Any, Sequence
 
 TOOL_CODES = {
     "EINVAL": USAGE,

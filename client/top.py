@@ -6,10 +6,7 @@ import os
 
 from client.declaring import Arguments, command
 from client.exits import FAILED, USAGE, Failure
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from client.root import Root
+from client.root import Root
 
 
 @command("top")

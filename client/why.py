@@ -6,11 +6,8 @@ from client.arguments import LISTING, NAME
 from client.declaring import Arguments, command, operand
 from client.exits import DENIED, OK
 from client.output import STDOUT, as_json
+from client.root import Root
 from client.sockets import answer, connect_own
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from client.root import Root
 
 
 @command(

@@ -6,10 +6,7 @@ import os
 import time
 
 from client.installed.lives import Life, last_moment
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from client.types import Iterator, Sequence
 
 GROUP = 3  # agents that share a line, at least
 STEPS = (

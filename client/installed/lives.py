@@ -10,11 +10,7 @@ from client.exits import Failure
 from client.files import read_lines, timestamp
 from client.ps import abreast
 from client.root import Root, agent
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import Any
+from client.types import Any, Iterable, Iterator
 
 #: of these a life is made
 TOLD = ("agent.create", "agent.start", "agent.status", "agent.stop", "run.start", "run.end")

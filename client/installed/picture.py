@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from client.installed.chart import clock, shortened, span, step_for, summary
-from client.installed.lives import last_moment
+from client.installed.chart import Row, clock, shortened, span, step_for, summary
+from client.installed.lives import Life, last_moment
 from client.output import escape
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from client.installed.chart import Row
-    from client.installed.lives import Life
+from client.types import Sequence
 
 WIDTH, MARGIN, INDENT = 1200, 24, 16
 TOP, STEP, BAR = 104, 26, 14  # where the rows begin; their distance; the height of a bar
