@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, get_type_hints
 
 from runtime.errors import MalformedError, StartupError
 from runtime.kernel.users import find_user
@@ -15,8 +14,6 @@ from runtime.texts import limits, policy, yaml_marks
 from runtime.texts.context import LIMIT_MIN
 from runtime.texts.names import check_absolute, check_name, parse_duration, parse_size, quote
 from runtime.texts.yaml_marks import Mistake
-
-log = logging.getLogger("ctxd.config")
 
 FALLBACK_AGENT_ID: Final = 61000
 FALLBACK_RELAY_ID: Final = 61001
@@ -33,62 +30,6 @@ class Network:
 
     socket: str
     port: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """Settings of one daemon. Sizes are bytes, times seconds."""
-
-    depth: int = 8
-    children: int = 1024
-    messages: int = 1024
-    tasks: int = 1024
-    work_items: int = 1024
-    waits: int = 1024
-    fork_limit: int = 64 << 10
-    agents: int = 20_000
-    control_max: int = 64 << 10
-    frame_max: int = 1 << 20
-    document_max: int = 16 << 20
-    artifact_max: int = 1 << 30
-    files: int = 10_000
-    spaces: int = 64
-    restart_max: int = 10
-    log_max: int = 64 << 20
-    owner_descriptors: int | None = None
-    owner_connections: int = 1024
-    owner_memory_max: int = 128 << 20
-    owner_tasks: int = 1024
-    owner_monitors: int = 4096
-    #: first and count of the projects that owners get (quotactl(2))
-    disk_projects: tuple[int, int] | None = None
-    owner_disk_max: int = 16 << 30
-    owner_time: float = 0.5
-    owner_log_lines: int = 50
-    grace: float = 5.0
-    watchdog: float = 20.0
-    timeout: float | None = None
-    agent_user: str = "ctxfs"
-    relay_user: str = "ctxfs-relay"
-    allow_root_agents: bool = False
-    base_view: tuple[str, ...] = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc")
-    #: of root agents; over what an agent makes it has the rights of its creator without a line
-    policy: tuple[str, ...] = ("agent:* create", "tool:* execute", "model:* use")
-    networks: Mapping[str, Network] = field(default_factory=dict)
-
-    def agent_ids(self) -> tuple[int, int]:
-        """uid and gid of agents whose creator is root (passwd(5))."""
-        entry = find_user(self.agent_user)
-        if entry is None:
-            return FALLBACK_AGENT_ID, FALLBACK_AGENT_ID
-        return entry.pw_uid, entry.pw_gid
-
-    def relay_ids(self) -> tuple[int, int, tuple[int, ...]]:
-        """uid, gid and groups of relays, where root starts them: nobody else's."""
-        entry = find_user(self.relay_user)
-        if entry is None:
-            return FALLBACK_RELAY_ID, FALLBACK_RELAY_ID, ()
-        return entry.pw_uid, entry.pw_gid, tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
 
 
 def _size(value: Any) -> int:
@@ -198,50 +139,76 @@ def _projects(value: Any) -> tuple[int, int]:
     return first, count
 
 
-_PARSERS: Final = {
-    "depth": _count,
-    "children": _count,
-    "messages": _count,
-    "tasks": _count,
-    "work_items": _count,
-    "waits": _count,
-    "fork_limit": _fork_limit,
-    "agents": _count,
-    "control_max": _size,
-    "frame_max": _size,
-    "document_max": _size,
-    "artifact_max": _size,
-    "files": _count,
-    "spaces": _count,
-    "restart_max": _count,
-    "log_max": _size,
-    "owner_descriptors": _optional_count,
-    "owner_connections": _count,
-    "owner_memory_max": _size,
-    "owner_tasks": _count,
-    "owner_monitors": _count,
-    "disk_projects": _projects,
-    "owner_disk_max": _size,
-    "owner_time": _share,
-    "owner_log_lines": _count,
-    "grace": _duration,
-    "watchdog": _duration,
-    "timeout": _optional_duration,
-    "agent_user": _text,
-    "relay_user": _text,
-    "allow_root_agents": _flag,
-    "base_view": _texts,
-    "policy": _policy,
-    "networks": _networks,
-}
+#: what a setting is, and how it is read
+_Count = Annotated[int, _count]
+_Size = Annotated[int, _size]
+_Seconds = Annotated[float, _duration]
+_Text = Annotated[str, _text]
+_Texts = tuple[str, ...]
 
-#: settings of version 0.1, and the accounts that bound the same since
-_OBSOLETE: Final = {
-    "messages_max": "owner_disk_max",
-    "staged_max": "owner_memory_max",
-    "connections": "owner_connections",
-    "open_files": "owner_descriptors",
-    "incarnations": "owner_disk_max",
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Settings of one daemon. Sizes are bytes, times seconds."""
+
+    depth: _Count = 8
+    children: _Count = 1024
+    messages: _Count = 1024
+    tasks: _Count = 1024
+    work_items: _Count = 1024
+    waits: _Count = 1024
+    fork_limit: Annotated[int, _fork_limit] = 64 << 10
+    agents: _Count = 20_000
+    control_max: _Size = 64 << 10
+    frame_max: _Size = 1 << 20
+    document_max: _Size = 16 << 20
+    artifact_max: _Size = 1 << 30
+    files: _Count = 10_000
+    spaces: _Count = 64
+    restart_max: _Count = 10
+    log_max: _Size = 64 << 20
+    owner_descriptors: Annotated[int | None, _optional_count] = None
+    owner_connections: _Count = 1024
+    owner_memory_max: _Size = 128 << 20
+    owner_tasks: _Count = 1024
+    owner_monitors: _Count = 4096
+    #: first and count of the projects that owners get (quotactl(2))
+    disk_projects: Annotated[tuple[int, int] | None, _projects] = None
+    owner_disk_max: _Size = 16 << 30
+    owner_time: Annotated[float, _share] = 0.5
+    owner_log_lines: _Count = 50
+    grace: _Seconds = 5.0
+    watchdog: _Seconds = 20.0
+    timeout: Annotated[float | None, _optional_duration] = None
+    agent_user: _Text = "ctxfs"
+    relay_user: _Text = "ctxfs-relay"
+    allow_root_agents: Annotated[bool, _flag] = False
+    base_view: Annotated[_Texts, _texts] = (
+        *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc"),
+    )
+    #: of root agents; over what an agent makes it has the rights of its creator without a line
+    policy: Annotated[_Texts, _policy] = ("agent:* create", "tool:* execute", "model:* use")
+    networks: Annotated[Mapping[str, Network], _networks] = field(default_factory=dict)
+
+    def agent_ids(self) -> tuple[int, int]:
+        """uid and gid of agents whose creator is root (passwd(5))."""
+        entry = find_user(self.agent_user)
+        if entry is None:
+            return FALLBACK_AGENT_ID, FALLBACK_AGENT_ID
+        return entry.pw_uid, entry.pw_gid
+
+    def relay_ids(self) -> tuple[int, int, tuple[int, ...]]:
+        """uid, gid and groups of relays, where root starts them: nobody else's."""
+        entry = find_user(self.relay_user)
+        if entry is None:
+            return FALLBACK_RELAY_ID, FALLBACK_RELAY_ID, ()
+        return entry.pw_uid, entry.pw_gid, tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+
+
+#: how each setting is read
+_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    name: kind.__metadata__[0]
+    for name, kind in get_type_hints(Config, include_extras=True).items()
 }
 
 
@@ -270,9 +237,7 @@ def read_config(path: Path, *, required: bool) -> tuple[Config, list[Mistake]]:
     marked = yaml_marks.read(str(path), text)
     parsed: dict[str, Any] = {}
     for key, value in (yaml_marks.is_map(marked, "settings") or {}).items():
-        if key in _OBSOLETE:
-            log.warning("%s: %s is no longer used; see %s", path, key, _OBSOLETE[key])
-        elif key not in _PARSERS:
+        if key not in _PARSERS:
             known = yaml_marks.nearest(key, _PARSERS)
             marked.mistake((key,), f"unknown setting; {known}")
         else:

@@ -137,23 +137,6 @@ def test_without_that_user_they_run_as_the_fallback() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "instead"),
-    [
-        ("staged_max: 1M", "owner_memory_max"),
-        ("open_files: 10", "owner_descriptors"),
-        ("connections: 10", "owner_connections"),
-        ("messages_max: 1M", "owner_disk_max"),
-        ("incarnations: 3", "owner_disk_max"),
-    ],
-)
-def test_settings_of_an_earlier_version_are_told_of_and_not_used(
-    tmp_path: Path, text: str, instead: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert load(tmp_path, text) == Config()
-    assert f"{text.split(':')[0]} is no longer used; see {instead}" in caplog.text
-
-
-@pytest.mark.parametrize(
     ("text", "why"),
     [
         ("[]", "not a map"),
