@@ -23,7 +23,7 @@ from runtime.authority.loop import Gentle, LoopMeter
 from runtime.cell import cell, treework
 from runtime.cell.cell import Places
 from runtime.cell.host import Host
-from runtime.errors import StartupError
+from runtime.errors import KernelError, StartupError
 from runtime.kernel import cgroups, linux, orders, spare
 from runtime.kernel.binder import Binder
 from runtime.kernel.handover import Descriptors
@@ -166,16 +166,13 @@ def _check_namespaces(privilege: Privilege, spawner: Spawner) -> None:
         stack.callback(os.close, plan)
         program = os.open(true, os.O_PATH | os.O_CLOEXEC)
         stack.callback(os.close, program)
-        said = os.memfd_create("said", os.MFD_CLOEXEC)
-        stack.callback(os.close, said)
         groups = privilege.groups_of(())
         command = orders.words(cell.native("view"), 2, 3, 4, uid, gid, groups, ["true"])
-        tried = spawner.start_now(
-            spawner.home, command, fds=[None, None, said, plan, program]
-        )
-        if tried.wait_now() != 0:
-            complaint = " ".join(os.pread(said, 1000, 0).decode(errors="replace").split())
-            raise StartupError(f"cannot make a sandbox here ({complaint}): see ctx doctor")
+        try:
+            spawner.run_now(command, plan, program)
+        except KernelError as error:
+            why = error.sentence
+            raise StartupError(f"cannot make a sandbox here ({why}): see ctx doctor") from None
 
 
 def _check_reachable(path: Path) -> None:

@@ -23,6 +23,7 @@ from typing import Any, Final, Generic, TypeVar
 import trio
 
 from runtime.authority.accounts import Payer, Reserve, TimeAccounts
+from runtime.kernel.inotify import Wakeup
 from runtime.kernel.lanes import Lanes
 
 _R = TypeVar("_R")
@@ -265,7 +266,7 @@ class Batches(Generic[_T]):
         self._done = trio.Event()
         #: the same of the batch at work
         self._working: trio.Event | None = None
-        self._wake = trio.Event()
+        self._wake = Wakeup()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -287,7 +288,7 @@ class Batches(Generic[_T]):
     def add(self, item: _T) -> None:
         self.added += 1
         self._waiting.add(item)
-        self._wake.set()
+        self._wake.notify()
 
     async def wait(self, since: int) -> None:
         """Returns when everything is done that was added after so many."""
@@ -297,8 +298,7 @@ class Batches(Generic[_T]):
 
     async def run(self) -> None:
         while True:
-            await self._wake.wait()
-            self._wake = trio.Event()
+            await self._wake.wait_changed()
             batch, self._waiting = self._waiting, set()
             self._working, self._done = self._done, trio.Event()
             # It may hang on a directory when the filesystem goes: then it is left behind.

@@ -21,17 +21,17 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 import trio
 
 from runtime.cell.cell import Places
-from runtime.errors import CtxError, KernelError, StartupError, UnansweredError
+from runtime.errors import CtxError, StartupError, UnansweredError
 from runtime.ids import SpaceIndex
 from runtime.kernel import linux, orders
 from runtime.kernel.helpers import Helpers
+from runtime.kernel.inotify import Wakeup
 from runtime.kernel.lanes import Lanes
 from runtime.kernel.privilege import Privilege
 from runtime.kernel.spawn import Spawner
@@ -75,19 +75,18 @@ class Trees:
         self._turns = Lanes[SpaceIndex]()
         #: homes that are there
         self._homes: set[int] = set()
-        self._wake = trio.Event()
-        spaces.changed = lambda: self._wake.set()
+        self._wake = Wakeup()
+        spaces.changed = self._wake.notify
 
     async def run(self) -> None:
         """Does what was begun, and what an earlier daemon did not come to."""
         async with trio.open_nursery() as nursery:
             while True:
-                self._wake = trio.Event()
                 for space in self._spaces.unfinished():
                     if not self._turns.is_full(space.index):
                         nursery.start_soon(self._finish, space)
                 with trio.move_on_after(_SECONDS):
-                    await self._wake.wait()
+                    await self._wake.wait_changed()
 
     async def _finish(self, space: Space) -> None:
         """Makes or removes a tree, if that is to be done still."""
@@ -160,7 +159,7 @@ def adopt(places: Places, spawner: Spawner, spaces: Spaces, closed: Collection[i
         return
     command = orders.words(places.program("tree"), places.state, "adopt", list(closed), unknown)
     try:
-        said = _run(spawner, command)
+        said = spawner.run_now(command, seconds=_ALL_SECONDS)
     except CtxError as error:
         raise StartupError(
             f"{places.state}: the durable trees of an older ctxd cannot be moved to "
@@ -177,23 +176,6 @@ def adopt(places: Places, spawner: Spawner, spaces: Spaces, closed: Collection[i
         )
 
 
-def _run(spawner: Spawner, command: list[str], *more: int) -> str:
-    """What the helper says that does something to all trees; ``KernelError``."""
-    with ExitStack() as stack:
-        fds = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("said", "complained")]
-        for fd in fds:
-            stack.callback(os.close, fd)
-        process = spawner.start_now(spawner.home, command, fds=[None, *fds, *more])
-        status = process.wait_now(_ALL_SECONDS)
-        if status is None:
-            process.kill()
-        said, complained = (os.pread(fd, os.fstat(fd).st_size, 0).decode() for fd in fds)
-    if status != 0:
-        why = complained.strip().removeprefix("ctxfs: ")
-        raise KernelError(why or "a process holds one of them")
-    return said
-
-
 def show(places: Places, privilege: Privilege, spawner: Spawner, spaces: Spaces) -> None:
     """They are seen below the runtime directory, by the modes of each; ``StartupError``."""
     there = [space.name for space in spaces if space.state is SpaceState.THERE]
@@ -207,7 +189,7 @@ def show(places: Places, privilege: Privilege, spawner: Spawner, spaces: Spaces)
         else:
             _mount(places)
         command = orders.words(places.program("tree"), places.trees, "show", places.tree, 3)
-        _run(spawner, command, known)
+        spawner.run_now(command, known, seconds=_ALL_SECONDS)
     except (CtxError, OSError) as error:
         raise StartupError(f"{places.tree}: cannot show {places.trees} there: {error}") from None
     finally:

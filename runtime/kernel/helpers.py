@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,8 +21,7 @@ from runtime.errors import KernelError, UnansweredError
 from runtime.kernel import orders
 from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.lanes import Lanes
-from runtime.kernel.spawn import Process, Spawner
-from runtime.texts.names import escape
+from runtime.kernel.spawn import Process, Spawner, complaint
 
 #: bytes of an answer
 ANSWER_MAX: Final = 16 << 20
@@ -131,9 +130,6 @@ async def _heard(said: socket.socket, kind: str) -> bytes:
 
 
 def _complaint(complained: socket.socket) -> str:
-    """As one line, without the name that our programs begin it with."""
-    try:
-        text = complained.recv(_COMPLAINT_MAX).decode(errors="replace")
-    except OSError:
-        return ""
-    return escape(" ".join(text.split())).removeprefix("ctxfs: ")
+    with suppress(OSError):
+        return complaint(complained.recv(_COMPLAINT_MAX))
+    return ""

@@ -26,9 +26,11 @@ from typing import Final
 
 import trio
 
+from runtime.errors import KernelError
 from runtime.kernel import orders
 from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.lanes import Lanes
+from runtime.texts.names import escape
 
 _ANSWER_MAX: Final = 64
 #: a launcher that does not answer is given up
@@ -130,12 +132,29 @@ class Spawner:
         leaf: Cgroup,
         words: Sequence[str | Path],
         *,
-        env: Mapping[str, str] | None = None,
         fds: Sequence[int | None] = (None, None, None),
     ) -> Process:
         """The same, in the way of everything else: before the daemon serves, and after."""
-        self._ask(leaf, words, env or {}, fds)
+        self._ask(leaf, words, {}, fds)
         return Process(_parse(self._channel.recv(_ANSWER_MAX)))
+
+    def run_now(
+        self, words: Sequence[str | Path], *fds: int, seconds: float | None = None
+    ) -> str:
+        """What a helper says, which finds ``fds`` from 3 on; ``KernelError`` with its complaint if
+        it fails, or has not ended in time."""
+        with contextlib.ExitStack() as stack:
+            told = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("said", "complained")]
+            for fd in told:
+                stack.callback(os.close, fd)
+            process = self.start_now(self.home, words, fds=[None, *told, *fds])
+            status = process.wait_now(seconds)
+            if status is None:
+                process.kill()
+            said, complained = (os.pread(fd, os.fstat(fd).st_size, 0) for fd in told)
+        if status != 0:
+            raise KernelError(complaint(complained) or "a process holds what it needs")
+        return said.decode()
 
     def _ask(
         self,
@@ -199,6 +218,11 @@ def own_children() -> list[int]:
         with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as listed:
             found += map(int, listed.read().split())
     return found
+
+
+def complaint(said: bytes) -> str:
+    """What a program of ours said, as one line without the name that it begins with."""
+    return escape(" ".join(said.decode(errors="replace").split())).removeprefix("ctxfs: ")
 
 
 def _parse(answer: bytes) -> int:

@@ -17,6 +17,7 @@ from typing import Final
 import trio
 
 from runtime.errors import CtxError
+from runtime.kernel.inotify import Wakeup
 from runtime.kernel.walker import Removed, Walker
 
 log = logging.getLogger("ctxd.trash")
@@ -38,7 +39,7 @@ class Trash:
         #: of each owner, by their marks, the trees that are to be removed
         self._left: dict[int, dict[Path, str]] = {}
         self._removing: set[int] = set()
-        self._wake = trio.Event()
+        self._wake = Wakeup()
 
     def discard(self, path: Path, owner: int) -> None:
         """Takes a file or tree in the state away; one that is not there is fine."""
@@ -53,7 +54,7 @@ class Trash:
         with suppress(FileNotFoundError):  # a program of an earlier daemon has just removed it
             os.rename(path, hidden)
         self._left.setdefault(owner, {})[mark] = tree
-        self._wake.set()
+        self._wake.notify()
 
     async def run(self, walker: Walker) -> None:
         self._find_left()
@@ -62,8 +63,7 @@ class Trash:
                 for owner in self._left.keys() - self._removing:
                     self._removing.add(owner)
                     nursery.start_soon(self._remove, walker, owner)
-                await self._wake.wait()
-                self._wake = trio.Event()
+                await self._wake.wait_changed()
                 await trio.sleep(_COLLECT_SECONDS)
 
     def _find_left(self) -> None:
@@ -99,4 +99,4 @@ class Trash:
             del self._left[owner]
         finally:
             self._removing.discard(owner)
-            self._wake.set()
+            self._wake.notify()

@@ -21,6 +21,7 @@ from runtime.errors import CtxError
 from runtime.ids import WaitFileName
 from runtime.kernel import orders
 from runtime.kernel.helpers import Helpers
+from runtime.kernel.inotify import Wakeup
 
 log = logging.getLogger("ctxd.waitfiles")
 
@@ -42,8 +43,8 @@ class WaitFiles:
         self._owners: dict[WaitFileName, int] = {}
         #: whose program there is
         self._served: set[int] = set()
-        self._wake = trio.Event()
-        self._wake.set()  # an earlier daemon may have left some
+        self._wake = Wakeup()
+        self._wake.notify()  # an earlier daemon may have left some
 
     def path(self, token: WaitFileName) -> Path:
         return self._directory / token
@@ -80,7 +81,7 @@ class WaitFiles:
         released.mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.link(self.path(token), released / token)
-        self._wake.set()
+        self._wake.notify()
 
     def _released_of(self, owner: int) -> Path:
         return self._released / str(owner)
@@ -108,8 +109,7 @@ class WaitFiles:
         """Has the programs let readers go, whenever there may be any."""
         async with trio.open_nursery() as nursery:
             while True:
-                await self._wake.wait()
-                self._wake = trio.Event()
+                await self._wake.wait_changed()
                 for owner in set(self.released()) - self._served:
                     self._served.add(owner)
                     nursery.start_soon(self._serve, helpers, owner)

@@ -12,6 +12,7 @@ import trio
 from runtime.authority.loop import Turns
 from runtime.errors import MalformedError, MissingError
 from runtime.ids import SessionIndex
+from runtime.kernel.inotify import Wakeup
 from runtime.records.change import Subscriber
 from runtime.records.model import Session
 from runtime.records.sessions import Sessions
@@ -33,20 +34,19 @@ class Replays(Subscriber):
         #: followers by session, and those that are about to be told that there is more
         self._appended: dict[SessionIndex, set[trio.Event]] = {}
         self._following: list[trio.Event] = []
-        self._woken = trio.Event()
+        self._woken = Wakeup()
         self._turns = Turns()
 
     def session_changed(self, index: SessionIndex, names: Iterable[str]) -> None:
         waiting = self._appended.pop(index, None)
         if waiting is not None:
             self._following += waiting
-            self._woken.set()
+            self._woken.notify()
 
     async def run(self) -> None:
         """Tells those who follow sessions, a few at a time: others are served in between."""
         while True:
-            await self._woken.wait()
-            self._woken = trio.Event()
+            await self._woken.wait_changed()
             waiting, self._following = self._following, []
             for begin in range(0, len(waiting), _WOKEN_AT_ONCE):
                 for event in waiting[begin : begin + _WOKEN_AT_ONCE]:
