@@ -116,7 +116,7 @@ class Standing:
     """
 
     owner: int
-    resource: str
+    account: str
     use: int
     limit: int
     reserve: int
@@ -137,12 +137,12 @@ class Charge:
 
     def resize(self, amount: int) -> None:
         """Holds so much from now on; ``QuotaError`` if that is more and too much."""
-        change = amount - self.amount
-        if change > 0:
-            self._accounts.pay(self.payer, self.resource, change)
-        elif change < 0:
-            self._accounts.give_back(self.payer, self.resource, -change)
-        self.amount = amount
+        if amount > self.amount:
+            more = amount - self.amount
+            self._accounts.check(
+                self.payer.owner, self.resource, more, reserve=self.payer.reserve
+            )
+        self.set(amount)
 
     def set(self, amount: int) -> None:
         """The same for something that is there already: nothing is refused."""
@@ -192,31 +192,18 @@ class Accounts:
 
     # using
 
-    def charge(
-        self,
-        owner: int,
-        resource: Resource,
-        amount: int,
-        *,
-        name: str = OPERATORS,
-        reserve: Reserve = Reserve.NONE,
-    ) -> None:
-        """Takes so much of an owner's account for its agent ``name``; ``QuotaError``."""
-        self.check(owner, resource, amount, reserve=reserve)
-        self._add(owner, resource, amount, name)
+    def pay(self, payer: Payer, resource: Resource, amount: int) -> None:
+        """Takes so much of an account; ``QuotaError``."""
+        self.check(payer.owner, resource, amount, reserve=payer.reserve)
+        self.pay_anyway(payer, resource, amount)
 
-    def release(
-        self, owner: int, resource: Resource, amount: int, *, name: str = OPERATORS
-    ) -> None:
-        """Gives back what ``charge`` took."""
-        self._add(owner, resource, -amount, name)
-
-    def _add(self, owner: int, resource: Resource, amount: int, name: str) -> None:
-        account = self._accounts.setdefault((owner, resource), _Account())
-        account.add(name, amount)
+    def pay_anyway(self, payer: Payer, resource: Resource, amount: int) -> None:
+        """The same for what cannot be refused; less than 0 is given back."""
+        account = self._accounts.setdefault((payer.owner, resource), _Account())
+        account.add(payer.name, amount)
         self._used[resource] += amount
         if not account.use and not account.holders:
-            del self._accounts[owner, resource]
+            del self._accounts[payer.owner, resource]
 
     def check(
         self, owner: int, resource: Resource, amount: int, *, reserve: Reserve = Reserve.NONE
@@ -235,18 +222,6 @@ class Accounts:
         most = limit if reserve is Reserve.OWNER else limit - limit // _TENTH
         if self.use(owner, resource) + amount > most:
             raise QuotaError(self._taken(owner, resource, amount, limit))
-
-    def pay(self, payer: Payer, resource: Resource, amount: int) -> None:
-        """``charge`` for somebody."""
-        self.charge(payer.owner, resource, amount, name=payer.name, reserve=payer.reserve)
-
-    def give_back(self, payer: Payer, resource: Resource, amount: int) -> None:
-        """``release`` for somebody."""
-        self.release(payer.owner, resource, amount, name=payer.name)
-
-    def pay_anyway(self, payer: Payer, resource: Resource, amount: int) -> None:
-        """``pay`` for what cannot be refused; less than 0 is given back."""
-        self._add(payer.owner, resource, amount, payer.name)
 
     def charged(self, payer: Payer, resource: Resource, amount: int = 0) -> Charge:
         """So much, until it is released; ``QuotaError``."""
@@ -297,7 +272,7 @@ class Accounts:
             found.append(
                 Standing(
                     owner=owner,
-                    resource=resource.value,
+                    account=resource.value,
                     use=account.use,
                     limit=limit,
                     reserve=limit // _TENTH,
@@ -308,7 +283,7 @@ class Accounts:
         found.append(
             Standing(
                 owner=owner,
-                resource="time",
+                account="time",
                 use=round(1000 * self.time.used(owner)),
                 limit=round(1000 * self.time.burst),
                 reserve=0,
@@ -343,15 +318,8 @@ def _descriptors() -> int:
 
 def _limits_of(config: Config, descriptors: int) -> dict[Resource, int]:
     """What one owner may have; ``descriptors`` if nothing is said of those."""
-    own = config.owner_descriptors
-    return {
-        Resource.DESCRIPTORS: descriptors if own is None else own,
-        Resource.CONNECTIONS: config.owner_connections,
-        Resource.MEMORY: config.owner_memory_max,
-        Resource.TASKS: config.owner_tasks,
-        Resource.MONITORS: config.owner_monitors,
-        Resource.DISK: config.owner_disk_max,
-    }
+    limits = {resource: getattr(config, setting) for resource, (setting, _) in _ABOUT.items()}
+    return {name: descriptors if limit is None else limit for name, limit in limits.items()}
 
 
 def accounts_of(config: Config) -> Accounts:
@@ -374,37 +342,10 @@ def _most(account: _Account) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """What was left in a bucket, and when."""
+    """What an owner had left, and when."""
 
     left: float
     at: float
-
-
-class _Buckets:
-    """Token buckets: so much a second for each owner, at most a burst at once.
-
-    An owner that used nothing for as long as a burst takes is forgotten.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._levels: dict[int, _Level] = {}
-
-    def level(self, owner: int, rate: float, burst: float) -> _Level:
-        now = self._clock()
-        known = self._levels.get(owner)
-        if known is None:
-            return _Level(burst, now)
-        return _Level(min(burst, known.left + rate * (now - known.at)), now)
-
-    def set(self, owner: int, level: _Level, burst: float) -> None:
-        if level.left >= burst:
-            self._levels.pop(owner, None)
-        else:
-            self._levels[owner] = level
-
-    def owners(self) -> list[int]:
-        return list(self._levels)
 
 
 class TimeAccounts:
@@ -412,7 +353,8 @@ class TimeAccounts:
 
     ``share`` is a part of one second in each second. An owner may use ``burst`` seconds of
     work at once; what it owes beyond is at most as much again, so that it is over for a
-    bounded time after it has stopped.
+    bounded time after it has stopped. One that used nothing for as long as a burst takes is
+    forgotten.
     """
 
     def __init__(
@@ -424,33 +366,41 @@ class TimeAccounts:
     ) -> None:
         self.share = share
         self.burst = burst
-        self._buckets = _Buckets(clock)
+        self._clock = clock
+        self._levels: dict[int, _Level] = {}
 
-    def charge(self, owner: int, seconds: float) -> None:
-        """So much of the loop's time was used for this owner's agents."""
-        level = self._buckets.level(owner, self.share, self.burst)
-        left = max(-self.burst, level.left - seconds)
-        self._buckets.set(owner, replace(level, left=left), self.burst)
+    def _level(self, owner: int) -> _Level:
+        now = self._clock()
+        known = self._levels.get(owner)
+        if known is None:
+            return _Level(self.burst, now)
+        return _Level(min(self.burst, known.left + self.share * (now - known.at)), now)
 
     def delay(self, owner: int) -> float:
         """Seconds until it has time again, 0 to 1: how late it is to be answered."""
-        left = self._buckets.level(owner, self.share, self.burst).left
+        left = self._level(owner).left
         if left >= 0:
             return 0.0
         return min(_DELAY_MAX, -left / self.share) if self.share else _DELAY_MAX
 
     def is_over(self, owner: int) -> bool:
         """Whether it has used more than it has."""
-        return self._buckets.level(owner, self.share, self.burst).left < 0
+        return self._level(owner).left < 0
 
     def is_charged(self, who: Payer) -> bool:
         """What operators use is on no account."""
         return who.reserve is Reserve.NONE
 
     def pay(self, who: Payer, seconds: float) -> None:
-        """``charge`` for somebody who is charged."""
-        if self.is_charged(who):
-            self.charge(who.owner, seconds)
+        """So much of the loop's time was used for somebody."""
+        if not self.is_charged(who):
+            return
+        level = self._level(who.owner)
+        left = max(-self.burst, level.left - seconds)
+        if left >= self.burst:
+            self._levels.pop(who.owner, None)
+        else:
+            self._levels[who.owner] = replace(level, left=left)
 
     def makes_wait(self, who: Payer) -> bool:
         """Whether somebody's owner is over its account; operators always have time."""
@@ -458,8 +408,8 @@ class TimeAccounts:
 
     def owners(self) -> list[int]:
         """The owners that used some of it lately."""
-        return [owner for owner in self._buckets.owners() if self.used(owner) > 0]
+        return [owner for owner in self._levels if self.used(owner) > 0]
 
     def used(self, owner: int) -> float:
         """Seconds of its burst that are used now."""
-        return self.burst - self._buckets.level(owner, self.share, self.burst).left
+        return self.burst - self._level(owner).left

@@ -17,6 +17,7 @@ from runtime.caller import Caller
 from runtime.errors import MalformedError, TooLongError
 from runtime.kernel.handover import Descriptors, pack_caller
 from runtime.records.config import Config
+from runtime.records.model import Agent
 from runtime.texts.names import dump_json
 
 #: of a connection: its own, and one to notice that the peer hangs up
@@ -226,9 +227,10 @@ class Connection:
 
 
 class Server:
-    """The listening socket of one agent, and its open connections."""
+    """A listening socket and its open connections; ``agent`` is None at those of the daemon."""
 
-    def __init__(self) -> None:
+    def __init__(self, agent: Agent | None = None) -> None:
+        self.agent = agent
         self.accepting = trio.CancelScope()
         self.refusing = False
         self.ended = trio.Event()

@@ -6,9 +6,9 @@ raises to the peer.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import trio
@@ -109,16 +109,19 @@ class Request:
 
     services: Services
     server: Server
-    #: None at the socket of the daemon
-    about: Agent | None
     connection: Connection
     fields: dict[str, Any]
     #: of an operation that stays: what was done of it, for the next daemon, noted before it is said
     progress: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def about(self) -> Agent | None:
+        """The agent whose socket it is, or who is named at that of the daemon."""
+        return self.server.agent or self.named
+
+    @property
     def agent(self) -> Agent:
-        """The agent whose socket it is."""
+        """The same, of whom the guard knows that there is one."""
         assert self.about is not None
         return self.about
 
@@ -206,7 +209,8 @@ async def _ctl(request: Request) -> None:
         raise MalformedError("line: write a verb, as in ctl")
     if "said" not in request.progress:
         request.progress["said"] = True
-        agent = agent or (request.about.name if request.about is not None else "")
+        own = request.server.agent
+        agent = agent or (own.name if own is not None else "")
         await request.services.say(request.caller, agent, task, line)
     request.progress["done"] = True
     await request.answer({"type": "ctl"})
@@ -222,32 +226,27 @@ def _call_id(request: Request) -> CallId | None:
     return check_call_id(name)
 
 
-async def _explain(request: Request, agent: Agent) -> None:
+async def _why(request: Request) -> None:
+    agent = request.agent
     perm, target = str(request.fields.get("verb")), str(request.fields.get("object"))
     cls, name = policy.parse_question(perm, target)
     allowed, lines = request.agents.authority.explain(agent, cls, name, perm)
     await request.answer({"type": "why", "agent": agent.name, "allowed": allowed, "lines": lines})
 
 
-async def _tell_refusals(request: Request, agent: Agent | None) -> None:
-    refusals = request.services.refusals(request.caller, agent)
+async def _audit(request: Request) -> None:
+    refusals = request.services.refusals(request.caller, request.about)
     await request.answer({"type": "audit", "refusals": refusals})
 
 
-async def _tell_quotas(request: Request, owners: Iterable[int]) -> None:
-    rows = [
-        {
-            "owner": row.owner,
-            "account": row.resource,
-            "use": row.use,
-            "limit": row.limit,
-            "reserve": row.reserve,
-            "most": row.most,
-            "held": row.held,
-        }
-        for owner in owners
-        for row in request.agents.accounts.standings(owner)
-    ]
+async def _quota(request: Request) -> None:
+    accounts, caller = request.agents.accounts, request.caller
+    if request.server.agent is not None:
+        owners = [request.server.agent.owner]
+    else:
+        master = request.agents.identity.is_master(caller)
+        owners = accounts.owners() if master else [caller.uid]
+    rows = [asdict(row) for owner in owners for row in accounts.standings(owner)]
     await request.answer({"type": "quota", "accounts": rows})
 
 
@@ -360,18 +359,6 @@ async def _cancel_call(request: Request) -> None:
     calls.cancel(request.caller, str(name))
 
 
-async def _why(request: Request) -> None:
-    await _explain(request, request.agent)
-
-
-async def _audit(request: Request) -> None:
-    await _tell_refusals(request, request.agent)
-
-
-async def _quota(request: Request) -> None:
-    await _tell_quotas(request, [request.agent.owner])
-
-
 # at the daemon's
 
 
@@ -388,22 +375,6 @@ async def _reexec(request: Request) -> None:
     request.progress["done"] = True
     frame = {"type": "reexec", "version": request.services.version, "before": before}
     await request.answer(frame)
-
-
-async def _why_of(request: Request) -> None:
-    agent = request.named
-    assert agent is not None  # or the guard had refused it
-    await _explain(request, agent)
-
-
-async def _audit_all(request: Request) -> None:
-    await _tell_refusals(request, request.named)
-
-
-async def _all_quotas(request: Request) -> None:
-    identity, caller = request.agents.identity, request.caller
-    master = identity.is_master(caller)
-    await _tell_quotas(request, request.agents.accounts.owners() if master else [caller.uid])
 
 
 # guards
@@ -501,13 +472,13 @@ DAEMON_OPERATIONS: Final[dict[str, Operation]] = {
             doc="end the waiting of a pending tool call"),
         Operation(name="reexec", guard=_MASTERS, handler=_reexec, stays=True,
             doc="execute the program of the daemon again, and answer when it is ready"),
-        Operation(name="why", handler=_why_of,
+        Operation(name="why", handler=_why,
             guard=Guard(who=OPERATORS, unless=(_NO_NAME, _NOT_OPERATED)),
             doc="tell which line of a policy permits something to the named agent"),
-        Operation(name="audit", handler=_audit_all,
+        Operation(name="audit", handler=_audit,
             guard=Guard(who=OPERATORS, unless=(_NOT_OPERATED,)),
             doc="tell what was refused to and about the caller's agents, or the named one"),
-        Operation(name="quota", guard=_OPERATORS, handler=_all_quotas,
+        Operation(name="quota", guard=_OPERATORS, handler=_quota,
             doc="tell what the caller uses of its accounts; to root, all owners"),
     )
 }  # fmt: skip

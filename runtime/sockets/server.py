@@ -89,7 +89,7 @@ class Sockets(Subscriber):
         #: the same outside of the mount
         self._beside = Server()
         #: those of agents that have ended, as long as anybody is connected
-        self._ended: dict[Server, Agent] = {}
+        self._ended: set[Server] = set()
         #: what is asked, while nothing is to be begun
         self.beginning = Holding()
         #: what agents want of their sockets costs others little at a time
@@ -127,22 +127,22 @@ class Sockets(Subscriber):
         listener = await self.binder.bind(self._places.fuse / "agent", bind_name(agent))
         server = self._servers.get(agent.index)
         if server is None:
-            server = self._servers[agent.index] = Server()
+            server = self._servers[agent.index] = Server(agent)
         server.accepting = trio.CancelScope()
         server.refusing = False
-        self._listen(agent, server, listener)
+        self._listen(server, listener)
 
-    def _listen(self, agent: Agent | None, server: Server, listener: socket.socket) -> None:
+    def _listen(self, server: Server, listener: socket.socket) -> None:
         server.listener = listener
-        self._nursery.start_soon(self._accept, agent, server, listener)
+        self._nursery.start_soon(self._accept, server, listener)
 
     async def open_daemon(self) -> None:
         """The same for ``ctxd.sock``, in the mount and beside it."""
         if self._beside.listener is None:
-            self._listen(None, self._beside, _bound(self._places.socket))
+            self._listen(self._beside, _bound(self._places.socket))
         if self._daemons.listener is None:
             listener = await self.binder.bind(self._places.fuse, DAEMON_BIND_NAME)
-            self._listen(None, self._daemons, listener)
+            self._listen(self._daemons, listener)
 
     def refuse(self, agent: Agent) -> None:
         """No new connections and operations; open ones stay until the end is recorded."""
@@ -158,18 +158,16 @@ class Sockets(Subscriber):
             server.accepting.cancel()
             server.ended.set()
             if server.connections:
-                self._ended[server] = agent
+                self._ended.add(server)
 
     # in the next daemon
 
     def save(self, descriptors: Descriptors) -> list[dict[str, Any]]:
         """All sockets and connections, as JSON values."""
-        agents = [(self._agents.registry.recall(index), s) for index, s in self._servers.items()]
-        ended = [(agent, server) for server, agent in self._ended.items()]
-        servers = [(None, self._daemons), (None, self._beside), *agents, *ended]
+        servers = [self._daemons, self._beside, *self._servers.values(), *self._ended]
         return [
             {
-                "agent": agent.index if agent is not None else None,
+                "agent": server.agent.index if server.agent is not None else None,
                 "beside": server is self._beside,
                 "listener": descriptors.keep(server.listener.fileno())
                 if server.listener is not None
@@ -179,22 +177,21 @@ class Sockets(Subscriber):
                 "arriving": [descriptors.keep(each.fileno()) for each in server.arriving],
                 "connections": [each.save(descriptors) for each in server.connections],
             }
-            for agent, server in servers
+            for server in servers
         ]
 
     def take_over(self, saved: list[dict[str, Any]]) -> None:
         """Serves them on; what was asked waits while it is held."""
         for each in saved:
-            agent = None
             # not in a version before
             server = self._beside if each.get("beside") else self._daemons
             if each["agent"] is not None:
                 agent = self._agents.registry.recall(AgentIndex(each["agent"]))
                 if agent is None:
                     continue  # its connections end with the descriptors
-                server = Server()
+                server = Server(agent)
                 if each["ended"]:
-                    self._ended[server] = agent
+                    self._ended.add(server)
                 else:
                     self._servers[agent.index] = server
                 server.restored = each["listener"] is not None or each["refusing"]
@@ -202,49 +199,46 @@ class Sockets(Subscriber):
             if each["ended"]:
                 server.ended.set()
             if each["listener"] is not None:
-                self._listen(agent, server, socket.socket(fileno=each["listener"]))
+                self._listen(server, socket.socket(fileno=each["listener"]))
             for fd in each["arriving"]:
-                self._nursery.start_soon(self._arrived, agent, server, socket.socket(fileno=fd))
+                self._nursery.start_soon(self._arrived, server, socket.socket(fileno=fd))
             for connection in each["connections"]:
-                self._reconnect(agent, server, connection)
+                self._reconnect(server, connection)
 
-    async def _arrived(self, agent: Agent | None, server: Server, peer: socket.socket) -> None:
+    async def _arrived(self, server: Server, peer: socket.socket) -> None:
         try:
-            stream = trio.SocketStream(trio.socket.from_stdlib_socket(peer))
-            await self._admit(agent, server, stream)
+            await self._admit(server, _stream_of(peer))
         except Exception as error:
             log.warning("accept: %s", error)
 
-    def _reconnect(self, agent: Agent | None, server: Server, saved: dict[str, Any]) -> None:
-        caller, agents = unpack_caller(saved["caller"]), self._agents
-        stream = trio.SocketStream(
-            trio.socket.from_stdlib_socket(socket.socket(fileno=saved["fd"]))
-        )
-        who = agents.identity.payer(caller)
-        config = agents.settings.config
-        connection = Connection(stream, caller, config, agents.accounts, self._turns, who)
+    def _reconnect(self, server: Server, saved: dict[str, Any]) -> None:
+        stream = _stream_of(socket.socket(fileno=saved["fd"]))
+        connection = self._connection(stream, unpack_caller(saved["caller"]))
         unsent = connection.restore(saved)
-        self._begin_serving(agent, server, connection, unsent, saved["pending"])
+        self._begin_serving(server, connection, unsent, saved["pending"])
 
-    async def _accept(
-        self, agent: Agent | None, server: Server, listener: socket.socket
-    ) -> None:
+    def _connection(self, stream: trio.SocketStream, caller: Caller) -> Connection:
+        agents = self._agents
+        who, config = agents.identity.payer(caller), agents.settings.config
+        return Connection(stream, caller, config, agents.accounts, self._turns, who)
+
+    async def _accept(self, server: Server, listener: socket.socket) -> None:
         accepting = server.accepting
         with self._listening(server, listener), accepting, listener:
             while True:
                 try:
                     arrived = await _accepted(listener)
                     server.arriving.append(arrived)
-                    stream = trio.SocketStream(trio.socket.from_stdlib_socket(arrived))
+                    stream = _stream_of(arrived)
                     try:
-                        if agent is not None:
-                            await self._accepts.take(Payer(agent.owner))
+                        if server.agent is not None:
+                            await self._accepts.take(Payer(server.agent.owner))
                     except BaseException:
                         stream.socket.close()  # the listener is closed
                         raise
                     finally:
                         server.arriving.remove(arrived)
-                    who = await self._admit(agent, server, stream)
+                    who = await self._admit(server, stream)
                     if who is not None:
                         await self._accepts.rest(who, REST_SECONDS)
                 except OSError as error:
@@ -264,9 +258,7 @@ class Sockets(Subscriber):
             if server.listener is listener:
                 server.listener = None
 
-    async def _admit(
-        self, agent: Agent | None, server: Server, stream: trio.SocketStream
-    ) -> Payer | None:
+    async def _admit(self, server: Server, stream: trio.SocketStream) -> Payer | None:
         """Serves one more connection, or refuses it without a task of its own.
 
         Returns the account that pays for it, None if no connection is served any more.
@@ -281,11 +273,9 @@ class Sockets(Subscriber):
         except BaseException:
             raw.close()
             raise
-        agents = self._agents
-        who = agents.identity.payer(caller)
-        agents.accounts.time.pay(who, time.thread_time() - begun)
-        config = agents.settings.config
-        connection = Connection(stream, caller, config, agents.accounts, self._turns, who)
+        connection = self._connection(stream, caller)
+        who, agent = connection.who, server.agent
+        self._agents.accounts.time.pay(who, time.thread_time() - begun)
         connection.path = f"agent/{agent.name}.sock" if agent is not None else "ctxd.sock"
         try:
             connection.admit()
@@ -295,21 +285,18 @@ class Sockets(Subscriber):
                 with trio.move_on_after(1), contextlib.suppress(trio.BrokenResourceError):
                     await self._send_error(connection, error)
             return who
-        self._begin_serving(agent, server, connection)
+        self._begin_serving(server, connection)
         return who
 
     # serving
 
-    def _begin_serving(
-        self, agent: Agent | None, server: Server, connection: Connection, *before: Any
-    ) -> None:
+    def _begin_serving(self, server: Server, connection: Connection, *before: Any) -> None:
         # known in the same step: the task begins in a later one
         server.connections.append(connection)
-        self._nursery.start_soon(self._serve, agent, server, connection, *before)
+        self._nursery.start_soon(self._serve, server, connection, *before)
 
     async def _serve(
         self,
-        agent: Agent | None,
         server: Server,
         connection: Connection,
         unsent: bytes = b"",
@@ -322,9 +309,8 @@ class Sockets(Subscriber):
                 try:
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._farewell, server, nursery.cancel_scope)
-                        before = (unsent, pending)
                         await connection.timed(
-                            self._converse(agent, server, connection, nursery, before)
+                            self._converse(server, connection, nursery, unsent, pending)
                         )
                         nursery.cancel_scope.cancel()
                 finally:
@@ -340,7 +326,7 @@ class Sockets(Subscriber):
         connection.release()
         server.connections.remove(connection)
         if not server.connections:
-            self._ended.pop(server, None)
+            self._ended.discard(server)
 
     @staticmethod
     async def _farewell(server: Server, scope: trio.CancelScope) -> None:
@@ -349,31 +335,30 @@ class Sockets(Subscriber):
 
     async def _converse(
         self,
-        agent: Agent | None,
         server: Server,
         connection: Connection,
         nursery: trio.Nursery,
-        before: tuple[bytes, Sequence[tuple[dict[str, Any], dict[str, Any]]]],
+        unsent: bytes,
+        pending: Sequence[tuple[dict[str, Any], dict[str, Any]]],
     ) -> None:
         # Its end waits for its tasks: what was asked for is answered, also to a peer
         # that shut down its sending side.
-        unsent, pending = before
         async with trio.open_nursery() as staying:
             try:
                 if unsent:
                     # frames that are said meanwhile come after it
                     staying.start_soon(connection.send, unsent)
                     await trio.lowlevel.checkpoint()
-                await self._go_on(agent, server, connection, pending, staying)
+                await self._go_on(server, connection, pending, staying)
                 if connection.ending:
                     return
-                self._check_peer(agent, connection)
+                self._check_peer(server.agent, connection)
                 while (line := await self._next_line(server, connection)) is not None:
                     await self._late.wait(connection.who)
                     await self.beginning.passed()
                     connection.at_hand = ""
                     if line.strip():
-                        await self._answer(agent, server, connection, line, staying)
+                        await self._answer(server, connection, line, staying)
             except CtxError as error:
                 connection.ending = True
                 connection.pending.clear()
@@ -384,23 +369,20 @@ class Sockets(Subscriber):
 
     async def _go_on(
         self,
-        agent: Agent | None,
         server: Server,
         connection: Connection,
         pending: Sequence[tuple[dict[str, Any], dict[str, Any]]],
         staying: trio.Nursery,
     ) -> None:
         """With operations that the daemon before was asked for, and allowed."""
-        table = OPERATIONS if agent is not None else DAEMON_OPERATIONS
+        table = _operations_of(server)
         for fields, progress in pending:
             operation = table.get(str(fields.get("op")))
             if operation is not None:
                 connection.pending.append(Pending(fields, progress))
         await self.beginning.passed()
         for each in list(connection.pending):
-            request = Request(
-                self._services, server, agent, connection, each.fields, each.progress
-            )
+            request = Request(self._services, server, connection, each.fields, each.progress)
             size = len(json.dumps(each.fields))
             connection.charge(size)
             operation = table[str(each.fields["op"])]
@@ -437,19 +419,13 @@ class Sockets(Subscriber):
         return roles
 
     async def _answer(
-        self,
-        agent: Agent | None,
-        server: Server,
-        connection: Connection,
-        line: str,
-        staying: trio.Nursery,
+        self, server: Server, connection: Connection, line: str, staying: trio.Nursery
     ) -> None:
         fields: dict[str, Any] = {}
         try:
             fields = parse_json_object(line)
-            table = OPERATIONS if agent is not None else DAEMON_OPERATIONS
-            operation = check_known(str(fields.get("op")), table, "operation")
-            request = Request(self._services, server, agent, connection, fields)
+            operation = check_known(str(fields.get("op")), _operations_of(server), "operation")
+            request = Request(self._services, server, connection, fields)
             self._check(operation, request)
             if not operation.stays:
                 await operation.handler(request)
@@ -460,7 +436,7 @@ class Sockets(Subscriber):
 
     def _check(self, operation: Operation, request: Request) -> None:
         """Whether the peer may ask for this now; raises what the guards refuse it with."""
-        agent, caller = request.about, request.caller
+        agent, caller = request.server.agent, request.caller
         roles = self._check_peer(agent, request.connection)
         own = False
         name = request.fields.get("id") if operation.of_message else None
@@ -512,6 +488,14 @@ class Sockets(Subscriber):
         if isinstance(about, str):
             frame["id"] = about
         await connection.send(frame)
+
+
+def _operations_of(server: Server) -> dict[str, Operation]:
+    return OPERATIONS if server.agent is not None else DAEMON_OPERATIONS
+
+
+def _stream_of(peer: socket.socket) -> trio.SocketStream:
+    return trio.SocketStream(trio.socket.from_stdlib_socket(peer))
 
 
 def _bound(path: Path) -> socket.socket:

@@ -39,7 +39,7 @@ from ctxfs.tree.items import ItemLayout
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.rows import NEW, Document, Kind, Lines, Row
 from runtime.agents import forking
-from runtime.authority.accounts import Resource
+from runtime.authority.accounts import Payer, Resource
 from runtime.authority.loop import LoopMeter
 from runtime.caller import Caller, Role
 from runtime.errors import CtxError
@@ -126,9 +126,9 @@ class Scene:
         accounts = self.mounted.agents.accounts
         for owner in range(100):
             for resource in Resource:
-                accounts.charge(2000 + owner, resource, 1)
+                accounts.pay(Payer(2000 + owner), resource, 1)
         for child in self.children:
-            accounts.charge(1000, Resource.DISK, 1, name=child.name)
+            accounts.pay(Payer(1000, child.name), Resource.DISK, 1)
         # nobody is late here, nor sleeps
         accounts.time.burst = 1e9
 
@@ -492,7 +492,7 @@ class Peer:
 
         ours, theirs = trio.socket.socketpair()
         async with trio.SocketStream(ours) as peer, trio.open_nursery() as nursery:
-            await self.sockets._admit(agent, Server(), trio.SocketStream(theirs))
+            await self.sockets._admit(Server(agent), trio.SocketStream(theirs))
             nursery.start_soon(listen, peer)
             with contextlib.suppress(trio.BrokenResourceError):
                 await peer.send_all(data)

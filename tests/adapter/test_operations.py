@@ -385,8 +385,8 @@ def test_what_waits_to_be_written_is_on_its_owners_account(
     complete(small.ops.write, fh, 0, b"x" * (1 << 20))
     assert held == [2 << 20]
     assert accounts.use(ME.uid, Resource.MEMORY) == 0
-    accounts.charge(ME.uid, Resource.MEMORY, accounts.limit(Resource.MEMORY) - 1,
-                    reserve=Reserve.OWNER)
+    most = accounts.limit(Resource.MEMORY) - 1
+    accounts.pay(Payer(ME.uid, reserve=Reserve.OWNER), Resource.MEMORY, most)
     with refused("EDQUOT"):
         complete(small.ops.write, fh, 0, b"x" * (1 << 20))
     # a verb is obeyed whatever is held
@@ -456,14 +456,14 @@ def test_names_of_a_large_directory_are_paid_before_they_are_read(
     accounts = small.fs.runtime.accounts
     held = accounts.use(ME.uid, Resource.MEMORY)
     rest = accounts.limit(Resource.MEMORY) - held - 1
-    accounts.charge(ME.uid, Resource.MEMORY, rest, reserve=Reserve.OWNER)
+    accounts.pay(Payer(ME.uid, reserve=Reserve.OWNER), Resource.MEMORY, rest)
     for _ in range(3):
         with refused("EDQUOT"):
             page(small, monkeypatch, fh, len(first), 10_000)
     assert page(small, monkeypatch, fh, 10, 2000) == first[10:], "no more than were paid"
     known = small.fs.cache._known
     assert {known[node.inode] for node in small.root.names.values()} == {0, 1, 2}
-    accounts.give_back(Payer(ME.uid), Resource.MEMORY, rest)
+    accounts.pay_anyway(Payer(ME.uid), Resource.MEMORY, -rest)
     while more := page(small, monkeypatch, fh, len(first), 500):
         first += more
     assert [name for name, _ in first] == [os.fsencode(name) for name in small.root.names]

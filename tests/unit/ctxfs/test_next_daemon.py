@@ -35,7 +35,7 @@ def _execute_again(mounted: Mounted) -> int:
 
 def _used(mounted: Mounted) -> int:
     rows = mounted.agents.accounts.standings(USER.uid)
-    return next(row.use for row in rows if row.resource == Resource.MEMORY)
+    return next(row.use for row in rows if row.account == Resource.MEMORY)
 
 
 def _with_messages(mounted: Mounted, count: int, size: int) -> str:

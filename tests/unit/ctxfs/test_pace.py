@@ -30,7 +30,7 @@ def paced(share: float = 0.5) -> Pace:
 
 
 def used_up(made: Pace) -> None:
-    made._runtime.accounts.time.charge(AGENT.owner, 10.0)
+    made._runtime.accounts.time.pay(AGENT, 10.0)
 
 
 def test_operators_always_have_time() -> None:

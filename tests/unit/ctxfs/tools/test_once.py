@@ -164,7 +164,7 @@ def test_it_is_kept_when_another_daemon_answers(desk: Desk) -> None:
     assert found == first
     assert agents.accounts.use(1000, Resource.DISK) == pytest.approx(used, abs=100_000)
     assert any(
-        row.most for row in agents.accounts.standings(1000) if row.resource == Resource.DISK.value
+        row.most for row in agents.accounts.standings(1000) if row.account == Resource.DISK.value
     )
 
 

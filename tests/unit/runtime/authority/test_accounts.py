@@ -30,37 +30,37 @@ def accounts(limit: int = 100, total: int | None = None) -> Accounts:
 
 def test_agents_of_one_owner_share_its_account() -> None:
     made = accounts()
-    made.charge(ALICE, FILES, 50, name="a")
-    made.charge(ALICE, FILES, 40, name="b")
+    made.pay(Payer(ALICE, "a"), FILES, 50)
+    made.pay(Payer(ALICE, "b"), FILES, 40)
     with pytest.raises(QuotaError):
-        made.charge(ALICE, FILES, 1, name="c")
-    made.charge(BOB, FILES, 90, name="d")
-    made.release(ALICE, FILES, 50, name="a")
-    made.charge(ALICE, FILES, 50, name="c")
+        made.pay(Payer(ALICE, "c"), FILES, 1)
+    made.pay(Payer(BOB, "d"), FILES, 90)
+    made.pay_anyway(Payer(ALICE, "a"), FILES, -50)
+    made.pay(Payer(ALICE, "c"), FILES, 50)
     assert made.use(ALICE, FILES) == 90
 
 
 def test_a_tenth_is_kept_for_the_owners_operators() -> None:
     made = accounts()
-    made.charge(ALICE, FILES, 90)
+    made.pay(Payer(ALICE), FILES, 90)
     with pytest.raises(QuotaError):
-        made.charge(ALICE, FILES, 1)
-    made.charge(ALICE, FILES, 10, reserve=Reserve.OWNER)
+        made.pay(Payer(ALICE), FILES, 1)
+    made.pay(Payer(ALICE, reserve=Reserve.OWNER), FILES, 10)
     with pytest.raises(QuotaError):
-        made.charge(ALICE, FILES, 1, reserve=Reserve.OWNER)
-    made.charge(ALICE, FILES, 1, reserve=Reserve.MASTER)
+        made.pay(Payer(ALICE, reserve=Reserve.OWNER), FILES, 1)
+    made.pay(Payer(ALICE, reserve=Reserve.MASTER), FILES, 1)
 
 
 def test_a_tenth_of_all_is_kept_for_root() -> None:
     made = accounts(limit=100, total=150)
-    made.charge(ALICE, FILES, 90)
-    made.charge(BOB, FILES, 45)
+    made.pay(Payer(ALICE), FILES, 90)
+    made.pay(Payer(BOB), FILES, 45)
     for reserve in (Reserve.NONE, Reserve.OWNER):
         with pytest.raises(QuotaError, match="root"):
-            made.charge(BOB, FILES, 1, reserve=reserve)
-    made.charge(0, FILES, 15, reserve=Reserve.MASTER)
+            made.pay(Payer(BOB, reserve=reserve), FILES, 1)
+    made.pay(Payer(0, reserve=Reserve.MASTER), FILES, 15)
     with pytest.raises(QuotaError):
-        made.charge(0, FILES, 1, reserve=Reserve.MASTER)
+        made.pay(Payer(0, reserve=Reserve.MASTER), FILES, 1)
     assert made.used(FILES) == 150
 
 
@@ -70,10 +70,10 @@ def test_an_owner_never_has_more_than_there_is() -> None:
 
 def test_a_refusal_names_account_use_limit_most_setting_and_remedy() -> None:
     made = accounts()
-    made.charge(ALICE, FILES, 70, name="greedy")
-    made.charge(ALICE, FILES, 10, name="modest")
+    made.pay(Payer(ALICE, "greedy"), FILES, 70)
+    made.pay(Payer(ALICE, "modest"), FILES, 10)
     with pytest.raises(QuotaError) as caught:
-        made.charge(ALICE, FILES, 20, name="modest")
+        made.pay(Payer(ALICE, "modest"), FILES, 20)
     for part in (
         *("descriptors", "uid 1000", "80 of 100", "20 more", '"greedy" holds most (70)'),
         *("owner_descriptors", "close open files"),
@@ -110,7 +110,7 @@ def test_what_is_there_is_counted_though_there_is_no_room() -> None:
     assert made.used(Resource.DISK) == 200
     assert made.room(ALICE, Resource.DISK) == 0
     with pytest.raises(QuotaError, match='"b" holds most'):
-        made.charge(ALICE, Resource.DISK, 1)
+        made.pay(Payer(ALICE), Resource.DISK, 1)
     held.set(0)
     assert made.owners() == []
     assert made.room(ALICE, Resource.DISK) == 90
@@ -119,8 +119,8 @@ def test_what_is_there_is_counted_though_there_is_no_room() -> None:
 
 def test_standings_tell_every_account() -> None:
     made = accounts()
-    made.charge(ALICE, FILES, 7, name="a")
-    told = {s.resource: s for s in made.standings(ALICE)}
+    made.pay(Payer(ALICE, "a"), FILES, 7)
+    told = {s.account: s for s in made.standings(ALICE)}
     assert set(told) == {*(resource.value for resource in Resource), "time"}
     files = told["descriptors"]
     assert (files.use, files.limit, files.reserve) == (7, 100, 10)
@@ -150,10 +150,10 @@ class Clock:
 def test_an_owner_has_its_share_of_the_loop_and_a_burst() -> None:
     clock = Clock()
     made = TimeAccounts(0.5, burst=1.0, clock=clock)
-    made.charge(ALICE, 1.0)
+    made.pay(Payer(ALICE), 1.0)
     assert not made.is_over(ALICE)
     assert made.delay(ALICE) == 0.0
-    made.charge(ALICE, 0.1)
+    made.pay(Payer(ALICE), 0.1)
     assert made.is_over(ALICE)
     assert made.delay(ALICE) == pytest.approx(0.2)
     assert not made.is_over(BOB)
@@ -164,7 +164,7 @@ def test_an_owner_has_its_share_of_the_loop_and_a_burst() -> None:
 def test_nobody_waits_longer_than_half_a_second_or_owes_for_ever() -> None:
     clock = Clock()
     made = TimeAccounts(0.5, burst=1.0, clock=clock)
-    made.charge(ALICE, 1000.0)
+    made.pay(Payer(ALICE), 1000.0)
     assert made.delay(ALICE) == 0.5
     clock.now += 2.0
     assert not made.is_over(ALICE)

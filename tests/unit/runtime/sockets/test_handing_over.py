@@ -114,7 +114,7 @@ async def test_connections_are_with_the_kernel_or_pass_to_the_next_daemon(tmp_pa
         taken = 0
         async with trio.open_nursery() as nursery:
             sockets = sockets_of(mounted, nursery)
-            sockets._listen(None, sockets._daemons, listener)
+            sockets._listen(sockets._daemons, listener)
 
             def complaint() -> str:
                 nonlocal taken
@@ -140,7 +140,7 @@ async def test_no_connection_passes_that_is_closed(tmp_path: Path) -> None:
     with mounted_in(tmp_path) as mounted, _listening(tmp_path / "socket") as listener:
         async with trio.open_nursery() as nursery:
             sockets = sockets_of(mounted, nursery)
-            sockets._listen(None, sockets._daemons, listener)
+            sockets._listen(sockets._daemons, listener)
             clients = [socket.socket(socket.AF_UNIX) for _ in range(10)]
             for client in clients:
                 client.connect(str(tmp_path / "socket"))
@@ -168,7 +168,7 @@ async def test_a_line_waits_in_the_connection_while_none_is_begun(tmp_path: Path
             ours, theirs = socket.socketpair()
             theirs.setblocking(False)
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
-            await sockets._admit(None, sockets._daemons, stream)
+            await sockets._admit(sockets._daemons, stream)
             await trio.testing.wait_all_tasks_blocked()
             sockets.beginning.hold()
             said = b'{"op":"ping"}\n' * 3
