@@ -384,7 +384,7 @@ class Births(Part):
         The guard (``SWITCHING``) was asked. ``DeniedError`` for a session of an earlier
         incarnation; ``QuotaError``.
         """
-        index = self._store.session_named(agent.owner, agent.name, name)
+        index = self._sessions.named(agent.owner, agent.name, name)
         if index == agent.session:
             return
         if index is not None and self._sessions.load(index).agent_index != agent.index:
@@ -469,7 +469,7 @@ class Births(Part):
         session = self._sessions.load(agent.session)
         before, old = session.owner, self._sessions.directory(session)
         new = self._sessions.directory(dataclasses.replace(session, owner=owner))
-        if self._store.session_named(owner, agent.name, session.name) is not None:
+        if self._sessions.named(owner, agent.name, session.name) is not None:
             raise TakenError(
                 f"uid {owner} already has a session {session.name} of {quote(agent.name)}"
             )

@@ -33,6 +33,7 @@ from runtime.caller import Caller
 from runtime.errors import KernelError, NoSpaceError
 from runtime.ids import AgentIndex, SessionIndex
 from runtime.kernel import linux
+from runtime.kernel.inotify import Wakeup
 from runtime.records.change import EVENTS, RUNTIME, Answer, Change, Subscriber
 from runtime.records.history import History
 from runtime.records.items import Item, Items
@@ -86,12 +87,12 @@ class Journal:
         #: changes that hold in memory, and wait for room on the disk
         self._late: list[Change] = []
         self._room = trio.Event()
-        self._long_log = trio.Event()
-        store.crowded = lambda: self._long_log.set()
+        self._long_log = Wakeup()
+        store.crowded = self._long_log.notify
         #: up to where the outbox is in the histories, and where it was synced last
         self._appended = self._synced = 0
         self._syncing = trio.Lock()
-        self._crowded = trio.Event()
+        self._crowded = Wakeup()
         #: histories whose last number is known to be the session's
         self._numbered: set[str] = set()
         self._complete_histories()
@@ -327,7 +328,7 @@ class Journal:
                         posted += self._post(session, file, lines)
                 for index, session in sessions.items():
                     session.updated = now
-                    self._store.put_session(session, change.sessions.get(index, ()))
+                    self._sessions.put(session, change.sessions.get(index, ()))
                 # so that what a call answers is said of what will hold
                 for agent, values in merged.values():
                     was = {name: getattr(agent, name) for name in values}
@@ -487,7 +488,7 @@ class Journal:
         size = session.held + len(lines.encode()) + 1
         if size > _HELD_MAX:
             return False
-        self._store.hold(session.index, lines + "\n")
+        self._sessions.hold(session.index, lines + "\n")
         session.held = size
         return True
 
@@ -497,7 +498,7 @@ class Journal:
         if session.held is not None:
             self._sessions.ensure(session)
             session.held = None
-            held = self._store.release(session.index).removesuffix("\n")
+            held = self._sessions.release(session.index).removesuffix("\n")
             if held and file == EVENTS:
                 lines = f"{held}\n{lines}"
             elif held:
@@ -530,7 +531,7 @@ class Journal:
             self._appended = self._undelivered[-1].seq
         self._undelivered = [each for each in self._undelivered if each.path in self._cut]
         if self._appended - self._synced > _OUTBOX_MAX:
-            self._crowded.set()
+            self._crowded.notify()
 
     # beside
 
@@ -544,8 +545,7 @@ class Journal:
     async def _empty_outbox(self) -> None:
         """Nobody may ever ask for fsync(2): now and then the disk is synced beside the loop."""
         while True:
-            await self._crowded.wait()
-            self._crowded = trio.Event()
+            await self._crowded.wait_changed()
             async with self._syncing:
                 appended = self._appended
                 self._history.forget()
@@ -557,8 +557,7 @@ class Journal:
     async def _checkpoint(self) -> None:
         """Keeps the store's log of writes short: beside the loop, since it waits for the disk."""
         while True:
-            await self._long_log.wait()
-            self._long_log = trio.Event()
+            await self._long_log.wait_changed()
             try:
                 await trio.to_thread.run_sync(self._store.checkpoint, abandon_on_cancel=True)
             except NoSpaceError as error:

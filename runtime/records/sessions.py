@@ -16,19 +16,20 @@ from pathlib import Path
 from typing import BinaryIO
 
 from runtime.errors import NoSpaceError
-from runtime.ids import NO_SESSION, AgentIndex, SessionIndex
+from runtime.ids import NO_SESSION, SessionIndex
 from runtime.kernel.trash import Trash
 from runtime.records.model import Agent, Session
 from runtime.records.registry import Registry
+from runtime.records.sessionrows import SessionRows
 from runtime.records.store import Store
 from runtime.texts.names import free_number
 
 
-class Sessions:
+class Sessions(SessionRows):
     """Sessions by number, and by owner, agent's name and session's name."""
 
     def __init__(self, *, store: Store, registry: Registry, trash: Trash, state: Path) -> None:
-        self._store = store
+        super().__init__(store)
         self._registry = registry
         self._trash = trash
         self._state = state
@@ -42,7 +43,7 @@ class Sessions:
     def get(self, index: SessionIndex) -> Session | None:
         session = self._loaded.get(index)
         if session is None:
-            session = self._store.find_session(index)
+            session = self.find(index)
             if session is not None and self._registry.get(session.agent_index) is not None:
                 self._loaded[index] = session
         return session
@@ -53,34 +54,6 @@ class Sessions:
         if session is None:
             raise LookupError(f"session {index} is not in the store")
         return session
-
-    def of(self, owner: int, agent: str) -> list[tuple[str, SessionIndex]]:
-        """(name, number) of all sessions of a name."""
-        return self._store.sessions(owner, agent)
-
-    def named(self, owner: int, agent: str, name: str) -> SessionIndex | None:
-        return self._store.session_named(owner, agent, name)
-
-    def first(self, owner: int, agent: str) -> SessionIndex | None:
-        return self._store.first_session(owner, agent)
-
-    def any(self, owner: int, agent: str) -> bool:
-        """Whether a name has sessions."""
-        return self._store.has_sessions(owner, agent)
-
-    def agents(self, owner: int) -> list[str]:
-        """The names that have sessions of an owner's."""
-        return self._store.session_agents(owner)
-
-    def owners(self) -> list[int]:
-        return self._store.session_owners()
-
-    def channels(self, session: SessionIndex) -> list[tuple[str, AgentIndex]]:
-        """(name, number of the child) of what a session gave to children."""
-        return self._store.channels(session)
-
-    def find_channel(self, session: SessionIndex, name: str) -> AgentIndex | None:
-        return self._store.find_channel(session, name)
 
     # where they are
 
@@ -127,7 +100,7 @@ class Sessions:
 
     def held(self, session: Session) -> bytes | None:
         """All of ``events.jsonl`` as long as the store holds it; None if that is a file."""
-        return None if session.held is None else self._store.held(session.index).encode()
+        return None if session.held is None else self.lines(session.index).encode()
 
     def open_events(self, session: Session) -> BinaryIO:
         """``events.jsonl``, as it is now if the store holds it; ``FileNotFoundError``."""
@@ -147,7 +120,7 @@ class Sessions:
     def make(self, agent: Agent, wanted: str = "") -> SessionIndex:
         """A new session of an agent, named as wanted or by default; returns its number."""
         name = wanted or "default"
-        if self._store.session_named(agent.owner, agent.name, name) is not None:
+        if self.named(agent.owner, agent.name, name) is not None:
             name = self._free(agent)
         now = time.time()
         session = Session(
@@ -165,7 +138,7 @@ class Sessions:
         if not self.any(agent.owner, agent.name):
             # of a history that was removed, or given to another owner
             self.discard_homes(agent.owner, agent.name)
-        session.index = self._store.insert_session(session)
+        session.index = self.insert(session)
         self._loaded[session.index] = session
         return session.index
 
@@ -175,7 +148,7 @@ class Sessions:
         def is_taken(number: int) -> bool:
             name = f"default.{number}"
             return number == 1 or (
-                self._store.session_named(agent.owner, agent.name, name) is not None
+                self.named(agent.owner, agent.name, name) is not None
             )
 
         return f"default.{free_number(is_taken)}"
@@ -184,23 +157,23 @@ class Sessions:
         """The channel of an earlier child of this name becomes NAME~1, NAME~2, …"""
         if session is None:
             return
-        earlier = self._store.find_channel(session, channel)
+        earlier = self.find_channel(session, channel)
         # As this transaction has it: memory follows when it is committed.
         old = self._store.find_agent(earlier) if earlier is not None else None
         if old is None:
             return
         number = free_number(
-            lambda n: self._store.find_channel(session, f"{channel}~{n}") is not None
+            lambda n: self.find_channel(session, f"{channel}~{n}") is not None
         )
         # Only a removed agent leaves its name, so no record in memory changes with it.
         self._store.put_agent(old.index, {**old.dump(), "channel": f"{channel}~{number}"})
 
     def erase(self, session: Session) -> None:
         """Deletes its row, and releases the name after the last session of it."""
-        self._store.delete_session(session.index)
+        self.delete(session.index)
         if (
             self._store.name_owner(session.agent) == session.owner
-            and not self._store.has_sessions(session.owner, session.agent)
+            and not self.any(session.owner, session.agent)
         ):
             self._store.release_name(session.agent)
 

@@ -22,7 +22,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from runtime.errors import NoSpaceError, StartupError
 from runtime.ids import AgentIndex, CallId, Incarnation, ItemIndex, SessionIndex, SpaceIndex
@@ -106,9 +106,9 @@ CREATE TABLE spaces (
 """
 #: fields that have columns of their own, which are in indices: pages that a commit writes as well
 _AGENT_COLUMNS: Final = frozenset({"parent_session", "channel", "removed"})
-_SESSION_COLUMNS: Final = frozenset({"owner", "removed"})
 #: bytes of an answer, in SQL
 _ANSWER_SIZE: Final = "LENGTH(CAST(answer AS BLOB))"
+_T = TypeVar("_T")
 _LONG: Final = frozenset(name for cls in KINDS.values() for name in cls.long)
 
 
@@ -273,38 +273,42 @@ class Store:
         finally:
             os.close(fd)
 
+    def insert(self, table: str, **values: Any) -> int:
+        """The number of a new row of a table."""
+        marks = ",".join("?" * len(values))
+        cursor = self._db.execute(
+            f"INSERT INTO {table} ({','.join(values)}) VALUES ({marks})", (*values.values(),)
+        )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def put(self, table: str, index: int, **values: Any) -> None:
+        """Columns of a row."""
+        marks = ",".join(f"{column}=?" for column in values)
+        self._db.execute(f"UPDATE {table} SET {marks} WHERE idx=?", (*values.values(), index))
+
+    def value(self, make: Callable[[Any], _T], question: str, *values: Any) -> _T | None:
+        """What the first column of the first row makes; None if there is none, or nothing in it."""
+        row = self.execute(question, *values).fetchone()
+        return make(row[0]) if row and row[0] is not None else None
+
+    def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        return self._db.execute(statement, values)
+
     # agents
 
     def insert_agent(self, agent: Agent) -> AgentIndex:
-        cursor = self._db.execute(
-            "INSERT INTO agents (name, parent_session, channel, removed, data) VALUES (?,?,?,?,?)",
-            (
-                agent.name,
-                agent.parent_session,
-                agent.channel,
-                agent.removed,
-                _dump_agent(agent.dump()),
-            ),
-        )
-        assert cursor.lastrowid is not None
-        return AgentIndex(cursor.lastrowid)
+        values = agent.dump()
+        columns = {name: values[name] for name in ("name", *_AGENT_COLUMNS)}
+        return AgentIndex(self.insert("agents", **columns, data=_dump_agent(values)))
 
     def put_agent(
         self, index: AgentIndex, values: dict[str, Any], changed: Iterable[str] = _AGENT_COLUMNS
     ) -> None:
         """Of a field that has no column, ``changed``, nothing but the row itself is written."""
-        if _AGENT_COLUMNS.isdisjoint(changed):
-            self._db.execute("UPDATE agents SET data=? WHERE idx=?", (_dump_agent(values), index))
-            return
-        self._db.execute(
-            "UPDATE agents SET parent_session=?, channel=?, removed=?, data=? WHERE idx=?",
-            (
-                values["parent_session"],
-                values["channel"],
-                values["removed"],
-                _dump_agent(values),
-                index,
-            ),
+        columns = {} if _AGENT_COLUMNS.isdisjoint(changed) else _AGENT_COLUMNS
+        self.put(
+            "agents", index, **{name: values[name] for name in columns}, data=_dump_agent(values)
         )
 
     def load_agents(self) -> list[Agent]:
@@ -313,8 +317,8 @@ class Store:
         return [Agent.load(AgentIndex(index), json.loads(data)) for index, data in rows]
 
     def find_agent(self, index: AgentIndex) -> Agent | None:
-        row = self._db.execute("SELECT data FROM agents WHERE idx=?", (index,)).fetchone()
-        return Agent.load(index, json.loads(row[0])) if row else None
+        values = self.value(json.loads, "SELECT data FROM agents WHERE idx=?", index)
+        return Agent.load(index, values) if values else None
 
     def kept_incarnations(self) -> set[Incarnation]:
         """Removed agents whose documents stay: in a channel, or with a session."""
@@ -347,28 +351,10 @@ class Store:
             )
             return {incarnation: (owner, name) for incarnation, owner, name in rows}
 
-    def channels(self, session: SessionIndex) -> list[tuple[str, AgentIndex]]:
-        """(name of the channel, index of the agent) below a session's ``context/child``."""
-        rows = self._db.execute(
-            "SELECT channel, idx FROM agents WHERE parent_session=? ORDER BY idx", (session,)
-        )
-        return [(channel, AgentIndex(index)) for channel, index in rows]
-
-    def find_channel(self, session: SessionIndex, channel: str) -> AgentIndex | None:
-        row = self._db.execute(
-            "SELECT idx FROM agents WHERE parent_session=? AND channel=?", (session, channel)
-        ).fetchone()
-        return AgentIndex(row[0]) if row else None
-
     # items of the planes
 
     def insert_item(self, item: Item) -> ItemIndex:
-        cursor = self._db.execute(
-            "INSERT INTO items (agent, kind, data) VALUES (?,?,?)",
-            (item.agent, item.kind, "{}"),
-        )
-        assert cursor.lastrowid is not None
-        index = ItemIndex(cursor.lastrowid)
+        index = ItemIndex(self.insert("items", agent=item.agent, kind=item.kind, data="{}"))
         self.put_item(index, item.record())
         return index
 
@@ -390,14 +376,12 @@ class Store:
         self._db.execute(
             f"DELETE FROM texts WHERE item=? AND field NOT IN ({marks})", (index, *elsewhere)
         )
-        self._db.execute("UPDATE items SET data=? WHERE idx=?", (dump_json(short), index))
+        self.put("items", index, data=dump_json(short))
 
     def read_text(self, index: ItemIndex, field: str) -> str:
         """A long text of an item; empty if the item was removed."""
-        row = self._db.execute(
-            "SELECT text FROM texts WHERE item=? AND field=?", (index, field)
-        ).fetchone()
-        return str(row[0]) if row else ""
+        question = "SELECT text FROM texts WHERE item=? AND field=?"
+        return self.value(str, question, index, field) or ""
 
     def delete_item(self, index: ItemIndex) -> None:
         self._db.execute("DELETE FROM texts WHERE item=?", (index,))
@@ -421,8 +405,7 @@ class Store:
     # names
 
     def name_owner(self, name: str) -> int | None:
-        row = self._db.execute("SELECT owner FROM names WHERE name=?", (name,)).fetchone()
-        return int(row[0]) if row else None
+        return self.value(int, "SELECT owner FROM names WHERE name=?", name)
 
     def claim_name(self, name: str, owner: int) -> None:
         self._db.execute(
@@ -436,57 +419,12 @@ class Store:
 
     def runs(self, name: str) -> int:
         """The number of a name's last run; they go on over incarnations."""
-        (runs,) = self._db.execute("SELECT runs FROM names WHERE name=?", (name,)).fetchone()
-        return int(runs)
+        return self.value(int, "SELECT runs FROM names WHERE name=?", name) or 0
 
     def put_runs(self, name: str, number: int) -> None:
         self._db.execute("UPDATE names SET runs=? WHERE name=?", (number, name))
 
-    # sessions
-
-    def insert_session(self, session: Session) -> SessionIndex:
-        cursor = self._db.execute(
-            "INSERT INTO sessions (owner, agent, name, removed, data) VALUES (?,?,?,?,?)",
-            (session.owner, session.agent, session.name, False, dump_json(session.record())),
-        )
-        assert cursor.lastrowid is not None
-        return SessionIndex(cursor.lastrowid)
-
-    def put_session(self, session: Session, changed: Iterable[str] = _SESSION_COLUMNS) -> None:
-        """The same of a session."""
-        if _SESSION_COLUMNS.isdisjoint(changed):
-            self._db.execute(
-                "UPDATE sessions SET data=? WHERE idx=?",
-                (dump_json(session.record()), session.index),
-            )
-            return
-        self._db.execute(
-            "UPDATE sessions SET owner=?, removed=?, data=? WHERE idx=?",
-            (session.owner, session.removed, dump_json(session.record()), session.index),
-        )
-
-    def delete_session(self, index: SessionIndex) -> None:
-        self._db.execute("DELETE FROM sessions WHERE idx=?", (index,))
-        self._db.execute("DELETE FROM held WHERE session=?", (index,))
-
-    def hold(self, index: SessionIndex, lines: str) -> None:
-        """More events of a session that has no file of them."""
-        self._db.execute(
-            "INSERT INTO held VALUES (?,?) "
-            "ON CONFLICT (session) DO UPDATE SET lines=lines || excluded.lines",
-            (index, lines),
-        )
-
-    def held(self, index: SessionIndex) -> str:
-        """The events of a session that has no file of them."""
-        row = self._db.execute("SELECT lines FROM held WHERE session=?", (index,)).fetchone()
-        return str(row[0]) if row else ""
-
-    def release(self, index: SessionIndex) -> str:
-        """They are held no longer."""
-        lines = self.held(index)
-        self._db.execute("DELETE FROM held WHERE session=?", (index,))
-        return lines
+    # sessions (the others are in ``runtime.records.sessionrows``)
 
     def held_sizes(self) -> dict[tuple[int, str], tuple[int, int]]:
         """How many sessions there are, and the bytes that are held for them, by owner and agent.
@@ -500,63 +438,14 @@ class Store:
             )
             return {(owner, agent): (count, int(size)) for owner, agent, count, size in rows}
 
-    def find_session(self, index: SessionIndex) -> Session | None:
-        row = self._db.execute("SELECT data FROM sessions WHERE idx=?", (index,)).fetchone()
-        return Session.load(index, json.loads(row[0])) if row else None
-
-    def sessions(self, owner: int, agent: str) -> list[tuple[str, SessionIndex]]:
-        """(name, index) of the sessions of an agent's name."""
-        rows = self._db.execute(
-            "SELECT name, idx FROM sessions WHERE owner=? AND agent=? ORDER BY idx",
-            (owner, agent),
-        )
-        return [(name, SessionIndex(index)) for name, index in rows]
-
-    def session_named(self, owner: int, agent: str, name: str) -> SessionIndex | None:
-        """The index of one of them: there may be a great many."""
-        row = self._db.execute(
-            "SELECT idx FROM sessions WHERE owner=? AND agent=? AND name=?", (owner, agent, name)
-        ).fetchone()
-        return SessionIndex(row[0]) if row else None
-
-    def first_session(self, owner: int, agent: str) -> SessionIndex | None:
-        """The index of the oldest."""
-        (index,) = self._db.execute(
-            "SELECT MIN(idx) FROM sessions WHERE owner=? AND agent=?", (owner, agent)
-        ).fetchone()
-        return index if index is None else SessionIndex(index)
-
-    def has_sessions(self, owner: int, agent: str) -> bool:
-        """Asks for no oldest, which would have to be searched among thousands of lives."""
-        rows = self._db.execute(
-            "SELECT 1 FROM sessions WHERE owner=? AND agent=? LIMIT 1", (owner, agent)
-        )
-        return rows.fetchone() is not None
-
-    def session_agents(self, owner: int) -> list[str]:
-        """The names that have sessions under this owner."""
-        rows = self._db.execute(
-            "SELECT DISTINCT agent FROM sessions WHERE owner=? ORDER BY agent", (owner,)
-        )
-        return [name for (name,) in rows]
-
-    def session_owners(self) -> list[int]:
-        rows = self._db.execute("SELECT DISTINCT owner FROM sessions ORDER BY owner")
-        return [owner for (owner,) in rows]
-
     # spaces
 
     def insert_space(self, space: Space) -> SpaceIndex:
-        cursor = self._db.execute(
-            "INSERT INTO spaces (name, data) VALUES (?,?)", (space.name, dump_json(space.record()))
-        )
-        assert cursor.lastrowid is not None
-        return SpaceIndex(cursor.lastrowid)
+        data = dump_json(space.record())
+        return SpaceIndex(self.insert("spaces", name=space.name, data=data))
 
     def put_space(self, space: Space) -> None:
-        self._db.execute(
-            "UPDATE spaces SET data=? WHERE idx=?", (dump_json(space.record()), space.index)
-        )
+        self.put("spaces", space.index, data=dump_json(space.record()))
 
     def delete_space(self, index: SpaceIndex) -> None:
         self._db.execute("DELETE FROM spaces WHERE idx=?", (index,))
@@ -633,9 +522,7 @@ class Store:
 
     def post(self, path: str, line: str) -> Pending:
         """One line, or several with newlines between them."""
-        cursor = self._db.execute("INSERT INTO outbox (path, line) VALUES (?,?)", (path, line))
-        assert cursor.lastrowid is not None
-        return Pending(cursor.lastrowid, path, line)
+        return Pending(self.insert("outbox", path=path, line=line), path, line)
 
     def undelivered(self) -> list[Pending]:
         rows = self._db.execute("SELECT seq, path, line FROM outbox ORDER BY seq")

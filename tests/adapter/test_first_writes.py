@@ -166,7 +166,7 @@ def test_many_events_get_a_file(mounted: Mounted, agent: Agent) -> None:
     lines = [json.loads(line) for line in mounted.get(f"{S}/events.jsonl").splitlines()]
     assert [line["id"] for line in lines] == [f"e{n}" for n in range(1, 42)]
     session = mounted.agents.sessions.load(agent.session)
-    assert session.held is None and mounted.world.store.held(session.index) == ""
+    assert session.held is None and mounted.agents.sessions.lines(session.index) == ""
     assert (mounted.world.state / "home/1000/agent/x/default/events.jsonl").exists()
 
 

@@ -17,6 +17,7 @@ from runtime.ids import NO_SESSION, AgentIndex, SessionIndex
 from runtime.records.items import LongText, Work
 from runtime.records.lifecycle import Status
 from runtime.records.model import _LEFT_OUT, Agent, Session
+from runtime.records.sessionrows import SessionRows
 from runtime.records.store import _STEPS, Pending, Store, check_state
 
 
@@ -169,9 +170,9 @@ def test_fields_of_a_newer_version_are_left_out_when_loaded() -> None:
 
 def test_indexes_are_not_given_twice(store: Store) -> None:
     with store.transaction():
-        first = store.insert_session(a_session())
-        store.delete_session(first)
-        second = store.insert_session(a_session())
+        first = SessionRows(store).insert(a_session())
+        SessionRows(store).delete(first)
+        second = SessionRows(store).insert(a_session())
     assert second > first
 
 
@@ -181,9 +182,9 @@ def test_channels_are_found_by_session_and_name(store: Store) -> None:
         two = store.insert_agent(an_agent("b", parent_session=4, channel="b"))
         store.insert_agent(an_agent("c", parent_session=5, channel="a"))
     four = SessionIndex(4)
-    assert store.channels(four) == [("a", one), ("b", two)]
-    assert store.find_channel(four, "b") == two
-    assert store.find_channel(four, "c") is None
+    assert SessionRows(store).channels(four) == [("a", one), ("b", two)]
+    assert SessionRows(store).find_channel(four, "b") == two
+    assert SessionRows(store).find_channel(four, "c") is None
 
 
 def test_holders_of_directories_are_found_also_of_removed_agents(store: Store) -> None:
@@ -224,30 +225,30 @@ def test_a_name_belongs_to_nobody_after_its_release(store: Store) -> None:
 
 def test_sessions_are_listed_by_owner_and_name(store: Store) -> None:
     with store.transaction():
-        one = store.insert_session(a_session("default"))
-        two = store.insert_session(a_session("default.2"))
-        store.insert_session(a_session("default", "b"))
-        store.insert_session(a_session("default", "a", owner=2))
-    assert store.sessions(1, "a") == [("default", one), ("default.2", two)]
-    assert store.session_agents(1) == ["a", "b"]
-    assert store.session_owners() == [1, 2]
+        one = SessionRows(store).insert(a_session("default"))
+        two = SessionRows(store).insert(a_session("default.2"))
+        SessionRows(store).insert(a_session("default", "b"))
+        SessionRows(store).insert(a_session("default", "a", owner=2))
+    assert SessionRows(store).of(1, "a") == [("default", one), ("default.2", two)]
+    assert SessionRows(store).agents(1) == ["a", "b"]
+    assert SessionRows(store).owners() == [1, 2]
 
 
 def test_a_session_is_there_once(store: Store) -> None:
     with pytest.raises(sqlite3.IntegrityError), store.transaction():
-        store.insert_session(a_session())
-        store.insert_session(a_session())
-    assert store.sessions(1, "a") == []
+        SessionRows(store).insert(a_session())
+        SessionRows(store).insert(a_session())
+    assert SessionRows(store).of(1, "a") == []
 
 
 def test_a_session_keeps_its_counts(store: Store) -> None:
     session = a_session()
     with store.transaction():
-        session.index = store.insert_session(session)
+        session.index = SessionRows(store).insert(session)
         session.events, session.owner = 7, 2
-        store.put_session(session)
-    assert store.find_session(session.index) == session
-    assert store.sessions(2, "a") == [("default", session.index)]
+        SessionRows(store).put(session)
+    assert SessionRows(store).find(session.index) == session
+    assert SessionRows(store).of(2, "a") == [("default", session.index)]
 
 
 def test_the_row_of_a_session_names_its_agent_as_ever(store: Store) -> None:
@@ -394,17 +395,17 @@ def test_defaults_that_rows_leave_out_stay() -> None:
 def test_what_is_held_of_events_is_counted_and_goes_with_its_session(tmp_path: Path) -> None:
     with closing(Store(tmp_path / "db")) as store:
         with store.transaction():
-            one = store.insert_session(a_session("default", owner=1))
-            two = store.insert_session(a_session("default.2", owner=1))
-            store.hold(one, "sch\u00f6n\n")
-            store.hold(one, "b\n")
-            store.hold(two, "c\n")
-        assert store.held(one) == "sch\u00f6n\nb\n"
+            one = SessionRows(store).insert(a_session("default", owner=1))
+            two = SessionRows(store).insert(a_session("default.2", owner=1))
+            SessionRows(store).hold(one, "sch\u00f6n\n")
+            SessionRows(store).hold(one, "b\n")
+            SessionRows(store).hold(two, "c\n")
+        assert SessionRows(store).lines(one) == "sch\u00f6n\nb\n"
         assert store.held_sizes() == {(1, "a"): (2, 11)}
         with store.transaction():
-            assert store.release(two) == "c\n"
-            store.delete_session(one)
-        assert store.held(one) == store.held(two) == ""
+            assert SessionRows(store).release(two) == "c\n"
+            SessionRows(store).delete(one)
+        assert SessionRows(store).lines(one) == SessionRows(store).lines(two) == ""
         assert store.held_sizes() == {(1, "a"): (1, 0)}
 
 
