@@ -1,4 +1,8 @@
-"""The command acp: an agent of ctxfs as an agent in an editor, by the Agent Client Protocol."""
+"""The command acp: an agent of ctxfs as an agent in an editor, by the Agent Client Protocol.
+
+It speaks as an operator, outside of the daemon, which so parses no protocol of others. What
+differs between versions is a table by number, chosen once, when both sides have agreed.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,13 @@
 
 A handler gets one ``Request``; the server has checked the guard, and sends what the handler
 raises to the peer.
+
+The way of a message that is sent, until its reply: ``server`` reads the frame and identifies the
+sender; ``send`` here has the guard; one change queues the message and fires waits for messages
+(``runtime.agents.messages``); the journal commits it and tells who watches; the agent's next run
+begins with it, or its resident program receives it (``runtime.life.runs``, ``residents``); output
+is streamed to who is connected (``streams``); one change records the reply, the history and the
+end of the message (``conclusions``); and the sender gets the last frame from here.
 """
 
 from __future__ import annotations

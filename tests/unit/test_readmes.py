@@ -36,6 +36,16 @@ def test_files_of_the_source_that_are_named_are_there(page: Path) -> None:
     assert not [path for path in named if not (CHECKOUT / path).exists()]
 
 
+def test_the_architecture_is_short_and_names_modules_that_there_are() -> None:
+    text = (CHECKOUT / "ARCHITECTURE.md").read_text()
+    assert text.count("\n") <= 150
+    folders = ("client", "ctxfs", "runtime", "contrib", "man", "tests")
+    there = [f"/{path}" for each in folders for path in (CHECKOUT / each).rglob("*.*")]
+    named = re.findall(r"`([\w./-]+\.(?:py|c|h|txt|1))`", text)
+    assert len(named) > 50
+    assert not [name for name in named if not any(path.endswith(f"/{name}") for path in there)]
+
+
 def test_the_readme_names_sections_that_there_are() -> None:
     text = " ".join((CHECKOUT / "README.md").read_text().split())
     found = []
