@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -19,15 +20,23 @@ def modules(package: str) -> list[Path]:
     return sorted((HOUSE / package).rglob("*.py"))
 
 
-def imported(path: Path) -> Iterator[str]:
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def imported(path: Path) -> frozenset[str]:
     """Every module named by an import statement, those of functions and type checks too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    found: set[str] = set()
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
             assert node.module is not None
-            yield node.module
+            found.add(node.module)
+    return frozenset(found)
 
 
 def packages(path: Path) -> set[str]:
@@ -36,6 +45,16 @@ def packages(path: Path) -> set[str]:
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(HOUSE))
+
+
+def others(paths: Iterable[Path], allowed: Iterable[str]) -> dict[str, set[str]]:
+    """What these import besides, by module."""
+    found = {name_of(path): packages(path) - set(allowed) for path in paths}
+    return {name: names for name, names in found.items() if names}
+
+
+def importers(paths: Iterable[Path], of: Callable[[str], bool]) -> set[str]:
+    return {name_of(path) for path in paths if any(map(of, imported(path)))}
 
 
 RUNTIME = modules("runtime")
@@ -54,67 +73,57 @@ def test_all_packages_have_modules() -> None:
     assert len(REFERENCES) > 3
 
 
-@pytest.mark.parametrize("path", REFERENCES, ids=name_of)
-def test_what_the_bench_compares_with_does_not_change_with_the_product(path: Path) -> None:
-    assert not packages(path) & {"client", "ctxfs", "runtime"}
-    ours = {name for name in imported(path) if name.startswith("bench")}
-    assert all(name.startswith("bench.reference") for name in ours)
+def test_what_the_bench_compares_with_does_not_change_with_the_product() -> None:
+    assert not importers(REFERENCES, lambda name: bool(
+        re.match(r"(client|ctxfs|runtime|bench(?!\.reference))\b", name)))
 
 
-@pytest.mark.parametrize("path", RUNTIME, ids=name_of)
-def test_runtime_imports_neither_the_filesystem_nor_fuse_nor_the_client(path: Path) -> None:
-    assert not packages(path) & {"client", "ctxfs", "pyfuse3"}
+def test_runtime_imports_neither_the_filesystem_nor_fuse_nor_the_client() -> None:
+    assert not importers(RUNTIME, lambda name: bool(re.match(r"(client|ctxfs|pyfuse3)\b", name)))
 
 
-@pytest.mark.parametrize("path", RUNTIME + CTXFS, ids=name_of)
-def test_every_import_is_ours_the_standard_librarys_or_a_dependency(path: Path) -> None:
+def test_every_import_is_ours_the_standard_librarys_or_a_dependency() -> None:
     ours = {"client", "ctxfs", "runtime"}
     theirs = {"pyfuse3", "trio", "yaml", "jsonschema", "psutil"}
-    assert packages(path) <= ours | theirs | sys.stdlib_module_names
+    assert others(RUNTIME + CTXFS, ours | theirs | sys.stdlib_module_names) == {}
 
 
-@pytest.mark.parametrize("path", CLIENT, ids=name_of)
-def test_the_client_imports_only_itself_and_the_standard_library(path: Path) -> None:
-    assert packages(path) <= {"client", *sys.stdlib_module_names}
+def test_the_client_imports_only_itself_and_the_standard_library() -> None:
+    assert others(CLIENT, {"client", *sys.stdlib_module_names}) == {}
 
 
-@pytest.mark.parametrize("path", INSTALLED, ids=name_of)
-def test_one_library_draws_the_screen(path: Path) -> None:
+def test_one_library_draws_the_screen() -> None:
     """rich is a part of textual's interface: what it draws is made of rich's segments."""
-    drawing = {"textual", "rich"} if path.stem in ("app", "table") else set()
-    assert packages(path) <= {"client", *drawing, *sys.stdlib_module_names}
+    drawing = {path for path in INSTALLED if path.stem in ("app", "table")}
+    assert others(drawing, {"client", "textual", "rich", *sys.stdlib_module_names}) == {}
+    assert others(set(INSTALLED) - drawing, {"client", *sys.stdlib_module_names}) == {}
 
 
-@pytest.mark.parametrize("path", CLIENT, ids=name_of)
-def test_two_commands_need_the_installed_client(path: Path) -> None:
-    if any(name.startswith("client.installed") for name in imported(path)):
-        assert name_of(path) in ("client/top.py", "client/timeline.py")
+def test_two_commands_need_the_installed_client() -> None:
+    found = importers(CLIENT, lambda name: name.startswith("client.installed"))
+    assert found <= {"client/top.py", "client/timeline.py"}
 
 
-@pytest.mark.parametrize("path", CTXFS, ids=name_of)
-def test_the_client_is_no_library(path: Path) -> None:
-    if "client" in packages(path):
-        assert name_of(path) == "ctxfs/program.py"
+def test_the_client_is_no_library() -> None:
+    found = importers(CTXFS, lambda name: name.partition(".")[0] == "client")
+    assert found <= {"ctxfs/program.py"}
 
 
-@pytest.mark.parametrize("path", CTXFS, ids=name_of)
-def test_pyfuse3_is_imported_by_the_adapter_only(path: Path) -> None:
-    if "pyfuse3" in packages(path):
-        assert name_of(path) in ADAPTER
+def test_pyfuse3_is_imported_by_the_adapter_only() -> None:
+    assert importers(CTXFS, lambda name: name.partition(".")[0] == "pyfuse3") <= ADAPTER
 
 
-@pytest.mark.parametrize("path", CTXFS, ids=name_of)
-def test_only_the_composition_imports_the_pyfuse3_operations(path: Path) -> None:
-    if "ctxfs.operations" in set(imported(path)):
-        assert path.stem in {"mount", "daemon", "reexec"}
+def test_only_the_composition_imports_the_pyfuse3_operations() -> None:
+    found = importers(CTXFS, lambda name: name == "ctxfs.operations")
+    assert found <= {f"ctxfs/{name}.py" for name in ("mount", "daemon", "reexec")}
 
 
-@pytest.mark.parametrize("path", RUNTIME, ids=name_of)
-def test_runtime_raises_no_errno_of_its_own(path: Path) -> None:
+def test_runtime_raises_no_errno_of_its_own() -> None:
     """Errors are classes; only what the kernel said is compared with errno."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Raise) and node.exc is not None:
-            assert "errno." not in ast.unparse(node.exc)
+    for path in RUNTIME:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Raise) and node.exc is not None:
+                assert "errno." not in ast.unparse(node.exc), path
 
 
 def graph(paths: list[Path]) -> dict[str, set[str]]:
@@ -123,7 +132,7 @@ def graph(paths: list[Path]) -> dict[str, set[str]]:
     found = {}
     for name, path in names.items():
         below = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Import):
                 below |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
@@ -206,15 +215,16 @@ def test_arrows_between_the_floors_of_the_filesystem_point_down() -> None:
     assert up == []
 
 
-@pytest.mark.parametrize("path", CTXFS, ids=name_of)
-def test_only_libraries_are_imported_for_type_checks_or_in_functions(path: Path) -> None:
+def test_only_libraries_are_imported_for_type_checks_or_in_functions() -> None:
     """So nothing is hidden that the order of the modules would forbid."""
-    module = ast.parse(path.read_text(encoding="utf-8"))
-    for node in set(ast.walk(module)) - set(module.body):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            names = [str(node.module)]
-        assert not {name.partition(".")[0] for name in names} & {"client", "ctxfs", "runtime"}
+    for path in CTXFS:
+        module = parsed(path)
+        for node in set(ast.walk(module)) - set(module.body):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [str(node.module)]
+            hidden = {name.partition(".")[0] for name in names} & {"client", "ctxfs", "runtime"}
+            assert not hidden, path
 
 
 @pytest.mark.parametrize("floor", ["texts", "kernel"])
@@ -223,7 +233,7 @@ def test_what_is_below_the_records_knows_no_agent(floor: str) -> None:
     assert paths
     for path in paths:
         assert "Agent" not in {
-            node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)
+            node.id for node in ast.walk(parsed(path)) if isinstance(node, ast.Name)
         }
 
 
@@ -242,11 +252,13 @@ def test_pure_modules_touch_neither_files_nor_processes(name: str) -> None:
 OURS = RUNTIME + CTXFS + CLIENT + INSTALLED
 
 
-@pytest.mark.parametrize("path", [p for p in OURS if p.name == "__init__.py"], ids=name_of)
-def test_init_files_hold_no_logic(path: Path) -> None:
-    body = ast.parse(path.read_text(encoding="utf-8")).body
-    docstring = [n for n in body if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
-    assert body == docstring
+def test_init_files_hold_no_logic() -> None:
+    for path in OURS:
+        if path.name == "__init__.py":
+            body = parsed(path).body
+            docstring = [node for node in body if isinstance(node, ast.Expr)
+                         and isinstance(node.value, ast.Constant)]
+            assert body == docstring, path
 
 
 #: what starts processes, and may be named by the module that does
@@ -265,16 +277,17 @@ STARTERS = (
 )
 
 
-@pytest.mark.parametrize("path", OURS, ids=name_of)
-def test_one_module_starts_processes(path: Path) -> None:
-    if name_of(path) in STARTERS:
-        return
-    assert not packages(path) & STARTING
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Attribute | ast.Name):
-            assert re.search(CALLS, ast.unparse(node)) is None, ast.unparse(node)
-        elif isinstance(node, ast.ImportFrom):
-            assert not {alias.name for alias in node.names} & {"run_process", "open_process"}
+def test_one_module_starts_processes() -> None:
+    for path in OURS:
+        if name_of(path) in STARTERS:
+            continue
+        assert not packages(path) & STARTING, path
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Attribute | ast.Name):
+                assert re.search(CALLS, ast.unparse(node)) is None, ast.unparse(node)
+            elif isinstance(node, ast.ImportFrom):
+                names = {alias.name for alias in node.names}
+                assert not names & {"run_process", "open_process"}, path
 
 
 def test_the_folders_of_the_unit_tests_are_those_of_the_packages() -> None:
