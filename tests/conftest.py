@@ -20,8 +20,9 @@ from tests.worlds.seclusion import SecludedDaemon, own_mounts
 from tests.worlds.tree import Mounted
 from tests.worlds.whose import HIERARCHY, ROOTLESS, keep_capabilities
 
-# A machine that does other things is no fault of what is tested.
-settings.register_profile("ctxfs", deadline=None)
+# A machine that does other things is no fault of what is tested, and each run tries the same:
+# make fuzz tries others.
+settings.register_profile("ctxfs", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("ctxfs")
 
 # A shell ignores it for what it runs in the background, and so would the programs under test.

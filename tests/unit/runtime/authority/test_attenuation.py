@@ -53,7 +53,7 @@ def text(agent: Agent, found: list[Rule]) -> str:
 
 @given(st.lists(st.tuples(st.integers(0, 3), policies), min_size=1, max_size=8))
 @settings(
-    max_examples=150,
+    max_examples=50,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -88,7 +88,7 @@ def test_effective_is_own_within_what_the_parent_may_use_or_delegate(
 
 @given(policies, policies)
 @settings(
-    max_examples=100,
+    max_examples=50,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
