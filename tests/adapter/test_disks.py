@@ -251,7 +251,7 @@ def test_a_write_waits_for_no_page_that_it_is_made_from(
             while not begun.is_set():
                 await trio.sleep(0)
             nursery.start_soon(do, "read", mounted.ops.read, reading, 0, 10)
-            with trio.fail_after(10):
+            with trio.fail_after(30):
                 while not ended:
                     await trio.sleep(0)
             assert ended == ["read"]

@@ -68,14 +68,14 @@ def test_a_read_ahead_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Mon
             raise OSError(errno.EAGAIN, "later")
         return read(fd, size)
 
+    others = set(threading.enumerate())
     before = set(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(os, "read", fail)
     with pytest.raises(Failure) as caught:
         lines_of(tmp_path / "long")
     assert caught.value.number == errno.EAGAIN
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and thread.daemon:
-            thread.join(30)
+    for thread in set(threading.enumerate()) - others:
+        thread.join(30)
     assert set(os.listdir("/proc/self/fd")) <= before
     with pytest.raises(Failure) as caught:
         lines_of(tmp_path / "none")

@@ -75,7 +75,7 @@ def under_way(
                 nursery.start_soon(ask, *each)
                 await trio.testing.wait_all_tasks_blocked()
             seen.append(set(held.begun))
-            with trio.fail_after(10):
+            with trio.fail_after(30):
                 for name in let:
                     held.let(name)
                     while name not in held.ended:
@@ -139,7 +139,7 @@ def test_what_a_work_raises_is_raised_and_its_turn_goes_on(beside: Disks) -> Non
             await beside.change(who("one"), refused(), 5)
         with pytest.raises(OSError, match="descriptor"):
             await beside.change(who("one"), failing(), 5)
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             await beside.change(who("one"), nullcontext(lambda: None), 5)
 
     trio.run(main)

@@ -672,7 +672,7 @@ def test_a_tail_is_followed_from_before_there_is_anything(tmp_path: Path) -> Non
             for piece in ("one", "two"):
                 with open(directory / f"{0:020d}", "a") as file:
                     file.write(piece)
-                with trio.fail_after(10):
+                with trio.fail_after(30):
                     await heard.wait()
                 heard = trio.Event()
             nursery.cancel_scope.cancel()

@@ -141,7 +141,7 @@ def test_who_holds_up_a_measure_holds_up_no_other_owner(
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(disk.run, walker_of(tmp_path))
-            with trio.fail_after(20):
+            with trio.fail_after(30):
                 while not use(disk, OWNER + 1):
                     await disk.measured.wait_changed()
                     assert use(disk) <= use(disk, OWNER + 1), "the held one is not measured"

@@ -42,7 +42,7 @@ def run_until_empty(trash: Trash, state: Path) -> None:
 
 
 async def wait_for(found: Callable[[], bool]) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         while not found():
             await trio.sleep(0.01)
 
