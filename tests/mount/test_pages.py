@@ -16,7 +16,7 @@ from ctxfs.caching import STEADY_SECONDS
 from tests.worlds.daemon import TIMEOUT, Daemon, wait_status, wait_until
 
 #: how often a status changes in a test
-CHANGES = 1000
+CHANGES = 400
 SAID = {"pause": b"paused\n", "resume": b"idle\n"}
 
 

@@ -56,7 +56,7 @@ ATTACKS = (
     Attack("pages, while others map, splice and copy files", "map"),
 )
 #: what takes locks, places or turns of others in ways of its own is in every run of the tests
-OFTEN = ("read", "list", "lead", "make")
+OFTEN = ("read", "lead", "make")
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from tests.worlds.whose import OTHER
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 OWNER = OTHER
 #: that an attack goes on, in seconds
-LONG_ENOUGH = 4.0
+LONG_ENOUGH = 1.5
 
 #: writes to its own standard input or output from pages that only ctxd can fill: the pipe's mutex
 #: is held meanwhile
@@ -90,12 +90,16 @@ def task(daemon: Daemon, number: int, **fields: str) -> tuple[Path, Callable[[],
 
 
 Kind = Callable[..., tuple[Path, Callable[[], object]]]
-KINDS = pytest.mark.parametrize("kind", [resident, task])
-PIPES = pytest.mark.parametrize("number", [0, 1], ids=["stdin", "stdout"])
+CASES = {"stdin-resident": (resident, 0), "stdout-task": (task, 1),
+         "stdin-task": (task, 0), "stdout-resident": (resident, 1)}
+#: each kind and each pipe once
+EACH = pytest.mark.parametrize(("kind", "number"), [
+    pytest.param(*case, id=name, marks=pytest.mark.long if number > 1 else [])
+    for number, (name, case) in enumerate(CASES.items())
+])
 
 
-@KINDS
-@PIPES
+@pytest.mark.parametrize(("kind", "number"), CASES.values(), ids=CASES)
 def test_who_holds_its_own_pipe_holds_up_nobody_else(
     daemon: Daemon, guard: Guard, kind: Kind, number: int
 ) -> None:
@@ -114,8 +118,7 @@ def test_who_holds_its_own_pipe_holds_up_nobody_else(
 
 
 @pytest.mark.alone
-@KINDS
-@PIPES
+@EACH
 def test_it_is_killed_by_the_client(daemon: Daemon, kind: Kind, number: int) -> None:
     agent, hand = kind(daemon, number)
     hand()
@@ -126,8 +129,7 @@ def test_it_is_killed_by_the_client(daemon: Daemon, kind: Kind, number: int) -> 
     assert time.monotonic() - begun < 2 * OBEDIENCE
 
 
-@KINDS
-@PIPES
+@EACH
 def test_it_ends_with_its_parent(daemon: Daemon, kind: Kind, number: int) -> None:
     boss = daemon.run("boss", "sleep 1000", owner=OWNER, mount=script(daemon))
     agent, _ = kind(daemon, number, mount="", parent="agent:boss")  # it sees the same
@@ -135,8 +137,7 @@ def test_it_ends_with_its_parent(daemon: Daemon, kind: Kind, number: int) -> Non
     wait_dead(agent)
 
 
-@KINDS
-@PIPES
+@EACH
 def test_the_death_of_the_daemon_is_obeyed(daemon: Daemon, kind: Kind, number: int) -> None:
     agent, hand = kind(daemon, number)
     hand()

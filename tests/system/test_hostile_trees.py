@@ -22,7 +22,7 @@ from tests.worlds.whose import OTHER
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 OWNER = OTHER
 #: that an attack goes on, in seconds
-LONG_ENOUGH = 4.0
+LONG_ENOUGH = 1.5
 
 #: writes from pages that only ctxd can fill, and reads of a directory into such pages: the inode's
 #: lock is held meanwhile. Others ask ctxd for whatever changes the same files, by all their names.
