@@ -151,8 +151,11 @@ def test_every_way_of_ending_ends_the_subtree(daemon: Daemon, way: str) -> None:
         assert read(sibling, "status") == "busy\n"
 
 
-@pytest.mark.parametrize("kind", STUBBORN)
-@pytest.mark.parametrize("way", ["stop", "killed"])
+@pytest.mark.parametrize(("way", "kind"), [
+    pytest.param(way, kind, marks=[] if (way == "killed") is (kind in ("plain", "breeds", "forks"))
+                 else pytest.mark.long)
+    for way in ("stop", "killed") for kind in STUBBORN
+])
 def test_no_program_escapes(daemon: Daemon, kind: str, way: str) -> None:
     act, _, outcome, reason = WAYS[way]
     agents = tree(daemon, "a", STUBBORN[kind], grace="300ms")

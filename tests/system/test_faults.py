@@ -339,6 +339,11 @@ CASES: Final = [
     ("wait.due", 2, "again"),
     ("wait.fired", 3, ""),
 ]
+#: the first and the last place of each kind are visited in every run of the tests
+OFTEN: Final = {
+    *{point.partition(".")[0]: point for point in reversed(POINTS)}.values(),
+    *{point.partition(".")[0]: point for point in POINTS}.values(),
+}
 #: other ways to the same places
 WAYS: Final[list[tuple[str, int, tuple[Stage, ...]]]] = [
     ("cancel.marked", 1, (_family, _detached, _parent_gone)),
@@ -450,8 +455,9 @@ def _die(scene: Scene, point: str, crash_at: str, stages: tuple[Stage, ...]) -> 
 @pytest.mark.parametrize(
     ("point", "count", "more"),
     [
-        pytest.param(*case, marks=() if case[1:] == (1, "") else pytest.mark.long)
-        for case in CASES
+        pytest.param(point, count, more, marks=(
+            () if point in OFTEN and (count, more) == (1, "") else pytest.mark.long))
+        for point, count, more in CASES
     ],
     ids=lambda value: str(value) if value else "once",
 )

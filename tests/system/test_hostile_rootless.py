@@ -181,8 +181,14 @@ def _begun(user: OrdinaryDaemon) -> str:
     return said
 
 
-@pytest.mark.parametrize("what", ["directory", "link", "fifo", "socket", "file"])
-@pytest.mark.parametrize("name", ["ctxfs", "ctx"])
+#: in every run of the tests
+_OFTEN = (("ctxfs", "directory"), ("ctxfs", "link"), ("ctx", "link"), ("ctx", "file"))
+
+
+@pytest.mark.parametrize(("name", "what"), [
+    pytest.param(name, what, marks=[] if (name, what) in _OFTEN else pytest.mark.long)
+    for name in ("ctxfs", "ctx") for what in ("directory", "link", "fifo", "socket", "file")
+])
 def test_a_name_that_a_stranger_took_first_is_not_used(
     stopped: OrdinaryDaemon, name: str, what: str
 ) -> None:
@@ -214,7 +220,7 @@ _TOGGLE = """if True:
 """
 
 
-@pytest.mark.parametrize("name", ["ctxfs", "ctx"])
+@pytest.mark.parametrize("name", ["ctxfs", pytest.param("ctx", marks=pytest.mark.long)])
 def test_a_stranger_who_is_faster_is_noticed(stopped: OrdinaryDaemon, name: str) -> None:
     """Between the look at a name and its use: the daemon is the user's own, or there is none."""
     precious = _precious(stopped)
@@ -222,7 +228,7 @@ def test_a_stranger_who_is_faster_is_noticed(stopped: OrdinaryDaemon, name: str)
                           stdout=subprocess.PIPE) as toggles:
         try:
             assert toggles.stdout is not None and toggles.stdout.readline() == b"begins\n"
-            for _ in range(12):
+            for _ in range(8):
                 said = _begun(stopped)
                 assert "Traceback" not in said and "a bug in ctxfs" not in said, said
                 assert "ready\n" in said or said.count("\n") == 1, said

@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -96,7 +96,7 @@ LASTING = (
     ["task", "output", "-f", "-a", "coder", "t"], ["mcp", "-a", "coder"], ["acp", "clerk"],
     ["task", "wait", "-a", "coder", "t"],
 )  # fmt: skip
-#: commands of different kinds, which every run of the tests interrupts
+#: commands of different kinds: every run of the tests interrupts them, and more
 SAMPLE = ("ps", "new", "log", "attach", "spawn", "send", "why", "help", "task start", "tool call")
 BYTES = os.fsdecode(b"not\xffutf8\x1b[31m")
 
@@ -185,21 +185,26 @@ def test_with_every_kind_of_input_and_output(alive: Daemon, situation: str) -> N
         check(words, said(alive, words, shell=SITUATIONS[situation]))
 
 
+@pytest.mark.parametrize("place", ["the last", pytest.param("any", marks=pytest.mark.long)])
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
-def test_words_that_are_not_utf8(alive: Daemon, words: list[str]) -> None:
-    for number in range(1, len(words) + 1):
+def test_words_that_are_not_utf8(alive: Daemon, words: list[str], place: str) -> None:
+    last = max(1, len(words) - 1)
+    for number in range(1, len(words) + 1) if place == "any" else [last]:
         if words[:number][-1] not in GROUPS:
             changed = [*words[:number], BYTES, *words[number + 1 :]]
             check(changed, said(alive, changed))
 
 
 @pytest.mark.parametrize(
-    ("term", "size"),
-    [("dumb", (1, 1)), *(pytest.param(*each, marks=pytest.mark.long)
-                         for each in (("nonsense", (0, 0)), ("", (20, 5))))],
+    ("term", "size", "names"),
+    [("dumb", (1, 1), SAMPLE), *(pytest.param(*each, WORDS, marks=pytest.mark.long)
+                                 for each in (("dumb", (1, 1)), ("nonsense", (0, 0)),
+                                              ("", (20, 5))))],
 )
-def test_terminals_of_all_sizes(alive: Daemon, term: str, size: tuple[int, int]) -> None:
-    for words in WORDS.values():
+def test_terminals_of_all_sizes(
+    alive: Daemon, term: str, size: tuple[int, int], names: Iterable[str]
+) -> None:
+    for words in map(WORDS.__getitem__, names):
         env = environment(alive, TERM=term, PAGER="cat", MANPAGER="cat")
         screen = Terminal(argv(alive, words), env, size)
         try:
@@ -306,7 +311,7 @@ def test_without_a_daemon(tmp_path: Path) -> None:
             process.send_signal(signal.SIGINT)
             text = process.communicate(timeout=TIMEOUT)[0].decode(errors="replace")
             check(words, text)
-        for words in WORDS.values():
+        for words in map(WORDS.__getitem__, SAMPLE):
             env = environment(daemon, CTX_ROOT=str(tmp_path / "nowhere"))
             done = subprocess.run([*command, *words], env=env, stdin=subprocess.DEVNULL,
                                   capture_output=True, timeout=TIMEOUT, check=False)

@@ -65,12 +65,14 @@ def test_the_orchestrator_does_what_the_page_says(daemon: Daemon) -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        pytest.param("create.announced:2", id="the reviewer is made"),
-        pytest.param("start.committed:2", id="the reviewer is started"),
         pytest.param("report.queued:1", id="the reviewer reports"),
-        pytest.param("message.queued:2", id="the question is asked"),
         pytest.param("run.recorded:3", id="three runs have ended"),
-        pytest.param("remove.committed:1", id="the reviewer is removed"),
+        *(pytest.param(place, id=what, marks=pytest.mark.long) for place, what in (
+            ("create.announced:2", "the reviewer is made"),
+            ("start.committed:2", "the reviewer is started"),
+            ("message.queued:2", "the question is asked"),
+            ("remove.committed:1", "the reviewer is removed"),
+        )),
     ],
 )
 def test_it_outlives_the_daemon(daemon: Daemon, place: str) -> None:

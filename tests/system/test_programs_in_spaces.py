@@ -79,7 +79,7 @@ class Place:
         return [self.end(each) for each in [self.begin(name, script) for name in _AGENTS]]
 
 
-@pytest.fixture(params=["root", "ordinary"])
+@pytest.fixture(params=["root", pytest.param("ordinary", marks=pytest.mark.long)])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     if request.param == "ordinary":
         with ordinary_daemon() as user:

@@ -14,14 +14,14 @@ from tests.worlds.daemon import Daemon
 from tests.worlds.invariants import Invariants, Operator
 from tests.worlds.random_lives import Worker, disturb, hold, told_of
 
-_ROUNDS: Final = 9
 _WORKERS: Final = 3
 #: CTXTEST_SEED="2 3 4" tries others
 _SEEDS: Final = [int(word) for word in os.environ.get("CTXTEST_SEED", "1").split()]
 
 
+@pytest.mark.parametrize("rounds", [4, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.parametrize("seed", _SEEDS)
-def test_a_random_life_with_random_deaths(seed: int) -> None:
+def test_a_random_life_with_random_deaths(seed: int, rounds: int) -> None:
     chance = random.Random(seed)
     daemon = Daemon(config="grace: 200ms\nrestart_max: 3\n")
     operator, invariants = Operator(daemon), Invariants(daemon)
@@ -30,7 +30,7 @@ def test_a_random_life_with_random_deaths(seed: int) -> None:
         workers, daemon, f"seed {seed}: CTXTEST_SEED={seed} tries it again"
     ):
         daemon.start()
-        for _ in range(_ROUNDS):
+        for _ in range(rounds):
             for worker in workers:
                 worker.begin()
             # nothing is waited for: this is the moment

@@ -61,7 +61,7 @@ PLACES: Final = {
     **dict.fromkeys(("message.queued", "message.delivered", "message.ended"), (1,)),
 }
 #: those that every run of the tests tries
-NORMAL: Final = {("create.inserted", 1), ("message.queued", 1), ("remove.committed", 2)}
+NORMAL: Final = {("message.queued", 1)}
 
 
 def nothing() -> None:
@@ -249,6 +249,7 @@ def test_the_story_is_told(daemon: Daemon, files: Path) -> None:
         check_end(story, LONG, LONGEST, MARKS)
 
 
+@pytest.mark.long
 def test_the_daemon_is_killed_after_each_step(daemon: Daemon, files: Path) -> None:
     with telling(daemon, files) as story:
         story.until(LAST, daemon.restart)

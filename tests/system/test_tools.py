@@ -229,7 +229,16 @@ ONCE: tuple[tuple[str, str, dict[str, Any], str, str], ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", ONCE, ids=lambda case: f"{case[1]}-{case[0]}")
+#: of each kind of thing that is made one, in every run of the tests
+OFTEN = ("start.committed", "task.queued", "write.committed", "remove.committed")
+
+
+@pytest.mark.parametrize("case", [
+    pytest.param(case, id=f"{case[1]}-{case[0]}",
+                 marks=[] if case[0] in OFTEN and case[1] not in ("WorkCreate", "WaitFor")
+                 else pytest.mark.long)
+    for case in ONCE
+])
 def test_a_call_with_an_id_is_carried_out_once_whenever_the_daemon_dies(
     daemon: Daemon, case: tuple[str, str, dict[str, Any], str, str]
 ) -> None:

@@ -57,6 +57,8 @@ from tests.worlds.records import World, add_end, inside, operator
 
 _EXAMPLES = int(os.environ.get("CTXFS_MODEL_EXAMPLES", "0"))
 SALTS = range(40) if not _EXAMPLES else [secrets.randbits(48) for _ in range(_EXAMPLES // 3)]
+#: of the same kind; not in every run of the tests
+MORE_SALTS = range(10, 40)
 _LIMITS = {"messages": 5, "tasks": 3, "work_items": 3, "waits": 4, "frame_max": 100}
 _SETTINGS: dict[str, Any] = dict(_LIMITS)
 _USER = operator(1000)
@@ -1643,7 +1645,11 @@ class Planes(RuleBasedStateMachine):
         assert kept.keys() >= self._histories.keys()
 
 
-@pytest.mark.parametrize("salt", SALTS)
+@pytest.mark.parametrize(
+    "salt",
+    [pytest.param(salt, marks=pytest.mark.long if salt in MORE_SALTS else [])
+     for salt in SALTS],
+)
 def test_the_planes_are_as_the_model_has_them(salt: int) -> None:
     salted = type("Planes", (Planes,), {"salt": salt})
     run_state_machine_as_test(
