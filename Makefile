@@ -177,8 +177,7 @@ chart: $(STAMP)
 	$(PYTHON) -m bench.chart $(or $(JSON),bench.json) $(or $(SVG),bench.svg)
 
 man: $(STAMP)
-	$(PYTHON) -m ctxfs.manual man/ctxfs.5
-	$(PYTHON) -m ctxfs.manual man/ctxfs.yaml.5
+	$(PYTHON) -m ctxfs.manual man
 
 words: $(STAMP)
 	$(PYTHON) -m ctxfs.words client/words.py

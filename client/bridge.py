@@ -1,7 +1,7 @@
 """The command bridge: an agent that speaks another protocol as a resident agent of ctxfs.
 
 It runs inside the sandbox, as the program of the agent, and starts the other one. See Resident
-programs in ctxfs(5) for what it reads and writes.
+programs in ctxfs-programs(7) for what it reads and writes.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ def overview() -> str:
             rows = commands_of(word)
             about = f"{group.summary}: {' '.join(rows)}" if group else rows[""].summary
             listed += f"  {word:<8} {about}\n"
-    topics = "".join(f"  {topic:<8} {about}\n" for topic, (about, _) in TOPICS.items())
+    width = max(map(len, TOPICS))
+    topics = "".join(f"  {topic:<{width}} {about}\n" for topic, (about, _) in TOPICS.items())
     return (
         "usage: ctx [--root DIR] COMMAND [ARGUMENT...]\n\n"
         "Manages the agents of a mounted ctxfs. For a first look: ctx help tour\n\n"

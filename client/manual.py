@@ -14,7 +14,12 @@ from client.types import Sequence
 TOPICS = {
     "tour": ("the idea, the tree, and a tour", "ctxfs.7"),
     "client": ("this command, with all that it can do", "ctx.1"),
-    "files": ("every file and its format; writing agents", "ctxfs.5"),
+    "files": ("every file and its format", "ctxfs.5"),
+    "programs": ("what the program of an agent gets, and how it answers", "ctxfs-programs.7"),
+    "tasks": ("tasks, work items and waits", "ctxfs-tasks.5"),
+    "tools": ("tools and sockets, for programs that speak JSON", "ctxfs-tools.5"),
+    "orchestrators": ("agents that have others do their work", "ctxfs-orchestrators.7"),
+    "worktrees": ("children with the context or the repository of a parent", "ctxfs-worktrees.7"),
     "policy": ("who may do what", "ctxfs-policy.5"),
     "settings": ("the configuration of ctxd, and declared agents", "ctxfs.yaml.5"),
     "daemon": ("ctxd, its limits and files", "ctxd.8"),

@@ -1,6 +1,6 @@
-"""The tables of ctxfs(5), written from the rows.
+"""The tables of the man pages, written from the rows.
 
-``python -m ctxfs.manual man/ctxfs.5`` renews the parts of the page that lie
+``python -m ctxfs.manual man`` renews the parts of the pages in that directory that lie
 between marker comments::
 
     .\\" BEGIN agent files
@@ -264,36 +264,40 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-SECTIONS: Final[dict[str, Callable[[], Iterator[str]]]] = {
-    "root files": _plain_files(root.LAYOUT),
-    "home files": _plain_files(home.LAYOUT),
-    "space files": _plain_files(shared.LAYOUT),
-    "agent files": _files(agent.LAYOUT),
-    "task files": _files(task.LAYOUT),
-    "work files": _files(work.LAYOUT),
-    "waiting files": _files(waiting.LAYOUT),
-    "session files": _files(session.LAYOUT),
-    "channel files": _plain_files(session.CHANNEL),
-    "tool files": _plain_files(tool.LAYOUT),
-    "tools": _tools,
-    "verbs": _verbs_of(VERBS),
-    "task verbs": _verbs_of(task.VERBS),
-    "operations": _operations(
-        OPERATIONS,
-        ("The socket of a public agent", CONNECTING),
-        ("That of a private agent", CONNECTING_PRIVATE),
-    ),
-    "daemon operations": _operations(DAEMON_OPERATIONS, ("The socket", CONNECTING_DAEMON)),
-    "permissions": _permissions,
-    "inodes": _inodes,
+#: what is generated in each page
+PAGES: Final[dict[str, dict[str, Callable[[], Iterator[str]]]]] = {
+    "ctxfs.5": {
+        "root files": _plain_files(root.LAYOUT),
+        "home files": _plain_files(home.LAYOUT),
+        "space files": _plain_files(shared.LAYOUT),
+        "agent files": _files(agent.LAYOUT),
+        "verbs": _verbs_of(VERBS),
+        "session files": _files(session.LAYOUT),
+        "channel files": _plain_files(session.CHANNEL),
+        "permissions": _permissions,
+        "inodes": _inodes,
+    },
+    "ctxfs-tasks.5": {
+        "task files": _files(task.LAYOUT),
+        "task verbs": _verbs_of(task.VERBS),
+        "work files": _files(work.LAYOUT),
+        "waiting files": _files(waiting.LAYOUT),
+    },
+    "ctxfs-tools.5": {
+        "tool files": _plain_files(tool.LAYOUT),
+        "tools": _tools,
+        "operations": _operations(
+            OPERATIONS,
+            ("The socket of a public agent", CONNECTING),
+            ("That of a private agent", CONNECTING_PRIVATE),
+        ),
+        "daemon operations": _operations(DAEMON_OPERATIONS, ("The socket", CONNECTING_DAEMON)),
+    },
+    "ctxfs.yaml.5": {"keys": _keys},
 }
 
 
-#: of the pages that have others
-SECTIONS_OF: Final = {"ctxfs.yaml.5": {"keys": _keys}}
-
-
-def renew(page: str, sections: Mapping[str, Callable[[], Iterator[str]]] = SECTIONS) -> str:
+def renew(page: str, sections: Mapping[str, Callable[[], Iterator[str]]]) -> str:
     """The page with every generated part as the rows have it now."""
     for name, write in sections.items():
         begin, end = f'.\\" BEGIN {name}\n', f'.\\" END {name}\n'
@@ -308,19 +312,20 @@ def renew(page: str, sections: Mapping[str, Callable[[], Iterator[str]]] = SECTI
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m ctxfs.manual",
-        description="Write the tables of ctxfs(5), or of ctxfs.yaml(5), from the rows.",
+        description="Write the tables of the man pages from the rows.",
     )
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if it would")
-    parser.add_argument("page", type=Path, help="the page, such as man/ctxfs.5")
+    parser.add_argument("directory", type=Path, help="where the pages are, such as man")
     arguments = parser.parse_args(argv)
-    path: Path = arguments.page
     try:
-        old = path.read_text(encoding="utf-8")
-        new = renew(old, SECTIONS_OF.get(path.name, SECTIONS))
-        if new != old and arguments.check:
-            raise ManualError(f"{path} is out of date: run make man")
-        if new != old:
-            path.write_text(new, encoding="utf-8")
+        for name, sections in PAGES.items():
+            path = arguments.directory / name
+            old = path.read_text(encoding="utf-8")
+            new = renew(old, sections)
+            if new != old and arguments.check:
+                raise ManualError(f"{path} is out of date: run make man")
+            if new != old:
+                path.write_text(new, encoding="utf-8")
     except (OSError, ManualError) as error:
         print(f"manual: {error}", file=sys.stderr)
         return 1

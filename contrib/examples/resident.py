@@ -1,7 +1,7 @@
 """A resident agent: one process for all messages. It repeats each word, and counts all words.
 
 Each message is a line of JSON on standard input, and each piece of a reply is a line of JSON on
-standard output. Other lines are ordinary output. See RUNS in ctxfs(5).
+standard output. Other lines are ordinary output. See RESIDENT PROGRAMS in ctxfs-programs(7).
 """
 
 import json

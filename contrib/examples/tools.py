@@ -1,7 +1,7 @@
 """Calls of tools by a program that goes on while ctxd restarts.
 
 A tool is called over the socket of the agent that the program runs in: one line of JSON there, one
-back (SOCKETS in ctxfs(5)). `ctx tool call NAME JSON` does the same from a shell.
+back (SOCKETS in ctxfs-tools(5)). `ctx tool call NAME JSON` does the same from a shell.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The spaces that operators make and remove, ``shared/SPACE``, as rows (ctxfs(5), Shared spaces).
+"""The spaces that operators make and remove, ``shared/SPACE``, as rows (ctxfs(5), Durable trees).
 
 All may see which spaces there are, whose, and what they have. The tree itself is the kernel's, and
 so is what its modes and a cell's mounts let anybody do.

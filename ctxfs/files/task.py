@@ -1,4 +1,4 @@
-"""The task plane, ``agent/NAME.d/task``, as rows (ctxfs(5), Tasks)."""
+"""The task plane, ``agent/NAME.d/task``, as rows (ctxfs-tasks(5), Tasks)."""
 
 from __future__ import annotations
 

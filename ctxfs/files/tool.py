@@ -1,4 +1,4 @@
-"""The tools, ``/ctx/tool``, as rows (ctxfs(5), Tools)."""
+"""The tools, ``/ctx/tool``, as rows (ctxfs-tools(5), Tools)."""
 
 from __future__ import annotations
 

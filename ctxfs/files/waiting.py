@@ -1,4 +1,4 @@
-"""The waiting plane, ``agent/NAME.d/waiting``, and ``trigger``, as rows (ctxfs(5), Waits)."""
+"""The waiting plane, ``agent/NAME.d/waiting``, and ``trigger``, as rows (ctxfs-tasks(5), Waits)."""
 
 from __future__ import annotations
 

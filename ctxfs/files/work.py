@@ -1,4 +1,4 @@
-"""The work plane, ``agent/NAME.d/work``, as rows (ctxfs(5), Work items)."""
+"""The work plane, ``agent/NAME.d/work``, as rows (ctxfs-tasks(5), Work items)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All tools: which of them a caller has, and how one is called (ctxfs(5), Tools)."""
+"""All tools: which of them a caller has, and how one is called (ctxfs-tools(5), Tools)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Files as rows: everything about a file is said once, by a row of the kind that it is of.
 
-Lookup, listing, mode bits, permission checks and the tables of ctxfs(5) all come from the
+Lookup, listing, mode bits, permission checks and the tables of the man pages all come from the
 rows. Each kind has the fields that mean something for it; ``openfiles`` opens it by them. A row
 is generic in the class of the objects of its layout.
 

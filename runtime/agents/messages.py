@@ -1,4 +1,4 @@
-"""Messages to an agent: the queue, and what becomes of each (ctxfs(5), Messages)."""
+"""Messages to an agent: the queue, and what becomes of each (ctxfs-programs(7), Messages)."""
 
 from __future__ import annotations
 

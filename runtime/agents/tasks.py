@@ -1,5 +1,5 @@
 """The task plane: managed executions of an agent's, and handles of supervised children
-(ctxfs(5), Tasks). What runs them is ``runtime.life.taskruns``."""
+(ctxfs-tasks(5), Tasks). What runs them is ``runtime.life.taskruns``."""
 
 from __future__ import annotations
 

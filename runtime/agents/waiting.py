@@ -1,4 +1,4 @@
-"""What agents wait for, and what wakes them (ctxfs(5), Waits).
+"""What agents wait for, and what wakes them (ctxfs-tasks(5), Waits).
 
 A wait is armed once and leaves that state once, in the change that tells of its
 cause: it is fired, cancelled or expired with everything that this means, or not at

@@ -1,4 +1,4 @@
-"""What an agent works on: its work items, and which of them has the focus (ctxfs(5), Work items).
+"""What an agent works on: its work items, and which has the focus (ctxfs-tasks(5), Work items).
 
 An item is blocked while something is in its way: an armed wait, or an item in its
 ``blocked_by`` that is not over. With nothing in the way it is open again, or active

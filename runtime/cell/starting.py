@@ -10,8 +10,8 @@ durable trees. ``stage`` opens mount sources for root agents and detached childr
 the user who may name them; for other children ``enter`` joins the namespaces of the parent's
 keeper. ``view`` takes the agent's ids, drops every right and only then touches a path; it builds
 the root, and becomes the keeper, PID 1 of the cell. The keeper filters system calls and starts the
-program, which has descriptors 0 to 2 and the environment of ctxfs(5), nothing else. The head of
-each program says what it is told.
+program, which has descriptors 0 to 2 and the environment of ctxfs-programs(7), nothing else. The
+head of each program says what it is told.
 
 No step needs ``setpriv`` or ``bwrap``: tests/system/test_authority.py compares what is left of
 rights with what setpriv(1) leaves. The programs are static programs of musl, since each start

@@ -1,5 +1,5 @@
 """Runs inside a cell that is held: of turn agents one for each message, of resident ones
-the program that stays, of once agents those after an abort (ctxfs(5), Runs).
+the program that stays, of once agents those after an abort (ctxfs-programs(7), Runs).
 
 A cell that is to outlive a run is *held*: for turn and resident agents from the start, for a once
 agent when its run is aborted. Its keeper starts no program, or stays after its program ended. A

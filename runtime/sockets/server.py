@@ -1,4 +1,4 @@
-"""The agents' sockets: JSON Lines over a Unix stream socket (ctxfs(5), Sockets).
+"""The agents' sockets: JSON Lines over a Unix stream socket (ctxfs-tools(5), Sockets).
 
 The sockets are bound on the filesystem itself, by a process of its own
 (``runtime.kernel.binder``), because the daemon serves the request that this makes.

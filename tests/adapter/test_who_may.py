@@ -1072,12 +1072,14 @@ WORDS = {
     # of none of the parties
     "the sender": "",
 }
-MAN = Path(__file__).parents[2] / "man" / "ctxfs.5"
+PAGES = "".join(
+    page.read_text() for page in (Path(__file__).parents[2] / "man").glob("ctxfs*.5")
+)
 
 
 def told(section: str) -> dict[str, str]:
-    """What a generated list of the page says of each of its entries, by name, on one line."""
-    _, _, rest = MAN.read_text().partition(f'.\\" BEGIN {section}\n')
+    """What a generated list of a page says of each of its entries, by name, on one line."""
+    _, _, rest = PAGES.partition(f'.\\" BEGIN {section}\n')
     text, found, _ = rest.partition(f'.\\" END {section}\n')
     assert found
     entries: dict[str, str] = {}

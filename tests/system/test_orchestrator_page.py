@@ -1,4 +1,4 @@
-"""The orchestrator of ctxfs(5), run as it stands there, also by a daemon that is killed."""
+"""The orchestrator of ctxfs-orchestrators(7), as it stands there, also by a daemon that dies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def prepare(daemon: Daemon) -> list[Step]:
     """The files of the page on a desk; the commands, with that desk and that mount."""
     desk = daemon.base / "desk"
     desk.mkdir()
-    *programs, session = mdoc_blocks("ctxfs.5", "WRITING ORCHESTRATORS")
+    *programs, session = mdoc_blocks("ctxfs-orchestrators.7", "EXAMPLES")
     for text in programs:
         name = re.match(r"# (\S+\.sh)\n", text)
         assert name is not None

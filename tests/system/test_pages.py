@@ -97,9 +97,11 @@ def test_the_examples_of_policies(daemon: Daemon) -> None:
         shell.walk([Step("cd /ctx/agent", ""), *steps])
 
 
-def test_the_examples_of_files(daemon: Daemon) -> None:
-    steps = steps_of(mdoc_blocks("ctxfs.5", "EXAMPLES"))
-    assert len(steps) > 50
+@pytest.mark.parametrize("page", ["ctxfs.5", "ctxfs-programs.7", "ctxfs-tasks.5",
+                                  "ctxfs-tools.5", "ctxfs-worktrees.7"])  # fmt: skip
+def test_the_examples_of(page: str, daemon: Daemon) -> None:
+    steps = steps_of(mdoc_blocks(page, "EXAMPLES"))
+    assert len(steps) > 9
     project = daemon.base / "project"
     project.mkdir()
     (project / "Makefile").write_text("all:\n\tsleep 1000\n")

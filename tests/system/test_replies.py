@@ -1,4 +1,4 @@
-"""A parent asks a child, and is woken by the answer (ctxfs(5), Waits)."""
+"""A parent asks a child, and is woken by the answer (ctxfs-tasks(5), Waits)."""
 
 from __future__ import annotations
 

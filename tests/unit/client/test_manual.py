@@ -30,7 +30,8 @@ def test_every_topic_has_a_page() -> None:
     ("word", "page"),
     [("tour", "ctxfs.7"), ("ctxd", "ctxd.8"), ("ctxfs(5)", "ctxfs.5"), ("ctxfs.7", "ctxfs.7"),
      ("ctx", "ctx.1"), ("yaml", "ctxfs.yaml.5"), ("ctxfs.yaml(5)", "ctxfs.yaml.5"),
-     ("policy", "ctxfs-policy.5"), ("ps", ""), ("ctxfs(9)", ""), ("", "")],
+     ("policy", "ctxfs-policy.5"), ("tasks", "ctxfs-tasks.5"), ("ps", ""), ("ctxfs(9)", ""),
+     ("", "")],
 )  # fmt: skip
 def test_what_names_a_page(word: str, page: str) -> None:
     assert page_of(word) == page

@@ -23,7 +23,7 @@ from runtime.texts import mounts
 from tests.worlds.records import World, inside, operator
 
 PLACES = Places(mount=Path("/ctx"), state=Path("/var/lib/c"), runtime=Path("/run/c"))
-#: ctxfs(5), Environment: what programs start from, besides ``env``
+#: ctxfs-programs(7), Environment: what programs start from, besides ``env``
 VARIABLES = {
     "CTX_ROOT",
     "CTX_AGENT",
