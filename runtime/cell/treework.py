@@ -3,12 +3,16 @@
 Agents can open the root of a tree, and hold its lock for as long as they like. What is done to a
 tree is done by a helper (tree.c); the directories above trees are the daemon's own.
 
-Below the state there is once ``tree/agent/UID/NAME/UID[-FAMILY]`` an agent with a durable home
-starts, ``tree/home/UID`` the user follows ``data`` or an agent has a line ``home:``, and
-``tree/space/SPACE/SPACE`` a space is made. A space is named by the number of its record, which is
-never used again: one that is removed and made anew is another. Users have each tree by a mount of
-its own, at ``shared/SPACE`` or ``home/UID`` on a small filesystem at ``<runtime>/tree``; a start
-after a crash finds these mounts, and leaves them alone. Without root that is a link to ``tree/``.
+Where trees are, below the state, and since when:
+
+- ``tree/agent/UID/NAME/UID[-FAMILY]``: since an agent with a durable home starts
+- ``tree/home/UID``: since the user follows ``data``, or an agent with a line ``home:`` starts
+- ``tree/space/SPACE/SPACE``: since a space is made. SPACE is the number of its record, which is
+  never used again: one that is removed and made anew is another
+
+Users have each tree by a mount of its own, at ``shared/SPACE`` or ``home/UID`` on a small
+filesystem at ``<runtime>/tree``; a start after a crash finds these mounts, and leaves them alone.
+Without root that is a link to ``tree/``.
 
 ``mkdir`` and ``rmdir`` of a space change its row and are answered; the helper makes or removes the
 tree and its mount, also after a crash, and who follows ``data`` waits for that. Who holds a tree

@@ -90,14 +90,9 @@ class Effect(StrEnum):
     RELEASE = "release"
 
 
-#: performed before the change is committed: if the kernel refuses one, nothing has changed, and
-#: the caller is told. If the commit fails, or the daemon dies before it, the cgroup is made again
-#: what the record says (``Subscriber.restore``; the next daemon). So a status claims nothing that
-#: was not done.
+#: performed before the change is committed, and undone by ``Subscriber.restore`` or the next daemon
 BEFOREHAND: Final = frozenset({Effect.FREEZE, Effect.THAW})
-#: performed when everybody has been told of the change: those who are let go look at it at once,
-#: and a caller is told that its kill failed. A kill cannot be undone, so it comes after the
-#: record that says who wanted it.
+#: performed when everybody has been told of the change: those who are let go look at it at once
 AFTERWARDS: Final = frozenset({Effect.KILL, Effect.CLEAR, Effect.RELEASE})
 
 
