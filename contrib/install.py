@@ -123,6 +123,8 @@ def files(places: Places) -> Iterator[File]:
     # its links, to where this puts what they lead to
     text = text.replace("](contrib/agents/", "](../../ctxfs/agents/").replace("](contrib/", "](")
     yield File(share / "doc/ctxfs/README.md", text.encode())
+    for licence in sorted(CHECKOUT.glob("LICENSE*")):
+        yield File.copy(licence, share / "doc/ctxfs" / licence.name)
     for part in sorted(CONTRIB.iterdir()):
         if part.is_dir() and part.name not in NOT_EXAMPLES:
             yield from _below(part, share / "doc/ctxfs" / part.name)
