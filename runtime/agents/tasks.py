@@ -351,7 +351,7 @@ class TaskPlane(Plane[Task], Subscriber):
     def make(self, caller: Caller, agent: Agent, name: str) -> Task:
         """A command that is not started yet; raises as every plane does."""
         task = super().make(caller, agent, name)
-        self._wait_files.create(task.wait_token, agent.owner)
+        self._wait_files.create(task.wait_token, agent.owner, self._registry.family(agent))
         return task
 
     def _counts(self, item: Task) -> bool:

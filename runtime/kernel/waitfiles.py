@@ -2,8 +2,9 @@
 
 The kernel blocks a process that opens one for reading. At the end the FIFO is replaced by an empty
 file, and a program of ours (release.c) lets its readers go: the daemon opens no FIFO that others
-have open. Each owner has a program of his own: others do not wait for what holds up one. The
-names cannot be guessed and the directory cannot be listed.
+have open. Each owner has a program of his own, which leaves behind a few FIFOs of each family of
+agents that somebody holds: others do not wait for what holds up one. The names cannot be guessed
+and the directory cannot be listed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class WaitFiles:
         self._directory = directory
         self._released = released
         self._program = program
-        self._owners: dict[WaitFileName, int] = {}
+        #: owner and family
+        self._whose: dict[WaitFileName, tuple[int, int]] = {}
         #: whose program there is
         self._served: set[int] = set()
         self._wake = Wakeup()
@@ -49,9 +51,10 @@ class WaitFiles:
     def path(self, token: WaitFileName) -> Path:
         return self._directory / token
 
-    def create(self, token: WaitFileName, owner: int) -> None:
-        """A FIFO that blocks its readers; one left by an earlier daemon is kept."""
-        self._owners[token] = owner
+    def create(self, token: WaitFileName, owner: int, family: int) -> None:
+        """A FIFO that blocks its readers; one left by an earlier daemon is kept. A ``family``
+        is a number of those agents who may hold each other's."""
+        self._whose[token] = owner, family
         with contextlib.suppress(FileExistsError):
             os.mkfifo(self.path(token))
             # written by nobody: a stranger's open for writing would release the waiters
@@ -72,15 +75,16 @@ class WaitFiles:
         if _is_fifo(path):
             self._let_go(token)
         path.unlink(missing_ok=True)
-        self._owners.pop(token, None)
+        self._whose.pop(token, None)
 
     def _let_go(self, token: WaitFileName) -> None:
         """A rename into another directory would take a lock of the whole filesystem."""
         # what is left of no agent is nobody else's
-        released = self._released_of(self._owners.get(token, os.geteuid()))
+        owner, family = self._whose.get(token, (os.geteuid(), 0))
+        released = self._released_of(owner)
         released.mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            os.link(self.path(token), released / token)
+            os.link(self.path(token), released / f"{family}.{token}")
         self._wake.notify()
 
     def _released_of(self, owner: int) -> Path:

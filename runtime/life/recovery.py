@@ -67,10 +67,11 @@ class Recovery(Part):
         self._agents.births.take_back()
         self._agents.tasks.take_back()
         for agent in self._agents.registry:
-            self._agents.wait_files.create(agent.wait_token, agent.owner)
+            family = self._agents.registry.family(agent)
+            self._agents.wait_files.create(agent.wait_token, agent.owner, family)
             for task in self._agents.items.of(agent.index, Task):
                 if not task.child:
-                    self._agents.wait_files.create(task.wait_token, agent.owner)
+                    self._agents.wait_files.create(task.wait_token, agent.owner, family)
                     if task.over:
                         self._agents.wait_files.release(task.wait_token)
             if agent.status is Status.DEAD:

@@ -13,8 +13,9 @@
  * as long, which no signal ends. So a worker opens them. If it sleeps at one for HELD_MS, it is
  * left there, to let the readers go when it can, and the next one goes on with the others. Locks
  * of a file (fcntl(2)), which a worker has until it is gone, tell where one sleeps, also to
- * programs that are started later: nobody sleeps where one does, and WORKERS_MAX at most are
- * there at once.
+ * programs that are started later: nobody sleeps where one does. The name of a FIFO begins with
+ * the number of a family, of which SLEEPERS_MAX at most sleep at once: what it has beyond waits
+ * for them, and holds up nobody else.
  *
  * Nobody may write to the FIFOs, or any stranger would release them. For an ordinary user, whose
  * modes count for the daemon too, it does so in a user namespace of its own.
@@ -34,8 +35,9 @@
 #define AGAIN_MS 100
 #define LIFE_MS 10000
 #define HELD_MS 100
-#define WORKERS_MAX 64
-#define LOCKS ".locks"	/* in the directory: a byte for each worker, then one for each inode */
+#define SLEEPERS_MAX 16
+#define FAMILIES_MAX (1LL << 40)
+#define LOCKS ".locks"	/* in the directory: bytes for the sleepers of each family, then for inodes */
 
 struct work {
 	const char *directory;
@@ -51,20 +53,37 @@ static bool lock(int locks, short type, off_t at)
 	return fcntl(locks, F_SETLK, &wanted) == 0;
 }
 
-/* False if there is none, or a worker sleeps there. */
+/* Where one of a family may sleep; -1 if as many do as may. */
+static off_t take_place(int locks, const char *name)
+{
+	off_t first = (off_t)(strtoull(name, NULL, 10) % FAMILIES_MAX) * SLEEPERS_MAX;
+
+	for (off_t at = first; at < first + SLEEPERS_MAX; at++)
+		if (lock(locks, F_WRLCK, at))
+			return at;
+	return -1;
+}
+
+/* False if there is none, or a worker sleeps there, or too many of its family do. */
 static bool nudge(const struct work *work, int directory, const char *name, struct stat *found)
 {
-	off_t at;
+	off_t at, place;
 
 	if (name[0] == '.' || fstatat(directory, name, found, AT_SYMLINK_NOFOLLOW) < 0)
 		return false;
-	at = WORKERS_MAX + (off_t)found->st_ino;
+	at = FAMILIES_MAX * SLEEPERS_MAX + (off_t)found->st_ino;
 	if (!lock(work->locks, F_WRLCK, at))
 		return false;
+	place = take_place(work->locks, name);
+	if (place < 0) {
+		lock(work->locks, F_UNLCK, at);
+		return false;
+	}
 	++*work->steps;
 	/* ENXIO: nobody reads */
 	close_quietly(openat(directory, name, O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW));
 	++*work->steps;
+	lock(work->locks, F_UNLCK, place);
 	lock(work->locks, F_UNLCK, at);
 	return true;
 }
@@ -119,14 +138,6 @@ static void obey(const struct work *work, int told, int directory, long long unt
 	}
 }
 
-static bool may_work(const struct work *work)
-{
-	for (off_t at = 0; at < WORKERS_MAX; at++)
-		if (lock(work->locks, F_WRLCK, at))
-			return true;
-	return false;
-}
-
 /* What a worker does until it sleeps somewhere. */
 static int let_go(const struct work *work)
 {
@@ -136,11 +147,6 @@ static int let_go(const struct work *work)
 	if (!listing || told < 0 ||
 	    inotify_add_watch(told, work->directory, IN_CREATE | IN_MOVED_TO) < 0)
 		die("%s: %m", work->directory);
-	while (!may_work(work)) {
-		if (now_ms() >= work->end)
-			return 0;
-		poll(NULL, 0, AGAIN_MS);
-	}
 	while (pass(work, listing) && now_ms() < work->end)
 		obey(work, told, dirfd(listing), now_ms() + AGAIN_MS);
 	return 0;

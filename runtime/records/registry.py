@@ -147,6 +147,11 @@ class Registry:
             parent = self.parent_of(parent) if parent.owned else None
         return found
 
+    def family(self, agent: Agent) -> AgentIndex:
+        """The same for all who descend from one root agent, detached or not."""
+        parent = self.parent_of(agent)
+        return agent.index if parent is None else self.family(parent)
+
     def depth(self, agent: Agent) -> int:
         """1 for a root agent, and one more for each parent above it."""
         parent = self.parent_of(agent)

@@ -226,7 +226,7 @@ def test_nobody_who_syncs_a_directory_is_asked_for(daemon: Daemon) -> None:
 def test_root_kills_by_ctx_while_somebody_holds_the_ctl(daemon: Daemon) -> None:
     agent = daemon.run("held", "sleep 100000")
     wait_status(agent, "busy")
-    with held(agent / "ctl", "write"):
+    with held(agent / "ctl", what="write"):
         # once it has the lock, the agent is dead
         waiting = subprocess.Popen(["sh", "-c", f"echo kill > {agent}/ctl 2> /dev/null"])
         kernel = Path(f"/proc/{waiting.pid}/wchan")

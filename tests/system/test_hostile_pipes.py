@@ -171,7 +171,7 @@ def test_who_holds_a_wait_holds_up_no_waiter_elsewhere(daemon: Daemon, owner: st
     agents = [daemon.run(f"other{i}", "sleep 1000", owner=owner) for i in range(2)]
     with ExitStack() as stack:
         others = [waiter(stack, agent) for agent in agents]
-        with held(Path(os.readlink(attacked / "wait")), "write"):
+        with held(Path(os.readlink(attacked / "wait")), what="write"):
             its = waiter(stack, attacked, "fifo_open")
             write(attacked / "ctl", "kill")
             wait_status(attacked, "dead")
@@ -187,7 +187,7 @@ def test_who_holds_a_wait_holds_up_no_waiter_elsewhere(daemon: Daemon, owner: st
 @pytest.mark.alone
 def test_the_daemon_stops_while_somebody_holds_a_wait(daemon: Daemon) -> None:
     attacked = daemon.run("attacked", "sleep 1000", owner=OWNER)
-    with held(Path(os.readlink(attacked / "wait")), "write"):
+    with held(Path(os.readlink(attacked / "wait")), what="write"):
         write(attacked / "ctl", "kill")
         wait_status(attacked, "dead")
         begun = time.monotonic()

@@ -12,20 +12,21 @@ from typing import Final
 from tests.worlds.unfilled import unfilled_file
 
 #: lists a directory into a page that nobody fills, with the directory's lock held for reading;
-#: then wants it for writing, and everybody else waits behind that. Or writes a file from that page.
+#: then wants it for writing, and everybody else waits behind that. Or writes files from that page.
 _HOLDER: Final = """
 import ctypes, mmap, os, sys, threading
 libc = ctypes.CDLL(None)
-what, at, file = sys.argv[1:]
+what, file, *places = sys.argv[1:]
 page = mmap.mmap(os.open(file, os.O_RDONLY), 4096, mmap.MAP_PRIVATE,
                  mmap.PROT_READ | mmap.PROT_WRITE)
 address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(page)))
-top = os.open(at, os.O_RDWR if what == 'write' else os.O_RDONLY | os.O_DIRECTORY)
 call = {'write': 1, 'list': 217}[what]
-holds = threading.Thread(target=libc.syscall, args=(call, top, address, 4096))
-holds.start()
-while open(f'/proc/self/task/{holds.native_id}/syscall').read().split()[0] != str(call):
-    pass
+for at in places:
+    top = os.open(at, os.O_RDWR if what == 'write' else os.O_RDONLY | os.O_DIRECTORY)
+    holds = threading.Thread(target=libc.syscall, args=(call, top, address, 4096))
+    holds.start()
+    while open(f'/proc/self/task/{holds.native_id}/syscall').read().split()[0] != str(call):
+        pass
 if what == 'list':
     writer = os.fork()
     if not writer:
@@ -42,12 +43,12 @@ os._exit(0)
 
 
 @contextmanager
-def held(path: Path, what: str = "list") -> Iterator[None]:
-    """While it is held: who wants it waits, and can be killed, but not if it is that of a FIFO. Who
-    waits at one for somebody to open it for writing is let go by this."""
+def held(*paths: Path, what: str = "list") -> Iterator[None]:
+    """While they are held, or one that is listed: who wants it waits, and can be killed, but not if
+    it is that of a FIFO. Who waits at one for somebody to open it for writing is let go by this."""
     with unfilled_file() as file:
         holder = subprocess.Popen(
-            [sys.executable, "-c", _HOLDER, what, str(path), str(file)],
+            [sys.executable, "-c", _HOLDER, what, str(file), *map(str, paths)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         try:

@@ -486,6 +486,7 @@ def test_a_detached_child_is_bound_by_what_its_parent_had(world: World) -> None:
     assert world.agents.registry.descendants(parent) == []
     assert world.agents.registry.ancestors(child) == []
     assert world.agents.registry.node_path(child) == "user-1000/agent-c"
+    assert world.agents.registry.family(child) == parent.index
 
 
 # the end

@@ -27,6 +27,9 @@ needs_root = pytest.mark.skipif(
 
 T = WaitFileName("t")
 OWNER = 4000
+FAMILY = 7
+#: of a family, as in release.c
+SLEEPERS = 16
 
 
 @pytest.fixture
@@ -73,28 +76,28 @@ class Reader:
 
 
 def test_a_wait_is_a_fifo_that_nobody_may_write(wait_files: WaitFiles) -> None:
-    wait_files.create(T, OWNER)
+    wait_files.create(T, OWNER, FAMILY)
     found = wait_files.path(T).stat()
     assert stat.S_ISFIFO(found.st_mode)
     assert found.st_mode & 0o777 == 0o444
 
 
 def test_a_fifo_left_by_an_earlier_daemon_is_kept(wait_files: WaitFiles) -> None:
-    wait_files.create(T, OWNER)
+    wait_files.create(T, OWNER, FAMILY)
     before = wait_files.path(T).stat().st_ino
-    wait_files.create(T, OWNER)
+    wait_files.create(T, OWNER, FAMILY)
     assert wait_files.path(T).stat().st_ino == before
 
 
 def test_a_released_wait_is_an_empty_file(wait_files: WaitFiles) -> None:
-    wait_files.create(T, OWNER)
+    wait_files.create(T, OWNER, FAMILY)
     wait_files.release(T)
     assert stat.S_ISREG(wait_files.path(T).stat().st_mode)
     assert wait_files.path(T).read_bytes() == b""
 
 
 def test_releasing_twice_is_releasing_once(wait_files: WaitFiles) -> None:
-    wait_files.create(T, OWNER)
+    wait_files.create(T, OWNER, FAMILY)
     wait_files.release(T)
     wait_files.release(T)
     assert wait_files.path(T).read_bytes() == b""
@@ -106,7 +109,7 @@ def test_releasing_what_is_not_there_does_nothing(wait_files: WaitFiles, tmp_pat
 
 
 def test_a_removed_wait_is_gone(wait_files: WaitFiles, tmp_path: Path) -> None:
-    wait_files.create(T, OWNER)
+    wait_files.create(T, OWNER, FAMILY)
     wait_files.remove(T)
     wait_files.remove(T)
     assert list((tmp_path / "wait").iterdir()) == []
@@ -117,7 +120,7 @@ def test_every_reader_returns_at_the_end(wait_files: WaitFiles) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait_files.run, Children())
-            wait_files.create(T, OWNER)
+            wait_files.create(T, OWNER, FAMILY)
             readers = [Reader(wait_files.path(T)) for _ in range(20)]
             wait_files.release(T)
             for reader in readers:
@@ -132,7 +135,7 @@ def test_a_reader_between_look_up_and_open_returns_too(wait_files: WaitFiles) ->
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait_files.run, Children())
-            wait_files.create(T, OWNER)
+            wait_files.create(T, OWNER, FAMILY)
             looked_up = os.open(wait_files.path(T), os.O_PATH)
             try:
                 wait_files.release(T)
@@ -149,7 +152,7 @@ def test_readers_of_a_removed_wait_return(wait_files: WaitFiles) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait_files.run, Children())
-            wait_files.create(T, OWNER)
+            wait_files.create(T, OWNER, FAMILY)
             held = os.open(wait_files.path(T), os.O_PATH)
             try:
                 readers = [Reader(f"/proc/self/fd/{held}") for _ in range(3)]
@@ -166,7 +169,7 @@ def test_readers_of_a_removed_wait_return(wait_files: WaitFiles) -> None:
 def test_readers_of_a_release_that_a_dead_daemon_left_return(
     wait_files: WaitFiles, tmp_path: Path
 ) -> None:
-    wait_files.create(T, OWNER)
+    wait_files.create(T, OWNER, FAMILY)
     held = os.open(wait_files.path(T), os.O_PATH)
     wait_files.release(T)
     again = WaitFiles(tmp_path / "wait", tmp_path / "released", native("release"))
@@ -192,7 +195,7 @@ def test_a_crowd_of_ends_starts_few_programs(wait_files: WaitFiles) -> None:
             nursery.start_soon(wait_files.run, started)
             tokens = [WaitFileName(f"t{number}") for number in range(300)]
             for token in tokens:
-                wait_files.create(token, OWNER)
+                wait_files.create(token, OWNER, FAMILY)
             readers = [Reader(wait_files.path(token)) for token in tokens]
             for token in tokens:
                 wait_files.release(token)
@@ -219,8 +222,8 @@ def programs(wait_files: WaitFiles) -> list[str]:
 @needs_root
 def test_who_holds_a_fifo_holds_up_only_its_readers(wait_files: WaitFiles) -> None:
     async def main(stack: contextlib.ExitStack) -> None:
-        wait_files.create(T, OWNER)
-        with held(wait_files.path(T), "write"):
+        wait_files.create(T, OWNER, FAMILY)
+        with held(wait_files.path(T), what="write"):
             waits = Reader(wait_files.path(T))
             await waits.wait_blocked()
             wait_files.release(T)
@@ -241,10 +244,32 @@ def test_who_holds_a_fifo_holds_up_only_its_readers(wait_files: WaitFiles) -> No
         trio.run(main, stack)
 
 
-async def released_at_once(wait_files: WaitFiles, name: str) -> None:
+@needs_root
+def test_a_family_that_holds_many_holds_up_no_other(wait_files: WaitFiles) -> None:
+    async def main() -> None:
+        tokens = [WaitFileName(f"held{number}") for number in range(70)]
+        for token in tokens:
+            wait_files.create(token, OWNER, FAMILY)
+        with held(*map(wait_files.path, tokens), what="write"):
+            for token in tokens:
+                wait_files.release(token)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait_files.run, Children())
+                while len(programs(wait_files)) < SLEEPERS + 2:  # one works, one waits for it
+                    await trio.sleep(0.01)
+                await released_at_once(wait_files, "other", FAMILY + 1)
+                assert len(programs(wait_files)) == SLEEPERS + 2
+                nursery.cancel_scope.cancel()
+        subprocess.run(wait_files.command(OWNER, 0), check=True, timeout=30)
+        assert not wait_files.released()
+
+    trio.run(main)
+
+
+async def released_at_once(wait_files: WaitFiles, name: str, family: int = FAMILY) -> None:
     tokens = [WaitFileName(f"{name}.{number}") for number in range(10)]
     for token in tokens:
-        wait_files.create(token, OWNER)
+        wait_files.create(token, OWNER, family)
     readers = [Reader(wait_files.path(token)) for token in tokens]
     for token in tokens:
         wait_files.release(token)
@@ -254,7 +279,7 @@ async def released_at_once(wait_files: WaitFiles, name: str) -> None:
 
 def test_the_mode_never_changes(wait_files: WaitFiles) -> None:
     """Nobody may write to it, and release others before the end: also not at the end."""
-    wait_files.create(T, OWNER)
+    wait_files.create(T, OWNER, FAMILY)
     held = os.open(wait_files.path(T), os.O_PATH)
     wait_files.release(T)
     assert subprocess.run(wait_files.command(OWNER, 0), check=False).returncode == 0
