@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -14,6 +14,7 @@ from runtime.authority.accounts import Payer
 from runtime.authority.loop import Late, Timed, Turns
 from runtime.caller import Caller
 from runtime.errors import CtxError, OverTimeError
+from runtime.kernel.recent import Recent
 from runtime.runtime import Runtime
 
 _R = TypeVar("_R")
@@ -35,7 +36,7 @@ class Pace:
         self._syncs: Counter[int] = Counter()
         self._disks = trio.CapacityLimiter(4)
         self._syncing: dict[int, trio.Lock] = {}
-        self._known: OrderedDict[tuple[int, int, int], tuple[float, Payer]] = OrderedDict()
+        self._known = Recent[tuple[int, int, int], tuple[float, Payer]](_KNOWN_MAX)
 
     # who pays
 
@@ -53,10 +54,7 @@ class Pace:
         except (CtxError, OSError):
             return None
         found = self.payer(caller)
-        self._known[key] = (now, found)
-        self._known.move_to_end(key)
-        if len(self._known) > _KNOWN_MAX:
-            self._known.popitem(last=False)
+        self._known.put(key, (now, found))
         return found
 
     def is_over(self, who: Payer | None) -> bool:

@@ -21,7 +21,6 @@ import fcntl
 import os
 import select
 import time
-from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -29,6 +28,7 @@ from typing import Final
 from runtime.errors import StartupError
 from runtime.kernel import linux, spare
 from runtime.kernel.privilege import ROOT, Privilege
+from runtime.kernel.recent import Recent
 
 _MADE_HERE: Final = "user.ctxfs.made"
 #: it is gone; or of an agent's making, below longer names than a path may have
@@ -309,8 +309,7 @@ class Askers:
     """
 
     def __init__(self) -> None:
-        # the one that asked last is the last
-        self._files: OrderedDict[int, int] = OrderedDict()
+        self._files = Recent[int, int](_ASKERS_MAX, os.close)
 
     def path_of(self, pid: int) -> str | None:
         """As ``path_of`` of the module."""
@@ -319,31 +318,24 @@ class Askers:
             try:
                 text = os.pread(fd, _CGROUP_MAX, 0)
             except ProcessLookupError:
-                self._close(pid)
+                self._files.drop(pid)
             else:
-                self._files.move_to_end(pid)
                 return _path_in(text)
         return self._begin(pid)
 
     def _begin(self, pid: int) -> str | None:
-        if len(self._files) >= _ASKERS_MAX:
-            self._close(next(iter(self._files)))
         try:
             fd = linux.open_of_process(pid, "cgroup")
         except OSError:  # it is gone, or there are no descriptors
             return path_of(pid)
-        self._files[pid] = fd
+        self._files.put(pid, fd)
         try:
             return _path_in(os.pread(fd, _CGROUP_MAX, 0))
         except ProcessLookupError:
             return None
 
-    def _close(self, pid: int) -> None:
-        os.close(self._files.pop(pid))
-
     def close(self) -> None:
-        while self._files:
-            self._close(next(iter(self._files)))
+        self._files.clear()
 
     def __del__(self) -> None:
         # they go with the one part that asks here

@@ -84,7 +84,9 @@ def test_an_asker_that_is_gone_is_nowhere(askers: Askers) -> None:
 def test_who_has_the_number_of_another_that_is_gone_is_looked_up_anew(askers: Askers) -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as gone:
         assert askers.path_of(gone.pid) is not None
-    askers._files[os.getpid()] = askers._files.pop(gone.pid)
+    held = askers._files.get(gone.pid)
+    assert held is not None
+    askers._files.put(os.getpid(), os.dup(held))
     assert askers.path_of(os.getpid()) == path_of(os.getpid())
 
 
