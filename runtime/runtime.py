@@ -222,11 +222,8 @@ def _prepare_shared(places: Places, privilege: Privilege) -> None:
     for path in (places.waits, places.programs, places.fuse):
         if path != places.fuse or linux.mount_at(path) is None:
             _private_directory(path)
-    _private_directory(places.records, 0o700)
-    _private_directory(places.monitors, 0o700)
-    _private_directory(places.networks, 0o700)
-    _private_directory(places.rooms, 0o700)
-    _private_directory(places.released, 0o700)
+    for path in places.hidden:
+        _private_directory(path, 0o700)
     for name in _PROGRAMS:
         _install(cell.native(name), places.program(name))
 
@@ -398,10 +395,7 @@ def _remove_runtime(places: Places) -> None:
         linux.unmount(places.shared, linux.MNT_DETACH)
     places.lifeline.unlink(missing_ok=True)
     places.socket.unlink(missing_ok=True)
-    for directory in (
-        *(places.programs, places.records, places.monitors, places.inputs),
-        *(places.networks, places.rooms, places.waits, places.released),
-    ):
+    for directory in (places.programs, places.inputs, places.waits, *places.hidden):
         shutil.rmtree(directory, ignore_errors=True)
     for path in (places.fuse, places.shared, places.stage, places.runtime):
         try:

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -43,7 +42,7 @@ from runtime.agents.workspace import WORKSPACE, Worktree, binds
 from runtime.cell import networks, trees
 from runtime.errors import MalformedError, WrongStateError
 from runtime.ids import RunId
-from runtime.kernel import cgroups, handover, linux, orders, seqpackets
+from runtime.kernel import cgroups, linux, orders
 from runtime.kernel.users import find_user
 from runtime.records.model import Agent
 from runtime.records.spaces import tree_of
@@ -95,6 +94,8 @@ class Places:
         self.networks = runtime / "net"
         #: what is shared with monitors (``runtime.kernel.rooms``)
         self.rooms = runtime / "room"
+        #: what of it is nobody else's
+        self.hidden = self.records, self.monitors, self.networks, self.rooms, self.released
         #: the daemon's socket outside of the mount, where no lock of an inode is in the way
         self.socket = runtime / "ctxd.sock"
         self.lifeline = runtime / "lifeline"
@@ -595,72 +596,3 @@ def _stage(
     groups_word = agents.privilege.groups_of(groups)
     permitted = [places.tree, places.trees]
     return orders.message(places.stage, uid, gid, groups_word, places.own, permitted, wanted)
-
-
-def sealed_file(name: str, data: bytes) -> int:
-    """A descriptor to read ``data`` from (memfd_create(2)), changed by nobody who opens it
-    anew (F_ADD_SEALS in fcntl(2))."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with os.fdopen(os.dup(fd), "wb") as file:
-        file.write(data)
-    os.lseek(fd, 0, os.SEEK_SET)
-    handover.seal_file(fd)
-    return fd
-
-
-def open_program(places: Places, name: str, *, rootless: bool) -> int:
-    """A descriptor to execute one of the programs by.
-
-    Nobody who executes it can read it, so that no agent can trace what it becomes
-    (PR_SET_DUMPABLE in prctl(2)). Without root the file is the agents' own uid's: it is a
-    sealed copy then, which they cannot change even if they get at it.
-    """
-    path = places.program(name)
-    if not rootless:
-        return os.open(path, os.O_PATH | os.O_CLOEXEC)
-    fd = sealed_file(name, path.read_bytes())
-    try:
-        os.fchmod(fd, 0o111)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
-
-
-@contextmanager
-def passed_files(
-    prepared: Plan,
-    places: Places,
-    parent_cell: int | None,
-    *,
-    rootless: bool,
-    hand: Path | None = None,
-) -> Iterator[list[int]]:
-    """The descriptors that the steps find from 4 on, in order.
-
-    ``parent_cell`` is a pidfd of the parent's keeper, ``hand`` where the cell's own keeper hands
-    out what it listens on.
-    """
-    with ExitStack() as stack:
-        opened: list[int] = []
-
-        def add(fd: int) -> None:
-            stack.callback(os.close, fd)
-            opened.append(fd)
-
-        add(orders.memory_file("spec", prepared.spec))
-        if prepared.networks:
-            assert hand is not None
-            add(seqpackets.listen(hand))
-        add(open_program(places, "keeper", rootless=rootless))
-        if prepared.view:
-            add(orders.memory_file("view", orders.message(prepared.view)))
-        for name in prepared.programs[1:]:
-            add(open_program(places, name, rootless=rootless))
-        if prepared.stage:
-            add(orders.memory_file("stage", prepared.stage))
-        if parent_cell is not None:
-            opened.append(parent_cell)
-        if prepared.lend:
-            add(orders.memory_file("lend", prepared.lend))
-        yield opened

@@ -26,7 +26,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -56,11 +56,6 @@ _LIMIT: Final = 1 << 32
 _FIRST: Final = 64
 _LINE: Final = 192
 _NAME: Final = 72
-#: numbers of a line, after its name
-_FIELDS: Final = (
-    *("connections", "sent", "received", "trouble", "open"),
-    *("max", "closed", "listens", "told"),
-)
 #: in ``listens``: not in this cell, or on the socket alone; else it is the port
 NOWHERE: Final = 0
 SOCKET: Final = 1
@@ -129,9 +124,10 @@ def remove(directory: Path, agent: Agent, cell: str) -> None:
         counters_path(directory, agent).unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Line:
-    """One network in the file of an incarnation; ``sent`` and ``received`` are bytes."""
+    """One network in the file of an incarnation; ``sent`` and ``received`` are bytes. After the
+    name the fields are as in the file."""
 
     number: int
     name: str
@@ -162,6 +158,10 @@ class Line:
     def limited_by(self) -> int | None:
         """The level (``family``) whose limit is reached."""
         return self.trouble - _LIMIT if self.trouble >= _LIMIT else None
+
+
+#: numbers of a line, after its name
+_FIELDS: Final = tuple(each.name for each in fields(Line))[2:]
 
 
 def position(number: int, field: str) -> int:
@@ -220,8 +220,7 @@ class Counters:
             if not name:
                 break
             numbers = struct.unpack_from(f"={len(_FIELDS)}Q", data, at + _NAME)
-            values = dict(zip(_FIELDS, numbers, strict=True))
-            found.append(Line(number=number, name=name, **values))
+            found.append(Line(number, name, *numbers))
         return found
 
     def usage(self) -> dict[str, int]:
@@ -257,23 +256,24 @@ class Counters:
                 self.write(line.number, "max", value)
 
 
-def of_cell(directory: Path, agent: Agent) -> dict[str, int]:
-    """The networks that an agent's cell was made with and that are open, as ``wanted``."""
+def lines_of(directory: Path, agent: Agent) -> list[Line]:
+    """``Counters.lines`` of an agent; none if it has no file."""
     counters = Counters.open(counters_path(directory, agent))
     if counters is None:
-        return {}
+        return []
     with counters:
-        lines = counters.lines()
+        return counters.lines()
+
+
+def of_cell(directory: Path, agent: Agent) -> dict[str, int]:
+    """The networks that an agent's cell was made with and that are open, as ``wanted``."""
+    lines = lines_of(directory, agent)
     return {line.name: line.listens for line in lines if line.listens and not line.closed}
 
 
 def usage(directory: Path, agent: Agent) -> dict[str, int]:
-    """``Counters.usage`` of an agent; nothing if it has no file."""
-    counters = Counters.open(counters_path(directory, agent))
-    if counters is None:
-        return {}
-    with counters:
-        return counters.usage()
+    """What an agent and all that it owns have used of networks."""
+    return {k: used for line in lines_of(directory, agent) for k, used in line.usage.items()}
 
 
 def prepare(agents: Agents, agent: Agent, directory: Path, networks: Mapping[str, int]) -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +36,7 @@ from runtime.cell import cell, networks
 from runtime.cell.cell import Command
 from runtime.cell.execution import Execution, LiveCell
 from runtime.cell.host import Host, Part
+from runtime.cell.passing import passed_files
 from runtime.cell.sources import Looker
 from runtime.cell.treework import Trees
 from runtime.errors import UnsupportedError, WrongStateError
@@ -89,29 +91,21 @@ class Starter(Part):
             self._agents.disk.wake()
         networks.prepare(self._agents, agent, places.networks, plan.networks)
         crashpoints.reach("start.planned")
-        with contextlib.ExitStack() as stack:
-            keeper = None
-            if parent is not None:
-                keeper = self._open_keeper(parent)
-                stack.callback(os.close, keeper)
-            hand = networks.hand_path(places.networks, agent)
-            fds = stack.enter_context(self._passed_files(plan, keeper, hand))
-            stdin = self.open_handoff(agent) if not agent.how.holds_cell else _null()
-            stack.callback(os.close, stdin)
-            if agent.status is not Status.STARTING:
-                return  # stopped meanwhile: nothing may start any more
-            directory = self._agents.documents.directory(agent)
-            await self._monitor(
-                agent,
-                live_cell,
-                plan,
-                fds,
-                stdin=stdin,
-                # what is said on the way into a cell belongs into the log
-                out=directory / ("log" if agent.how.holds_cell else "out"),
-                log_directory=directory / "log",
-                lead="-" if agent.how.holds_cell else "cell",
-            )
+        if agent.status is not Status.STARTING:
+            return  # stopped meanwhile: nothing may start any more
+        directory, holds_cell = self._agents.documents.directory(agent), agent.how.holds_cell
+        command = Command(
+            words=(),
+            cwd="",
+            run=agent.cell,
+            # what is said on the way into a cell belongs into the log
+            out=directory / ("log" if holds_cell else "out"),
+            log=directory / "log",
+            open_input=None if holds_cell else partial(self.open_handoff, agent),
+            leads=not holds_cell,
+        )
+        hand = networks.hand_path(places.networks, agent)
+        await self._monitor(agent, live_cell, plan, command, parent, hand)
         crashpoints.reach("start.launched")
 
     async def _make_trees(self, agent: Agent) -> None:
@@ -163,87 +157,69 @@ class Starter(Part):
         await self._sweeper.removed(agent.owner, execution.leaf)
         execution.leaf.make_own(self._hierarchy.controllers)
         log.debug("%s %s: %s", agent.name, execution.record_path.name, plan.describe())
-        with contextlib.ExitStack() as stack:
-            keeper = self._open_keeper(agent)
-            stack.callback(os.close, keeper)
-            fds = stack.enter_context(self._passed_files(plan, keeper))
-            stdin = command.open_input() if command.open_input is not None else _null()
-            stack.callback(os.close, stdin)
-            inlet = None
-            if command.fed:
-                inlet = execution.inlet.listen()
-                stack.callback(os.close, inlet)
-            await self._monitor(
-                agent,
-                execution,
-                plan,
-                fds,
-                stdin=stdin,
-                inlet=inlet,
-                out=command.out,
-                log_directory=command.log,
-                reply=command.reply,
-                lead=keeper if command.leads else "-",
-            )
+        await self._monitor(agent, execution, plan, command, agent)
 
     async def _monitor(
         self,
         agent: Agent,
         execution: Execution,
         plan: cell.Plan,
-        fds: list[int],
-        *,
-        stdin: int,
-        inlet: int | None = None,
-        out: Path,
-        log_directory: Path | None,
-        reply: Path | None = None,
-        lead: str | int,
+        command: Command,
+        inside: Agent | None,
+        hand: Path | None = None,
     ) -> None:
-        """Has a monitor (monitor.c) run a plan; it outlives the daemon.
-
-        Without a log directory standard error goes where standard output goes. ``lead``
-        is LEAD of monitor.c, or which of ``fds``, and ``inlet`` its SOCKET.
-        """
+        """Has a monitor (monitor.c) run a plan, which enters the cell of an agent, if any; it
+        outlives the daemon. A new cell hands out at ``hand`` what it listens on."""
         places = self._places
-        # the monitor closes it once it is recorded
-        complaint, complaining = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
+        with contextlib.ExitStack() as stack:
+
+            def held(fd: int) -> int:
+                stack.callback(os.close, fd)
+                return fd
+
+            keeper = held(self._open_keeper(inside)) if inside is not None else None
+            rootless = self._agents.privilege.rootless
+            fds = stack.enter_context(
+                passed_files(plan, places, keeper, rootless=rootless, hand=hand)
+            )
+            stdin = held(command.open_input() if command.open_input is not None else _null())
+            inlet = [held(execution.inlet.listen())] if command.fed else []
             most = self._agents.settings.config.owner_monitors
             monitors = self._hierarchy.monitors(agent.owner, most)
             numbers = {fd: _FIRST_PASSED + i for i, fd in enumerate(fds)}
-            monitor = await self._spawner.start(
-                monitors,
-                orders.words(
-                    places.program("monitor"),
-                    execution.record_path,
-                    out,
-                    log_directory or "-",
-                    reply or "-",
-                    self._agents.settings.log_max(agent),
-                    self._agents.disk.output(agent.owner),
-                    places.lifeline,
-                    execution.leaf.own().path,
-                    agent.uid,
-                    lead if isinstance(lead, str) else numbers[lead],
-                    "-" if inlet is None else _FIRST_PASSED + len(fds),
-                    list(numbers.values()),
-                    plan.steps,
-                ),
-                owner=agent.owner,
-                fds=[stdin, None, complaining, *fds, *([] if inlet is None else [inlet])],
-            )
-            os.close(complaining)
-            complaining = -1
+            led = "cell" if hand is not None or keeper is None else numbers[keeper]
+            # the monitor closes it once it is recorded
+            complaint, complaining = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            held(complaint)
+            try:
+                monitor = await self._spawner.start(
+                    monitors,
+                    orders.words(
+                        places.program("monitor"),
+                        execution.record_path,
+                        command.out,
+                        command.log or "-",
+                        command.reply or "-",
+                        self._agents.settings.log_max(agent),
+                        self._agents.disk.output(agent.owner),
+                        places.lifeline,
+                        execution.leaf.own().path,
+                        agent.uid,
+                        led if command.leads else "-",
+                        _FIRST_PASSED + len(fds) if inlet else "-",
+                        list(numbers.values()),
+                        plan.steps,
+                    ),
+                    owner=agent.owner,
+                    fds=[stdin, None, complaining, *fds, *inlet],
+                )
+            finally:
+                os.close(complaining)
             said = await _read_all(complaint)
             if not execution.record_path.exists():
                 await monitor.wait()
                 raise UnsupportedError(f"cannot start its monitor: {said}")
             execution.monitored = True
-        finally:
-            os.close(complaint)
-            if complaining >= 0:
-                os.close(complaining)
 
     def _open_keeper(self, owner: Agent) -> int:
         """A pidfd of the PID 1 of a cell that something enters; ``WrongStateError``."""
@@ -260,7 +236,7 @@ class Starter(Part):
         inherited = self._agents.documents.read(agent, "inherited.md")
         if inherited:
             handoff = self._agents.documents.read(agent, "handoff.md")
-            return cell.sealed_file("handoff", inherited + b"\n" + handoff)
+            return orders.sealed_file("handoff", inherited + b"\n" + handoff)
         path = self._agents.documents.path(agent, "handoff.md")
         try:
             os.chmod(path, 0o644)  # /dev/stdin opens it anew
@@ -271,13 +247,7 @@ class Starter(Part):
             return opened
         # The file is the agent's own uid's, which could open it anew for writing.
         with open(opened, "rb") as file:
-            return cell.sealed_file("handoff", file.read())
-
-    def _passed_files(
-        self, plan: cell.Plan, parent_cell: int | None, hand: Path | None = None
-    ) -> contextlib.AbstractContextManager[list[int]]:
-        rootless = self._agents.privilege.rootless
-        return cell.passed_files(plan, self._places, parent_cell, rootless=rootless, hand=hand)
+            return orders.sealed_file("handoff", file.read())
 
 
 async def _read_all(pipe: int) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from runtime.caller import Caller
 from runtime.errors import StartupError
-from runtime.ids import AgentIndex, Incarnation
+from runtime.kernel import orders
 
 #: of the file; a daemon executes no program that takes another one
 FORMAT: Final = 2
@@ -83,19 +83,10 @@ def read_back(data: bytes) -> Any:
 def seal(values: Mapping[str, Any], descriptors: Descriptors) -> int:
     """A sealed file with the values, and the descriptors; all of them are inherited."""
     content = {"format": FORMAT, "descriptors": descriptors.kept, "values": values}
-    file = os.memfd_create("handover", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with os.fdopen(os.dup(file), "wb") as written_to:
-        written_to.writelines(written(content))
-    seal_file(file)
+    file = orders.sealed_file("handover", *written(content))
     for fd in (file, *descriptors.kept):
         os.set_inheritable(fd, True)
     return file
-
-
-def seal_file(file: int) -> None:
-    """Nobody can change a file in memory any more."""
-    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
-    fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
 
 
 def inherited() -> dict[str, Any] | None:
@@ -131,13 +122,5 @@ def pack_caller(caller: Caller) -> dict[str, Any]:
 
 
 def unpack_caller(saved: Mapping[str, Any]) -> Caller:
-    agent, groups = saved["agent"], saved["groups"]
-    return Caller(
-        saved["uid"],
-        saved["gid"],
-        saved["pid"],
-        AgentIndex(agent) if agent is not None else None,
-        Incarnation(saved["incarnation"]),
-        saved["known"],
-        tuple(groups) if groups is not None else None,
-    )
+    groups = saved["groups"]
+    return Caller(**{**saved, "groups": tuple(groups) if groups is not None else None})

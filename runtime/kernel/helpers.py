@@ -63,6 +63,13 @@ class Helpers:
             return await self.run(owner, kind, words, gone=gone, message=message, fds=fds)
         raise UnansweredError(f"{kind}: not done within {seconds:g} s: try again")
 
+    async def tell(
+        self, owner: int, kind: str, program: Path, *told: orders.Order, seconds: float
+    ) -> bytes:
+        """The same of a program that finds at 3 all that it is to do."""
+        message = orders.message(*told)
+        return await self.ask(owner, kind, (program, "3"), seconds=seconds, message=message)
+
     async def run(
         self,
         owner: int,

@@ -8,7 +8,7 @@ import resource
 import struct
 from functools import cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from runtime.ids import BootId
 
@@ -53,6 +53,11 @@ def _check(result: int, path: str | Path | None = None) -> int:
     return result
 
 
+def syscall(number: int, *arguments: Any) -> int:
+    """syscall(2)."""
+    return _check(_libc.syscall(ctypes.c_long(number), *arguments))
+
+
 def mount(source: str, target: Path, fstype: str, flags: int, data: str = "") -> None:
     """mount(2)."""
     _check(
@@ -88,8 +93,7 @@ def open_beneath(fd: int, path: str, flags: int) -> int:
     """openat2(2) of what is below a directory, however far: no link is followed on the way."""
     how = _OpenHow(flags | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH)
     size = ctypes.c_size_t(ctypes.sizeof(how))
-    number = ctypes.c_long(_OPENAT2)
-    return _check(_libc.syscall(number, fd, os.fsencode(path), ctypes.byref(how), size), path)
+    return syscall(_OPENAT2, fd, os.fsencode(path), ctypes.byref(how), size)
 
 
 def inotify_init() -> int:

@@ -19,6 +19,7 @@ of them differently (``SIGRTMIN``), and a test compares all that both name.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -48,12 +49,23 @@ def message(*orders: Order) -> bytes:
     return os.fsencode("\0".join([str(len(found)), *found, ""]))
 
 
-def memory_file(name: str, data: bytes) -> int:
+def memory_file(name: str, *parts: bytes) -> int:
     """A descriptor to read a message from (memfd_create(2)): never on a disk."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    written = 0
-    while written < len(data):  # the offset stays 0, for who reads it
-        written += os.pwrite(fd, data[written:], written)
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    begin = 0
+    for part in parts:
+        written = 0
+        while written < len(part):  # the offset stays 0, for who reads it
+            written += os.pwrite(fd, part[written:], begin + written)
+        begin += written
+    return fd
+
+
+def sealed_file(name: str, *parts: bytes) -> int:
+    """The same, changed by nobody who opens it anew (F_ADD_SEALS in fcntl(2))."""
+    fd = memory_file(name, *parts)
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     return fd
 
 

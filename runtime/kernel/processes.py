@@ -50,21 +50,20 @@ class Census:
         where a program has not begun yet is left out. ``CtxError``, ``OSError``.
         """
         begun = [place for place in places if place.begun]
-        words = ("list", _MS, MOST, asker, *_words(begun))
-        return await self._ask(owner, "usage", words) if begun else b""
+        if not begun:
+            return b""
+        told = ("list", _MS, MOST, asker, *_words(begun))
+        return await self._helpers.tell(owner, "usage", self._program, *told, seconds=SECONDS)
 
     async def memory(
         self, owner: int, places: Sequence[Place], kind: str = "usage"
     ) -> list[tuple[int, int]]:
         """For each place the bytes that its processes use, shared pages in parts (PSS), and how
         many processes they are. ``CtxError``, ``OSError``."""
-        said = await self._ask(owner, kind, ("memory", _MS, _MOST_COUNTED, *_words(places)))
+        told = ("memory", _MS, _MOST_COUNTED, *_words(places))
+        said = await self._helpers.tell(owner, kind, self._program, *told, seconds=SECONDS)
         pairs = (line.split() for line in said.splitlines())
         return [(int(used), int(count)) for used, count in pairs]
-
-    async def _ask(self, owner: int, kind: str, words: Iterable[orders.Order]) -> bytes:
-        command, message = (self._program, "3"), orders.message(*words)
-        return await self._helpers.ask(owner, kind, command, seconds=SECONDS, message=message)
 
 
 def _words(places: Sequence[Place]) -> tuple[orders.Order, orders.Order]:

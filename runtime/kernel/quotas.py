@@ -17,7 +17,6 @@ from typing import Final
 
 from runtime.kernel import linux
 
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 _SYS_QUOTACTL_FD: Final = 443
 _PROJECT: Final = 2
 _Q_SETQUOTA: Final = 0x800008
@@ -76,9 +75,6 @@ class Quotas:
         try:
             command = ctypes.c_uint(_Q_SETQUOTA << 8 | _PROJECT)
             number = ctypes.c_uint(project)
-            done = _libc.syscall(_SYS_QUOTACTL_FD, fd, command, number, ctypes.byref(limits))
-            if done < 0:
-                error = ctypes.get_errno()
-                raise OSError(error, os.strerror(error))
+            linux.syscall(_SYS_QUOTACTL_FD, fd, command, number, ctypes.byref(limits))
         finally:
             os.close(fd)

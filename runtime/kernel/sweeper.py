@@ -14,7 +14,6 @@ from typing import Final
 import trio
 
 from runtime.errors import CtxError, UnansweredError
-from runtime.kernel import orders
 from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.daemonlog import because_of
 from runtime.kernel.helpers import Helpers
@@ -48,8 +47,9 @@ class Sweeper:
     ) -> int:
         """Signals what is in and below ``cgroups`` but for some PIDs; how many processes there
         are. ``CtxError``, ``OSError``."""
-        words = ("signal", number, sorted(spared), [str(each) for each in cgroups])
-        return int(await self._ask(owner, "signal", words, _SIGNAL_SECONDS))
+        told = ("signal", number, sorted(spared), [str(each) for each in cgroups])
+        ask = self._helpers.tell
+        return int(await ask(owner, "signal", self._program, *told, seconds=_SIGNAL_SECONDS))
 
     def remove(self, owner: int, cgroup: Cgroup) -> None:
         """Kills what is left in a cgroup, and removes it, soon; again and again if it must."""
@@ -91,8 +91,9 @@ class Sweeper:
             more = self._more[owner] = trio.Event()
             paths = list(left)
             try:
-                words = ("remove", paths)
-                said = await self._ask(owner, "cgroups", words, _REMOVAL_SECONDS)
+                said = await self._helpers.tell(
+                    *(owner, "cgroups", self._program), "remove", paths, seconds=_REMOVAL_SECONDS
+                )
                 there = {paths[int(word)] for word in said.split()}
             except (CtxError, OSError) as error:
                 log.warning("cannot remove cgroups: %s", error, extra=because_of(owner))
@@ -105,9 +106,3 @@ class Sweeper:
                     await more.wait()
                 retry = min(2 * retry, _LAST_RETRY)
         del self._left[owner], self._more[owner]
-
-    async def _ask(
-        self, owner: int, kind: str, words: Iterable[orders.Order], seconds: float
-    ) -> bytes:
-        command, message = (self._program, "3"), orders.message(*words)
-        return await self._helpers.ask(owner, kind, command, seconds=seconds, message=message)

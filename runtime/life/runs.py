@@ -35,7 +35,7 @@ from runtime.cell.execution import Execution, LiveCell
 from runtime.cell.host import Host, Part
 from runtime.cell.record import RunRecord
 from runtime.errors import NoSpaceError
-from runtime.kernel import linux, output
+from runtime.kernel import linux, orders, output
 from runtime.kernel.daemonlog import because_of
 from runtime.kernel.inotify import Wakeup, Watcher
 from runtime.life.conclusions import (
@@ -282,7 +282,8 @@ class _LedRun(EnteringLead):
             return self._leader.starter.open_handoff(agent)
         text = self._message.text if self._message is not None else ""
         # a text file, as shells read them
-        return cell.sealed_file("message", (text if text.endswith("\n") else text + "\n").encode())
+        lines = text if text.endswith("\n") else text + "\n"
+        return orders.sealed_file("message", lines.encode())
 
     def beside(self, nursery: trio.Nursery) -> None:
         super().beside(nursery)

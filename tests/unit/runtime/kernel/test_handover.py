@@ -12,7 +12,7 @@ import pytest
 from runtime.caller import Caller
 from runtime.errors import StartupError
 from runtime.ids import AgentIndex, Incarnation
-from runtime.kernel import handover
+from runtime.kernel import handover, orders
 from runtime.kernel.handover import FORMAT, Descriptors
 
 
@@ -70,9 +70,7 @@ def test_the_next_program_has_them(pipe: tuple[int, int]) -> None:
 def test_what_cannot_be_taken_over_is_refused(
     text: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = os.memfd_create("x", os.MFD_ALLOW_SEALING)
-    os.write(file, text)
-    handover.seal_file(file)
+    file = orders.sealed_file("x", text)
     monkeypatch.setenv(handover.VARIABLE, str(file))
     with pytest.raises(StartupError, match="cannot take over"):
         handover.inherited()

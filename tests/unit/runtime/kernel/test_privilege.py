@@ -12,6 +12,7 @@ from runtime.caller import OPERATORS, Role
 from runtime.cell import cell
 from runtime.cell.cell import Places
 from runtime.errors import ForbiddenError
+from runtime.kernel import orders
 from runtime.kernel.privilege import ROOT, Privilege
 from runtime.records.model import Agent
 from tests.worlds.records import World, inside, operator
@@ -64,8 +65,8 @@ def test_agents_have_the_ids_of_the_daemon_and_its_user_the_last_word(
 
 
 def test_the_steps_into_a_cell(world: World, agent: Agent) -> None:
-    view = ["/r/ctxfs/root/bin/view", "6", "5", "1000", "100", "=", "4", "keeper"]
-    assert list(plan(world, agent).steps)[:8] == view
+    view = ["/r/ctxfs/root/bin/view", "3", "6", "5", "1000", "100", "=", "4", "keeper"]
+    assert list(plan(world, agent).steps)[:9] == view
     child = world.agents.births.create(inside(world.live(agent)), "c")
     enter = list(plan(world, child).steps)[:7]
     assert enter == ["/r/ctxfs/root/bin/enter", "8", "7", "1000", "100", "=", "cell"]
@@ -81,7 +82,7 @@ def test_what_sandboxes_share_is_read_only_but_for_the_filesystem(
 
 
 def test_a_sealed_file_is_read_and_never_written() -> None:
-    fd = cell.sealed_file("x", b"text")
+    fd = orders.sealed_file("x", b"text")
     try:
         again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
         try:
