@@ -108,7 +108,7 @@ class _Account:
         return max(self.holders.items(), key=lambda item: item[1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Standing:
     """One account as it is: ``use``, ``limit`` and ``reserve`` in the resource's unit.
 
@@ -119,9 +119,10 @@ class Standing:
     account: str
     use: int
     limit: int
-    reserve: int
-    most: str
-    held: int
+    reserve: int = 0
+    #: who holds most, and how much
+    most: str = ""
+    held: int = 0
 
 
 class Charge:
@@ -267,31 +268,11 @@ class Accounts:
         found = []
         for resource in Resource:
             account = self._accounts.get((owner, resource), _Account())
-            most, held = account.most()
             limit = self.limit(resource)
-            found.append(
-                Standing(
-                    owner=owner,
-                    account=resource.value,
-                    use=account.use,
-                    limit=limit,
-                    reserve=limit // _TENTH,
-                    most=most,
-                    held=held,
-                )
-            )
-        found.append(
-            Standing(
-                owner=owner,
-                account="time",
-                use=round(1000 * self.time.used(owner)),
-                limit=round(1000 * self.time.burst),
-                reserve=0,
-                most="",
-                held=0,
-            )
-        )
-        return found
+            kept, most = limit // _TENTH, account.most()
+            found.append(Standing(owner, resource.value, account.use, limit, kept, *most))
+        used, burst = (round(1000 * each) for each in (self.time.used(owner), self.time.burst))
+        return [*found, Standing(owner, "time", used, burst)]
 
     def _taken(self, owner: int, resource: Resource, amount: int, limit: int) -> str:
         setting, remedy = _ABOUT[resource]

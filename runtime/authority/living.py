@@ -87,8 +87,8 @@ class Living(Subscriber):
         self._accounts = accounts
         self._disk = disk
         self._payer = payer
-        self._of_agents: dict[AgentIndex, list[Charge]] = {}
-        self._of_tasks: dict[ItemIndex, list[Charge]] = {}
+        #: of live agents and running commands
+        self._held: dict[AgentIndex | tuple[AgentIndex, ItemIndex], list[Charge]] = {}
         self._texts: dict[AgentIndex, _Texts] = {}
         for agent in registry:
             self._note_agent(agent)
@@ -110,7 +110,7 @@ class Living(Subscriber):
 
     def agent_listed(self, agent: Agent) -> None:
         if self._registry.get(agent.index) is not agent:
-            _release(self._of_agents.pop(agent.index, ()))
+            self._hold(agent.index, agent, None)
             texts = self._texts.pop(agent.index, None)
             if texts is not None:
                 texts.release()
@@ -200,10 +200,7 @@ class Living(Subscriber):
         self._disk.note(session.owner, size)
 
     def _note_agent(self, agent: Agent) -> None:
-        if not agent.live:
-            _release(self._of_agents.pop(agent.index, ()))
-        elif agent.index not in self._of_agents:
-            self._of_agents[agent.index] = self._charge(agent, _of_agent(agent))
+        self._hold(agent.index, agent, _of_agent(agent) if agent.live else None)
 
     def _note_texts(self, agent: Agent) -> None:
         texts = self._texts_of(agent)
@@ -246,16 +243,23 @@ class Living(Subscriber):
 
     def _note_task(self, task: Task) -> None:
         agent = self._registry.get(task.agent)
-        there = self._items.get(task.index) is task
-        if agent is None or not there or task.child or task.status not in _RUNNING:
-            _release(self._of_tasks.pop(task.index, ()))
-        elif task.index not in self._of_tasks:
-            self._of_tasks[task.index] = self._charge(agent, _of_task(task))
+        there = self._items.get(task.index) is task and not task.child
+        runs = there and task.status in _RUNNING
+        self._hold((task.agent, task.index), agent, _of_task(task) if runs else None)
 
-    def _charge(self, agent: Agent, wanted: dict[Resource, int]) -> list[Charge]:
-        who = Payer(agent.owner, agent.name)
-        accounts = self._accounts
-        return [accounts.charged_anyway(who, resource, n) for resource, n in wanted.items()]
+    def _hold(
+        self,
+        key: AgentIndex | tuple[AgentIndex, ItemIndex],
+        agent: Agent | None,
+        wanted: dict[Resource, int] | None,
+    ) -> None:
+        """Charges once for what begins; nothing is wanted for what is over."""
+        if agent is None or wanted is None:
+            for charge in self._held.pop(key, ()):
+                charge.release()
+        elif key not in self._held:
+            who, charged = Payer(agent.owner, agent.name), self._accounts.charged_anyway
+            self._held[key] = [charged(who, resource, n) for resource, n in wanted.items()]
 
 
 def _begun(events: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -350,8 +354,3 @@ def _item_growth(item: Item, values: Mapping[str, Any]) -> tuple[int, int]:
     if isinstance(item, Work) and "blocked_by" in values:
         memory += _length(values["blocked_by"]) - _length(item.blocked_by)
     return memory, disk
-
-
-def _release(charges: Iterable[Charge]) -> None:
-    for charge in charges:
-        charge.release()

@@ -86,6 +86,13 @@ class Subscriber:
         """
 
 
+#: of a change, what is added to that of a larger one as it is
+_LISTS: Final = (
+    *("dropped_items", "lines", "claims", "runs", "channels"),
+    *("made", "handles", "touched", "effects"),
+)
+
+
 class Change:
     """What one transaction changes; collected first, applied all or not at all.
 
@@ -212,19 +219,12 @@ class Change:
             self.put(item, **values)
         for item in other.made_items:
             self.make(item)
-        self.dropped_items += other.dropped_items
         for agent, values in other.agents.values():
             self.set(agent, **values)
         for index, changed in other.sessions.items():
             self.set_session(index, **changed)
-        self.lines += other.lines
-        self.claims += other.claims
-        self.runs += other.runs
-        self.channels += other.channels
-        self.made += other.made
-        self.handles += other.handles
-        self.touched += other.touched
-        self.effects += other.effects
+        for name in _LISTS:
+            getattr(self, name).extend(getattr(other, name))
 
     def event(self, session: SessionIndex, kind: str, agent: str, **fields: Any) -> None:
         """One line of ``events.jsonl``; id and time are set at the commit, and who caused it

@@ -108,10 +108,7 @@ class Journal:
 
     def _complete_histories(self) -> None:
         """What an earlier daemon, or the disk, did not get from the outbox to the files."""
-        lines: dict[str, list[str]] = {}
-        for pending in self._undelivered:
-            lines.setdefault(pending.path, []).append(pending.line)
-        for path, wanted in lines.items():
+        for path, wanted in self._left().items():
             with contextlib.suppress(FileNotFoundError):  # of a history since removed
                 self._history.complete(path, wanted)
         if self._undelivered:
@@ -460,20 +457,13 @@ class Journal:
     ) -> str:
         """The lines with their ids and times, and newlines between them."""
         path = f"{self._sessions.path(session)}/{file}"
+        count, letter = ("events", "e") if file == EVENTS else ("messages", "m")
+        last = getattr(session, count)
         if session.held is None and path not in self._numbered:
             # A loss of power may have kept lines whose record it took.
             self._numbered.add(path)
-            last = self._history.last_number(path)
-            if file == EVENTS:
-                session.events = max(session.events, last)
-            else:
-                session.messages = max(session.messages, last)
-        if file == EVENTS:
-            letter, last = "e", session.events
-            session.events += len(lines)
-        else:
-            letter, last = "m", session.messages
-            session.messages += len(lines)
+            last = max(last, self._history.last_number(path))
+        setattr(session, count, last + len(lines))
         texts = (
             dump_json({"id": f"{letter}{number}", "ts": when, **fields})
             for number, fields in enumerate(lines, last + 1)
@@ -505,12 +495,16 @@ class Journal:
                 yield self._store.post(f"{path}/{EVENTS}", held)
         yield self._store.post(f"{path}/{file}", lines)
 
-    def deliver(self) -> None:
-        """Moves what the outbox holds to the histories, in order; the rest waits."""
+    def _left(self) -> dict[str, list[str]]:
+        """The lines that are not in their files, by file."""
         lines: dict[str, list[str]] = {}
         for pending in self._undelivered:
             lines.setdefault(pending.path, []).append(pending.line)
-        for path, wanted in lines.items():
+        return lines
+
+    def deliver(self) -> None:
+        """Moves what the outbox holds to the histories, in order; the rest waits."""
+        for path, wanted in self._left().items():
             try:
                 if path in self._cut:
                     self._history.complete(path, wanted)

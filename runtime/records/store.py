@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from runtime.errors import NoSpaceError, StartupError
-from runtime.ids import AgentIndex, CallId, Incarnation, ItemIndex, SessionIndex, SpaceIndex
+from runtime.ids import AgentIndex, CallId, Incarnation, ItemIndex, SpaceIndex
 from runtime.records.items import KINDS, LONG_ABOVE, Item, LongText
 from runtime.records.model import Agent, Session, Space
 from runtime.texts.names import dump_json
@@ -543,12 +543,9 @@ def check_state(path: Path) -> None:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             _check_version(path, version)
             if version == len(_STEPS):
-                for table, load in (
-                    ("agents", lambda index, data: Agent.load(AgentIndex(index), data)),
-                    ("sessions", lambda index, data: Session.load(SessionIndex(index), data)),
-                ):
+                for table, cls in (("agents", Agent), ("sessions", Session)):
                     for index, data in db.execute(f"SELECT idx, data FROM {table}"):
-                        load(index, json.loads(data))
+                        cls.load(index, json.loads(data))
                 for index, kind, data in db.execute("SELECT idx, kind, data FROM items"):
                     KINDS[kind].load(ItemIndex(index), json.loads(data), lambda *_: "")
     except (sqlite3.Error, ValueError, KeyError, TypeError) as error:

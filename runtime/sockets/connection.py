@@ -241,3 +241,8 @@ class Server:
         self.connections: list[Connection] = []
         #: taken over, and not opened by this daemon yet
         self.restored = False
+
+
+async def cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()

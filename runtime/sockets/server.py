@@ -31,7 +31,7 @@ from runtime.kernel.handover import Descriptors, unpack_caller
 from runtime.records.change import Subscriber
 from runtime.records.lifecycle import Effect
 from runtime.records.model import Agent
-from runtime.sockets.connection import REST_SECONDS, Connection, Pending, Server
+from runtime.sockets.connection import REST_SECONDS, Connection, Pending, Server, cancel_after
 from runtime.sockets.operations import (
     DAEMON_OPERATIONS,
     OPERATIONS,
@@ -393,12 +393,7 @@ class Sockets(Subscriber):
         line: str | None = None
         failure: CtxError | None = None
         async with trio.open_nursery() as nursery:
-
-            async def until_ended() -> None:
-                await server.ended.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(until_ended)
+            nursery.start_soon(cancel_after, server.ended, nursery.cancel_scope)
             try:
                 line = await connection.receive()
             except CtxError as error:
