@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,8 @@ from ctxfs.errnos import name_of
 from ctxfs.files import agent, home, root, session, shared, task, tool, waiting, work
 from ctxfs.files.verbs import VERBS, Verb
 from ctxfs.tools.registry import TOOLS
-from ctxfs.tools.tool import Concerns, Schema
+from ctxfs.tools.schemas import Schema
+from ctxfs.tools.tool import Concerns
 from ctxfs.tree import inodes
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.rows import Directory, Document, File, Inlet, Kind, Row, Staged
@@ -114,7 +115,7 @@ def _facts(row: Row[Any]) -> Iterator[str]:
     yield from _guards(row)
 
 
-def _list(items: Iterator[tuple[str, list[str]]]) -> Iterator[str]:
+def _list(items: Iterable[tuple[str, list[str]]]) -> Iterator[str]:
     yield ".Bl -tag -width Ds"
     for head, lines in items:
         yield f".It {head}"
@@ -122,43 +123,29 @@ def _list(items: Iterator[tuple[str, list[str]]]) -> Iterator[str]:
     yield ".El"
 
 
-def _files(layout: Layout[Any]) -> Callable[[], Iterator[str]]:
-    def items() -> Iterator[tuple[str, list[str]]]:
-        for row in described(layout):
-            lines = list(_sentences(row.doc))
-            for fact in _facts(row):
-                lines += _sentences(fact)
-            yield f"Pa {_path(row)}{_SUFFIXES[row.kind]}", lines
+def _told(doc: str, facts: Iterable[str]) -> list[str]:
+    return [line for text in (doc, *facts) for line in _sentences(text)]
 
-    return lambda: _list(items())
+
+def _files(
+    layout: Layout[Any], facts: Callable[[Row[Any]], Iterator[str]] = _facts
+) -> Callable[[], Iterator[str]]:
+    return lambda: _list(
+        (f"Pa {_path(row)}{_SUFFIXES[row.kind]}", _told(row.doc, facts(row)))
+        for row in described(layout)
+    )
 
 
 def _plain_files(layout: Layout[Any]) -> Callable[[], Iterator[str]]:
     """Of objects that belong to no agent: no default, and modes tell the rest."""
-
-    def items() -> Iterator[tuple[str, list[str]]]:
-        for row in described(layout):
-            lines = list(_sentences(row.doc))
-            for fact in _guards(row):
-                lines += _sentences(fact)
-            yield f"Pa {_path(row)}{_SUFFIXES[row.kind]}", lines
-
-    return lambda: _list(items())
+    return _files(layout, _guards)
 
 
-def _verbs(verbs: Mapping[str, Verb[Any]]) -> Iterator[str]:
-    def items() -> Iterator[tuple[str, list[str]]]:
-        for verb in verbs.values():
-            lines = list(_sentences(verb.doc))
-            for fact in _decided("Said", verb.guard):
-                lines += _sentences(fact)
-            yield f"Ic {verb.usage}", lines
-
-    return _list(items())
-
-
-def _verbs_of(verbs: Mapping[str, Verb[Any]]) -> Callable[[], Iterator[str]]:
-    return lambda: _verbs(verbs)
+def _verbs(verbs: Mapping[str, Verb[Any]]) -> Callable[[], Iterator[str]]:
+    return lambda: _list(
+        (f"Ic {verb.usage}", _told(verb.doc, _decided("Said", verb.guard)))
+        for verb in verbs.values()
+    )
 
 
 def _operations(
@@ -166,17 +153,13 @@ def _operations(
 ) -> Callable[[], Iterator[str]]:
     """Who may use a socket, and what they may ask for there."""
 
-    def items() -> Iterator[tuple[str, list[str]]]:
-        for operation in operations.values():
-            lines = list(_sentences(operation.doc))
-            for fact in _decided("Asked for", operation.guard):
-                lines += _sentences(fact)
-            yield f"Cm {operation.name}", lines
-
     def section() -> Iterator[str]:
         for what, guard in connecting:
             yield from _sentences(f"{what} is used by {said(guard.who)}.")
-        yield from _list(items())
+        yield from _list(
+            (f"Cm {each.name}", _told(each.doc, _decided("Asked for", each.guard)))
+            for each in operations.values()
+        )
 
     return section
 
@@ -194,7 +177,7 @@ def _tools() -> Iterator[str]:
             ]
             example = escape(dump_json(row.example)).replace("-", "\\-")
             lines += ["Example:", ".Bd -literal -compact", example, ".Ed"]
-            yield f"Ic {row.name}", [*lines, *(_list(iter(fields)) if fields else ())]
+            yield f"Ic {row.name}", [*lines, *(_list(fields) if fields else ())]
 
     return _list(items())
 
@@ -215,11 +198,7 @@ def _type(schema: Schema) -> str:
 
 
 def _permissions() -> Iterator[str]:
-    def items() -> Iterator[tuple[str, list[str]]]:
-        for cls, perms in PERMS.items():
-            yield f"Li {cls}:", [escape(", ".join(perms)) + "."]
-
-    return _list(items())
+    return _list((f"Li {cls}:", [f"{escape(', '.join(perms))}."]) for cls, perms in PERMS.items())
 
 
 def _inodes() -> Iterator[str]:
@@ -271,7 +250,7 @@ PAGES: Final[dict[str, dict[str, Callable[[], Iterator[str]]]]] = {
         "home files": _plain_files(home.LAYOUT),
         "space files": _plain_files(shared.LAYOUT),
         "agent files": _files(agent.LAYOUT),
-        "verbs": _verbs_of(VERBS),
+        "verbs": _verbs(VERBS),
         "session files": _files(session.LAYOUT),
         "channel files": _plain_files(session.CHANNEL),
         "permissions": _permissions,
@@ -279,7 +258,7 @@ PAGES: Final[dict[str, dict[str, Callable[[], Iterator[str]]]]] = {
     },
     "ctxfs-tasks.5": {
         "task files": _files(task.LAYOUT),
-        "task verbs": _verbs_of(task.VERBS),
+        "task verbs": _verbs(task.VERBS),
         "work files": _files(work.LAYOUT),
         "waiting files": _files(waiting.LAYOUT),
     },

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import trio
 
+from ctxfs.tools.schemas import count, flag, listed, shape, text, words
 from ctxfs.tools.tasks import HANDLE, handle_of
 from ctxfs.tools.tool import (
     WAKES,
@@ -16,17 +17,10 @@ from ctxfs.tools.tool import (
     Request,
     Tool,
     about,
-    count,
     done,
-    flag,
-    inputs,
     lines,
-    listed,
-    shape,
-    text,
     waking,
     wanted,
-    words,
 )
 from ctxfs.tools.waiting import MESSAGE_ID, WAIT, WAITED, WAITS, send, wait_of
 from runtime.agents.messages import check_id
@@ -296,35 +290,30 @@ TOOLS: Final = (
             "name": "reviewer",
             "mode": "turn",
         },
-        schema=inputs(
-            Concerns.PARENT,
-            {},
-            {
-                "preset": words("its relation to its parent; private_child by default", *PROFILES),
-                "name": text(
-                    "its name; by default of the first line that lets the parent create agents and "
-                    "of which a name is free: PREFIX1, PREFIX2 and so on for agent:PREFIX*, "
-                    "PARENT-1, PARENT-2 and so on for agent:*"
-                ),
-                "initial_message": text("its task, or its first message"),
-                "exec": text("its program and arguments, one line; the parent's by default"),
-                "mode": words("its mode; once by default", *MODES),
-                "context": words("fresh, or fork: its parent's context", "fresh", "fork"),
-                "workspace_mode": text("inherit, worktree or explicit_root:/PATH"),
-                "model": text("the model to use, subject to policy"),
-                "life": words(
-                    "of a private_child: owned, or temp, which is removed when it has ended; "
-                    "owned by default",
-                    *(life for life in LIVES if life != "detached"),
-                ),
-            },
-        ),
+        optional={
+            "preset": words("its relation to its parent; private_child by default", *PROFILES),
+            "name": text(
+                "its name; by default of the first line that lets the parent create agents and "
+                "of which a name is free: PREFIX1, PREFIX2 and so on for agent:PREFIX*, "
+                "PARENT-1, PARENT-2 and so on for agent:*"
+            ),
+            "initial_message": text("its task, or its first message"),
+            "exec": text("its program and arguments, one line; the parent's by default"),
+            "mode": words("its mode; once by default", *MODES),
+            "context": words("fresh, or fork: its parent's context", "fresh", "fork"),
+            "workspace_mode": text("inherit, worktree or explicit_root:/PATH"),
+            "model": text("the model to use, subject to policy"),
+            "life": words(
+                "of a private_child: owned, or temp, which is removed when it has ended; "
+                "owned by default",
+                *(life for life in LIVES if life != "detached"),
+            ),
+        },
         output_schema=shape({"agent_id": _NAME}, {"task_handle": HANDLE, **WAKES}),
         handler=_spawn,
     ),
     Tool(
         name="AgentGet",
-        family="core",
         concerns=Concerns.OTHERS,
         does=Does.READS,
         description=(
@@ -337,7 +326,7 @@ TOOLS: Final = (
             "use WaitFor."
         ),
         example={"agent_id": "reviewer"},
-        schema=inputs(Concerns.OTHERS, {}, {"agent_id": text("the agent; required for operators")}),
+        optional={"agent_id": text("the agent; required for operators")},
         output_schema=shape(
             {
                 **_SUMMARY,
@@ -372,7 +361,6 @@ TOOLS: Final = (
     ),
     Tool(
         name="AgentList",
-        family="core",
         concerns=Concerns.OTHERS,
         does=Does.READS,
         description=(
@@ -381,7 +369,6 @@ TOOLS: Final = (
             "have not ended use TaskList."
         ),
         example={},
-        schema=inputs(Concerns.OTHERS, {}),
         output_schema=shape(
             {
                 "agents": listed(
@@ -394,7 +381,6 @@ TOOLS: Final = (
     ),
     Tool(
         name="SendMessage",
-        family="core",
         concerns=Concerns.OTHERS,
         does=Does.REACHES,
         description=(
@@ -406,15 +392,12 @@ TOOLS: Final = (
             "operators and agents with policy write may send."
         ),
         example={"agent_id": "reviewer", "text": "Look at the tests, too."},
-        schema=inputs(
-            Concerns.OTHERS,
-            {"agent_id": text("the agent"), "text": text("the message", minLength=1)},
-            {
-                "priority": words("normal by default", *PRIORITIES),
-                "id": MESSAGE_ID,
-                "wait": WAITS,
-            },
-        ),
+        required={"agent_id": text("the agent"), "text": text("the message", minLength=1)},
+        optional={
+            "priority": words("normal by default", *PRIORITIES),
+            "id": MESSAGE_ID,
+            "wait": WAITS,
+        },
         output_schema=shape(
             {
                 "message_id": text("its id"),
@@ -426,7 +409,6 @@ TOOLS: Final = (
     ),
     Tool(
         name="Report",
-        family="core",
         concerns=Concerns.OTHERS,
         does=Does.ADDS,
         description=(
@@ -436,11 +418,8 @@ TOOLS: Final = (
             "it in your history."
         ),
         example={"text": "half of the tests pass"},
-        schema=inputs(
-            Concerns.OTHERS,
-            {"text": text("what to tell", minLength=1)},
-            {"id": text("an id; a report with a known id is not sent again", minLength=1)},
-        ),
+        required={"text": text("what to tell", minLength=1)},
+        optional={"id": text("an id; a report with a known id is not sent again", minLength=1)},
         output_schema=shape(
             {
                 "message_id": text("its id"),
@@ -451,7 +430,6 @@ TOOLS: Final = (
     ),
     Tool(
         name="AgentStop",
-        family="core",
         concerns=Concerns.OTHERS,
         does=Does.DESTROYS | Does.REPEATS | Does.FREES,
         description=(
@@ -462,17 +440,13 @@ TOOLS: Final = (
             "AgentRemove. You may end yourself, your children, and others by policy."
         ),
         example={"agent_id": "reviewer"},
-        schema=inputs(
-            Concerns.OTHERS,
-            {"agent_id": text("the agent")},
-            {"kill": flag("skip the grace period; an agent cannot use it on itself")},
-        ),
+        required={"agent_id": text("the agent")},
+        optional={"kill": flag("skip the grace period; an agent cannot use it on itself")},
         output_schema=shape({"agent_id": _NAME, "status": _STATUS}),
         handler=_stop,
     ),
     Tool(
         name="AgentRemove",
-        family="core",
         concerns=Concerns.OTHERS,
         does=Does.DESTROYS | Does.REPEATS | Does.FREES,
         description=(
@@ -484,7 +458,7 @@ TOOLS: Final = (
             "may remove agents that you created."
         ),
         example={"agent_id": "reviewer"},
-        schema=inputs(Concerns.OTHERS, {"agent_id": text("the agent")}),
+        required={"agent_id": text("the agent")},
         output_schema=shape({"agent_id": _NAME}),
         handler=_remove,
     ),

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from ctxfs.tools import agents, results, tasks, waiting, work
-from ctxfs.tools.tool import Concerns, Does, Request, Schema, Tool, wanted
+from ctxfs.tools.schemas import Schema
+from ctxfs.tools.tool import Concerns, Does, Request, Tool, wanted
 from ctxfs.tree import numbers
 from ctxfs.tree.base import Base
 from ctxfs.tree.nodes import Node
@@ -86,58 +87,49 @@ async def call(
     ``MissingError`` for an unknown tool, ``DeniedError`` for one that the caller has not
     got, ``MalformedError`` for what its schema does not take.
     """
-    with ExitStack() as stack:
-        return await _carried_out(base, root, caller, name, given, call_id, stack)
-
-
-async def _carried_out(
-    base: Base,
-    root: Node,
-    caller: Caller,
-    name: str,
-    given: Any,
-    call_id: CallId | None,
-    stack: ExitStack,
-) -> dict[str, Any]:
-    """``stack`` gets what ends when the answer is given."""
     request: Request | None = None
     mark = base.cache.mark()
-    try:
-        tool = BY_NAME.get(name)
-        if tool is None:
-            raise MissingError(f"unknown tool {quote(name)}; use {', '.join(BY_NAME)}")
-        if call_id is not None and Does.READS not in tool.does:
-            answers = base.runtime.agents.answers
-            async with answers.turn(caller, call_id):
-                stack.enter_context(base.calls.one_more())
-                known = answers.find(caller, call_id, digest(name, given))
-                if known is not None:
-                    return known
+    with ExitStack() as until_answered:
+        try:
+            tool = BY_NAME.get(name)
+            if tool is None:
+                raise MissingError(f"unknown tool {quote(name)}; use {', '.join(BY_NAME)}")
+            if call_id is not None and Does.READS not in tool.does:
+                answers = base.runtime.agents.answers
+                async with answers.turn(caller, call_id):
+                    until_answered.enter_context(base.calls.one_more())
+                    known = answers.find(caller, call_id, digest(name, given))
+                    if known is not None:
+                        return known
+                    request = _request(base, root, caller, tool, given)
+                    output = await _handle_once(request, tool, call_id)
+            else:
                 request = _request(base, root, caller, tool, given)
-                output = await _handle_once(request, tool, call_id)
-        else:
-            request = _request(base, root, caller, tool, given)
-            if tool.waits is not None:
-                await tool.waits(request)
-                request = _request(base, root, caller, tool, given)
-            stack.enter_context(base.calls.one_more())
-            output = await _handle(request, tool)
-    except Exception as error:
-        subject = request.subject if request is not None else None
-        incarnation = caller.incarnation or (subject.incarnation if subject is not None else None)
-        path = f"tool/{name}" if name in BY_NAME else "tool"
-        base.reasons.note(error, caller, path, incarnation or None)
-        if isinstance(error, CtxError):
-            raise
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            told: CtxError = NoSpaceError("the disk under the daemon's state is full")
-        else:
-            told = CtxError("an error inside ctxfs, see the daemon's log")
-        told.kept = True
-        raise told from error
-    # who is answered finds in the files what the answer says
-    await base.cache.settled(mark)
-    return output
+                if tool.waits is not None:
+                    await tool.waits(request)
+                    request = _request(base, root, caller, tool, given)
+                until_answered.enter_context(base.calls.one_more())
+                output = await _handle(request, tool)
+        except Exception as error:
+            subject = request.subject if request is not None else None
+            incarnation = caller.incarnation or (subject.incarnation if subject else None)
+            path = f"tool/{name}" if name in BY_NAME else "tool"
+            base.reasons.note(error, caller, path, incarnation or None)
+            if isinstance(error, CtxError):
+                raise
+            raise _told(error) from error
+        # who is answered finds in the files what the answer says
+        await base.cache.settled(mark)
+        return output
+
+
+def _told(error: Exception) -> CtxError:
+    """What who called is told of it."""
+    told = CtxError("an error inside ctxfs, see the daemon's log")
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        told = NoSpaceError("the disk under the daemon's state is full")
+    told.kept = True
+    return told
 
 
 async def _handle_once(request: Request, tool: Tool, call_id: CallId) -> dict[str, Any]:

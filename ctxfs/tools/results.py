@@ -5,18 +5,8 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
-from ctxfs.tools.tool import (
-    Concerns,
-    Does,
-    Request,
-    Tool,
-    about,
-    inputs,
-    lines,
-    listed,
-    shape,
-    text,
-)
+from ctxfs.tools.schemas import listed, shape, text
+from ctxfs.tools.tool import Concerns, Does, Request, Tool, about, lines
 from runtime.errors import TooLargeError
 from runtime.texts.names import dump_json
 
@@ -62,7 +52,6 @@ _REF: Final = shape(
 TOOLS: Final = (
     Tool(
         name="ResultWrite",
-        family="core",
         concerns=Concerns.CALLER,
         does=Does.DESTROYS | Does.REPEATS,
         description=(
@@ -77,11 +66,8 @@ TOOLS: Final = (
             "text": "Two bugs, both in the parser.",
             "refs": [{"path": "artifact/bugs.md", "kind": "report", "summary": "where they are"}],
         },
-        schema=inputs(
-            Concerns.CALLER,
-            {"text": text("the result", minLength=1)},
-            {"refs": listed(_REF, "references; those that are there stay if it is omitted")},
-        ),
+        required={"text": text("the result", minLength=1)},
+        optional={"refs": listed(_REF, "references; those that are there stay if it is omitted")},
         output_schema=shape({"result_path": text("the file with the result")}),
         handler=_write,
     ),

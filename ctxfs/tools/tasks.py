@@ -7,24 +7,8 @@ from typing import Any, Final
 
 import trio
 
-from ctxfs.tools.tool import (
-    WAKES,
-    Concerns,
-    Does,
-    Request,
-    Tool,
-    about,
-    count,
-    done,
-    first_free,
-    flag,
-    inputs,
-    listed,
-    shape,
-    text,
-    waking,
-    words,
-)
+from ctxfs.tools.schemas import count, flag, listed, shape, text, words
+from ctxfs.tools.tool import WAKES, Concerns, Does, Request, Tool, about, done, first_free, waking
 from ctxfs.tools.waiting import MESSAGE_ID, WAITED, WAITS, send
 from runtime.agents.results import CHILD, COMMAND
 from runtime.errors import MalformedError, WrongStateError
@@ -70,8 +54,7 @@ async def _exec(request: Request) -> dict[str, Any]:
     """``mkdir``, the files, ``start``; if any of it is refused, or the daemon dies before all of it
     is done, the task is removed again."""
     given, agent = request.input, request.agent
-    known = {task.name for task in request.agents.tasks.known(agent)}
-    name = given.get("task_id") or first_free("task", known.__contains__)
+    name = given.get("task_id") or first_free("task", request.agents.tasks.known(agent))
     values = {
         "cmd": given["cmd"],
         "title": given.get("title", ""),
@@ -242,22 +225,19 @@ TOOLS: Final = (
             "and you have read it, TaskRemove makes room for others."
         ),
         example={"cmd": "make test", "title": "the tests", "accepts_input": True},
-        schema=inputs(
-            Concerns.CALLER,
-            {"cmd": text("the command", minLength=1)},
-            {
-                "title": text("its title, one line"),
-                "cwd": text("its working directory, an absolute path; the agent's by default"),
-                "env": {
-                    "type": "object",
-                    "description": "additional environment",
-                    "additionalProperties": {"type": "string"},
-                },
-                "accepts_input": flag("whether TaskInput may write to its standard input"),
-                "work": text("id of the work item that it is for"),
-                "task_id": text("an id for it; task-1, task-2 and so on by default", minLength=1),
+        required={"cmd": text("the command", minLength=1)},
+        optional={
+            "title": text("its title, one line"),
+            "cwd": text("its working directory, an absolute path; the agent's by default"),
+            "env": {
+                "type": "object",
+                "description": "additional environment",
+                "additionalProperties": {"type": "string"},
             },
-        ),
+            "accepts_input": flag("whether TaskInput may write to its standard input"),
+            "work": text("id of the work item that it is for"),
+            "task_id": text("an id for it; task-1, task-2 and so on by default", minLength=1),
+        },
         output_schema=shape({"task_handle": HANDLE}, WAKES),
         handler=_exec,
     ),
@@ -272,7 +252,6 @@ TOOLS: Final = (
             "TaskOutput."
         ),
         example={},
-        schema=inputs(Concerns.CALLER, {}),
         output_schema=shape({"tasks": listed(_FACTS, "oldest first")}),
         handler=_list,
     ),
@@ -287,7 +266,7 @@ TOOLS: Final = (
             "again."
         ),
         example={"task_id": "task-1"},
-        schema=inputs(Concerns.CALLER, _OF_TASK),
+        required=_OF_TASK,
         output_schema=_FACTS,
         handler=_status,
     ),
@@ -305,21 +284,18 @@ TOOLS: Final = (
             "end your run instead: the end of the task wakes you with the same content."
         ),
         example={"task_id": "task-1", "block": True, "timeout": 60},
-        schema=inputs(
-            Concerns.CALLER,
-            _OF_TASK,
-            {
-                "block": flag("wait for the end of the task"),
-                "timeout": {
-                    "type": ["number", "string"],
-                    "minimum": 0,
-                    "description": (
-                        "how long block waits at most: seconds such as 10, or a duration such as "
-                        '"10s" or "5m"; no limit by default'
-                    ),
-                },
+        required=_OF_TASK,
+        optional={
+            "block": flag("wait for the end of the task"),
+            "timeout": {
+                "type": ["number", "string"],
+                "minimum": 0,
+                "description": (
+                    "how long block waits at most: seconds such as 10, or a duration such as "
+                    '"10s" or "5m"; no limit by default'
+                ),
             },
-        ),
+        },
         output_schema=shape(
             {
                 "task_id": _ID,
@@ -354,11 +330,11 @@ TOOLS: Final = (
             "fits into the pipe: see accepted."
         ),
         example={"task_id": "task-1", "text": "yes\n"},
-        schema=inputs(
-            Concerns.CALLER,
-            {**_OF_TASK, "text": text("what to write; a line ends with a newline", minLength=1)},
-            {"id": MESSAGE_ID, "wait": WAITS},
-        ),
+        required={
+            **_OF_TASK,
+            "text": text("what to write; a line ends with a newline", minLength=1),
+        },
+        optional={"id": MESSAGE_ID, "wait": WAITS},
         output_schema=shape(
             {"task_id": _ID, "accepted": count("number of accepted bytes")},
             {"message_id": text("with id or wait: the id of the message"), **WAITED},
@@ -376,7 +352,8 @@ TOOLS: Final = (
             "AgentStop. It answers before the task has ended."
         ),
         example={"task_id": "task-1"},
-        schema=inputs(Concerns.CALLER, _OF_TASK, {"kill": flag("skip the grace period")}),
+        required=_OF_TASK,
+        optional={"kill": flag("skip the grace period")},
         output_schema=shape({"task_id": _ID, "status": _STATUS}),
         handler=_stop,
     ),
@@ -391,7 +368,7 @@ TOOLS: Final = (
             "call TaskStop first. The handle of a child goes with the child: use AgentRemove."
         ),
         example={"task_id": "task-1"},
-        schema=inputs(Concerns.CALLER, _OF_TASK),
+        required=_OF_TASK,
         output_schema=shape({"task_id": _ID}),
         handler=_remove,
     ),

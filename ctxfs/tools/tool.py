@@ -7,23 +7,25 @@ tools by name, because ``runtime`` does not know them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, Flag, auto
+from functools import cached_property
+from itertools import count as count_up
 from typing import Any, Final
 
 from ctxfs.tools.paths import Paths
+from ctxfs.tools.schemas import Schema, flag, shape, text
 from ctxfs.tree.base import Base
 from ctxfs.tree.nodes import Call, Node
 from runtime.agents.parts import Agents
 from runtime.caller import Caller
 from runtime.errors import CtxError, MalformedError, QuotaError, WrongStateError
 from runtime.records.change import Answer, Change
+from runtime.records.items import Item
 from runtime.records.model import Agent
 from runtime.texts.names import dump_json, quote
-
-Schema = dict[str, Any]
 
 
 class Concerns(Enum):
@@ -124,66 +126,6 @@ class Request:
         return f"{self.base.runtime.places.mount}/{relative}"
 
 
-Handler = Callable[[Request], Awaitable[dict[str, Any]]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tool:
-    """One tool. ``description`` says to a model when to use it and when another; ``example`` is
-    an input. ``does`` is what a call may do. ``waits`` is awaited before ``handler``, for however
-    long it takes; then the caller is looked at again."""
-
-    name: str
-    family: str
-    concerns: Concerns
-    does: Does
-    description: str
-    example: dict[str, Any]
-    schema: Schema
-    output_schema: Schema
-    handler: Handler
-    waits: Callable[[Request], Awaitable[None]] | None = None
-
-    @property
-    def described(self) -> str:
-        """All that a model is told of it, beside the schemas."""
-        return f"{self.description} Example: {dump_json(self.example)}"
-
-
-# schemas
-
-
-def text(description: str, **more: Any) -> Schema:
-    return {"type": "string", "description": description, **more}
-
-
-def words(description: str, *choices: str) -> Schema:
-    """One word of a few."""
-    return {"type": "string", "enum": list(choices), "description": description}
-
-
-def flag(description: str) -> Schema:
-    return {"type": "boolean", "description": description}
-
-
-def count(description: str) -> Schema:
-    return {"type": "integer", "minimum": 0, "description": description}
-
-
-def listed(items: Schema, description: str) -> Schema:
-    return {"type": "array", "items": items, "description": description}
-
-
-def shape(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
-    """An object with these keys and no others."""
-    return {
-        "type": "object",
-        "properties": {**required, **(optional or {})},
-        "additionalProperties": False,
-        "required": list(required),
-    }
-
-
 _AGENT_ID: Final = {
     Concerns.CALLER: text(
         "the agent that the call concerns; only for operators. A call by an agent concerns itself"
@@ -193,14 +135,38 @@ _AGENT_ID: Final = {
         "An agent is the parent of what it creates"
     ),
 }
+Handler = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
-def inputs(
-    concerns: Concerns, required: dict[str, Schema], optional: dict[str, Schema] | None = None
-) -> Schema:
-    """The schema of what goes in."""
-    added = {"agent_id": _AGENT_ID[concerns]} if concerns in _AGENT_ID else {}
-    return shape(required, {**(optional or {}), **added})
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """One tool. ``description`` says to a model when to use it and when another; ``example`` is
+    an input, of fields that are ``required`` or ``optional``. ``does`` is what a call may do.
+    ``waits`` is awaited before ``handler``, for however long it takes; then the caller is looked at
+    again."""
+
+    name: str
+    family: str = "core"
+    concerns: Concerns
+    does: Does
+    description: str
+    example: dict[str, Any]
+    required: Mapping[str, Schema] = field(default_factory=dict)
+    optional: Mapping[str, Schema] = field(default_factory=dict)
+    output_schema: Schema
+    handler: Handler
+    waits: Callable[[Request], Awaitable[None]] | None = None
+
+    @cached_property
+    def schema(self) -> Schema:
+        """Of what goes in."""
+        added = {"agent_id": _AGENT_ID[self.concerns]} if self.concerns in _AGENT_ID else {}
+        return shape(self.required, {**self.optional, **added})
+
+    @property
+    def described(self) -> str:
+        """All that a model is told of it, beside the schemas."""
+        return f"{self.description} Example: {dump_json(self.example)}"
 
 
 # handling
@@ -243,12 +209,10 @@ def lines(value: str) -> str:
     return value if not value.strip() or value.endswith("\n") else value + "\n"
 
 
-def first_free(stem: str, taken: Callable[[str], bool]) -> str:
-    """``STEM-1``, ``STEM-2``, …: the first that is not taken."""
-    number = 1
-    while taken(f"{stem}-{number}"):
-        number += 1
-    return f"{stem}-{number}"
+def first_free(stem: str, there: Iterable[Item]) -> str:
+    """``STEM-1``, ``STEM-2``, …: the first that none of these has as its name."""
+    taken = {item.name for item in there}
+    return next(name for n in count_up(1) if (name := f"{stem}-{n}") not in taken)
 
 
 def wanted(field: str, given: dict[str, Any], why: str) -> str:

@@ -5,22 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from ctxfs.tools.tool import (
-    WAKES,
-    Concerns,
-    Does,
-    Request,
-    Tool,
-    about,
-    first_free,
-    flag,
-    inputs,
-    shape,
-    text,
-    waking,
-    wanted,
-    words,
-)
+from ctxfs.tools.schemas import flag, shape, text, words
+from ctxfs.tools.tool import WAKES, Concerns, Does, Request, Tool, about, first_free, waking, wanted
 from runtime import crashpoints
 from runtime.agents.messages import check_id
 from runtime.errors import MalformedError
@@ -64,8 +50,7 @@ async def _wait_for(request: Request) -> dict[str, Any]:
     """``mkdir``, the files, and ``on`` last, as one change."""
     given, agent, waiting = request.input, request.live_agent, request.agents.waiting
     line = _line(given)
-    known = {wait.name for wait in request.agents.items.of(agent.index, Wait)}
-    name = given.get("id") or first_free("wait", known.__contains__)
+    name = given.get("id") or first_free("wait", request.agents.items.of(agent.index, Wait))
 
     def armed() -> dict[str, Any]:
         view = wait_of(request, wait)
@@ -143,8 +128,8 @@ def _wait_before(request: Request, child: Agent, message: Message) -> Wait | Non
 def _wait_for_reply(request: Request, change: Change, child: Agent, message: Message) -> Wait:
     """``MalformedError``, and whatever making and arming a wait raise."""
     agent, waiting = _waiter(request), request.agents.waiting
-    known = {wait.name for wait in request.agents.items.of(agent.index, Wait)}
-    wait = waiting.add(change, agent, first_free("wait", known.__contains__))
+    name = first_free("wait", request.agents.items.of(agent.index, Wait))
+    wait = waiting.add(change, agent, name)
     with about("wait"):
         waiting.begin(change, request.caller, agent, wait, _reply(child, message))
     return wait
@@ -200,7 +185,6 @@ WAITED: Final = {"wait_id": text("with wait: the id of the wait for the reply")}
 TOOLS: Final = (
     Tool(
         name="WaitFor",
-        family="core",
         concerns=Concerns.CALLER,
         does=Does.ADDS,
         description=(
@@ -211,26 +195,23 @@ TOOLS: Final = (
             "once, no message comes and the answer has wakes=false: use TaskOutput with block."
         ),
         example={"wake": "child", "resource": "reviewer", "deadline": "10m"},
-        schema=inputs(
-            Concerns.CALLER,
-            {
-                "wake": words(
-                    "what wakes the agent: a time, the end of a task or a child, a child's reply, "
-                    "any message, or a write to a token",
-                    *_WAKES,
-                )
-            },
-            {
-                "resource": text(
-                    "timer: a duration such as 30s, or a time; task_result: the task's id; "
-                    "child: its name; child_reply: its name, for its next reply to this agent, or "
-                    "its name and a message_id, for the reply to that message; otherwise none"
-                ),
-                "work": text("id of the work item that is blocked until then"),
-                "deadline": text("duration or time after which it expires"),
-                "id": text("an id for it; wait-1, wait-2 and so on by default", minLength=1),
-            },
-        ),
+        required={
+            "wake": words(
+                "what wakes the agent: a time, the end of a task or a child, a child's reply, "
+                "any message, or a write to a token",
+                *_WAKES,
+            )
+        },
+        optional={
+            "resource": text(
+                "timer: a duration such as 30s, or a time; task_result: the task's id; "
+                "child: its name; child_reply: its name, for its next reply to this agent, or "
+                "its name and a message_id, for the reply to that message; otherwise none"
+            ),
+            "work": text("id of the work item that is blocked until then"),
+            "deadline": text("duration or time after which it expires"),
+            "id": text("an id for it; wait-1, wait-2 and so on by default", minLength=1),
+        },
         output_schema=shape(
             _REQUIRED,
             {**_OPTIONAL, "token": text("external: a write to this file fires the wait"), **WAKES},
@@ -239,7 +220,6 @@ TOOLS: Final = (
     ),
     Tool(
         name="WaitCancel",
-        family="core",
         concerns=Concerns.CALLER,
         does=Does.DESTROYS | Does.REPEATS | Does.FREES,
         description=(
@@ -248,7 +228,7 @@ TOOLS: Final = (
             "waited for: for that use TaskStop or AgentStop."
         ),
         example={"wait_id": "wait-1"},
-        schema=inputs(Concerns.CALLER, {"wait_id": _ID}),
+        required={"wait_id": _ID},
         output_schema=shape({"wait_id": _ID, "status": _STATUS}),
         handler=_cancel,
     ),

@@ -7,22 +7,8 @@ from typing import Any, Final
 
 import trio
 
-from ctxfs.tools.tool import (
-    Concerns,
-    Does,
-    Request,
-    Schema,
-    Tool,
-    about,
-    first_free,
-    flag,
-    inputs,
-    lines,
-    listed,
-    shape,
-    text,
-    words,
-)
+from ctxfs.tools.schemas import Schema, flag, listed, shape, text, words
+from ctxfs.tools.tool import Concerns, Does, Request, Tool, about, first_free, lines
 from runtime.records.change import Change
 from runtime.records.items import Work, WorkStatus
 from runtime.records.model import Agent
@@ -66,8 +52,8 @@ def _set(request: Request, change: Change, agent: Agent, item: Work) -> None:
 
 async def _create(request: Request) -> dict[str, Any]:
     agent, work = request.live_agent, request.agents.work
-    known = {item.name for item in request.agents.items.of(agent.index, Work)}
-    name = request.input.get("id") or first_free("work", known.__contains__)
+    there = request.agents.items.of(agent.index, Work)
+    name = request.input.get("id") or first_free("work", there)
     with request.changing(lambda: _view(request, item)) as change:
         with about("id"):
             item = work.add(change, agent, name)
@@ -137,7 +123,6 @@ _OBJECTIVE: Final = text("its objective", minLength=1)
 TOOLS: Final = (
     Tool(
         name="WorkCreate",
-        family="core",
         concerns=Concerns.CALLER,
         does=Does.ADDS,
         description=(
@@ -150,21 +135,17 @@ TOOLS: Final = (
             "plan": "1. run them\n2. mend what fails",
             "focus": True,
         },
-        schema=inputs(
-            Concerns.CALLER,
-            {"objective": _OBJECTIVE},
-            {
-                "id": text("an id for it; work-1, work-2 and so on by default", minLength=1),
-                **_FIELDS,
-                "focus": flag("give it the focus at once"),
-            },
-        ),
+        required={"objective": _OBJECTIVE},
+        optional={
+            "id": text("an id for it; work-1, work-2 and so on by default", minLength=1),
+            **_FIELDS,
+            "focus": flag("give it the focus at once"),
+        },
         output_schema=_VIEW,
         handler=_create,
     ),
     Tool(
         name="WorkUpdate",
-        family="core",
         concerns=Concerns.CALLER,
         does=Does.DESTROYS | Does.REPEATS,
         description=(
@@ -174,22 +155,18 @@ TOOLS: Final = (
             "an objective; done and cancelled are final and cancel its waits."
         ),
         example={"id": "work-1", "plan": "1. run them: done\n2. mend what fails"},
-        schema=inputs(
-            Concerns.CALLER,
-            {"id": _ID},
-            {
-                "objective": _OBJECTIVE,
-                **_FIELDS,
-                "blocked_by": listed(_ID, "ids of the items that come first; replaces the list"),
-                "status": words("its new status", *(status.value for status in WorkStatus)),
-            },
-        ),
+        required={"id": _ID},
+        optional={
+            "objective": _OBJECTIVE,
+            **_FIELDS,
+            "blocked_by": listed(_ID, "ids of the items that come first; replaces the list"),
+            "status": words("its new status", *(status.value for status in WorkStatus)),
+        },
         output_schema=_VIEW,
         handler=_update,
     ),
     Tool(
         name="WorkList",
-        family="core",
         concerns=Concerns.CALLER,
         does=Does.READS,
         description=(
@@ -198,13 +175,12 @@ TOOLS: Final = (
             "TaskList."
         ),
         example={"all": True},
-        schema=inputs(Concerns.CALLER, {}, {"all": flag("include those that have ended")}),
+        optional={"all": flag("include those that have ended")},
         output_schema=shape({"items": listed(_VIEW, "oldest first"), "focus": _FOCUS}),
         handler=_list,
     ),
     Tool(
         name="WorkFocus",
-        family="core",
         concerns=Concerns.CALLER,
         does=Does.REPEATS,
         description=(
@@ -213,10 +189,7 @@ TOOLS: Final = (
             "the focus."
         ),
         example={"id": "work-1"},
-        schema=inputs(
-            Concerns.CALLER,
-            {"id": {"type": ["string", "null"], "description": "the item's id"}},
-        ),
+        required={"id": {"type": ["string", "null"], "description": "the item's id"}},
         output_schema=shape({"focus": _FOCUS}),
         handler=_focus,
     ),
