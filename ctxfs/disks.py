@@ -11,16 +11,16 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import Final, TypeVar
-from weakref import WeakValueDictionary
 
 import trio
 
 from runtime.authority.accounts import Payer, Reserve
 from runtime.authority.loop import Batches
 from runtime.caller import Caller
+from runtime.kernel.lanes import Lanes
 
 log = logging.getLogger("ctxd.disks")
 
@@ -38,24 +38,22 @@ _SMALL: Final = 1 << 20
 _CLOSING_MAX: Final = 256
 
 
-class _Lanes:
-    """Threads for one sort of work: one at a time for an agent, two for an owner."""
+class _Threads:
+    """Those for one sort of work: one at a time for an agent, two for an owner."""
 
     def __init__(self) -> None:
-        self._threads = trio.CapacityLimiter(_THREADS)
-        self._limits: WeakValueDictionary[Hashable, trio.CapacityLimiter] = WeakValueDictionary()
-
-    def _limit(self, whose: Hashable, most: int) -> trio.CapacityLimiter:
-        return self._limits.setdefault(whose, trio.CapacityLimiter(most))
+        self._limit = trio.CapacityLimiter(_THREADS)
+        self._agents = Lanes[Payer]()
+        self._owners = Lanes[tuple[int, bool]](_THREADS_OF_OWNER)
 
     async def do(
         self, who: Payer, work: Work[_R], file: AbstractAsyncContextManager[object]
     ) -> _R:
         owner = who.owner, who.reserve is not Reserve.NONE
         # not the file first, so that nobody keeps others from it who waits for its own turn
-        async with self._limit(who, 1), self._limit(owner, _THREADS_OF_OWNER), file:
+        async with self._agents.turn(who), self._owners.turn(owner), file:
             with work as act:
-                return await trio.to_thread.run_sync(act, limiter=self._threads)
+                return await trio.to_thread.run_sync(act, limiter=self._limit)
 
 
 class Disks:
@@ -63,8 +61,8 @@ class Disks:
 
     def __init__(self, payer: Callable[[Caller], Payer]) -> None:
         self._payer = payer
-        self._reads, self._changes = _Lanes(), _Lanes()
-        self._files: WeakValueDictionary[int, trio.Lock] = WeakValueDictionary()
+        self._reads, self._changes = _Threads(), _Threads()
+        self._files = Lanes[int]()
         self._closing = Batches[int](_close_all)
 
     async def read(self, caller: Caller, work: Work[_R]) -> _R:
@@ -72,8 +70,7 @@ class Disks:
 
     async def change(self, caller: Caller, work: Work[_R], file: int) -> _R:
         """Changes the file with this inode number, as the only one who does."""
-        lock = self._files.setdefault(file, trio.Lock())
-        return await self._changes.do(self._payer(caller), work, lock)
+        return await self._changes.do(self._payer(caller), work, self._files.turn(file))
 
     def close(self, fd: int) -> None:
         """Closes a descriptor. It may be the last of a file without a name; and what replaced

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -14,6 +13,7 @@ from runtime.authority.accounts import Payer
 from runtime.authority.loop import Late, Timed, Turns
 from runtime.caller import Caller
 from runtime.errors import CtxError, OverTimeError
+from runtime.kernel.lanes import Lanes
 from runtime.kernel.recent import Recent
 from runtime.runtime import Runtime
 
@@ -33,9 +33,8 @@ class Pace:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._late = Late(runtime.accounts.time, Turns())
-        self._syncs: Counter[int] = Counter()
+        self._syncs = Lanes[int]()
         self._disks = trio.CapacityLimiter(4)
-        self._syncing: dict[int, trio.Lock] = {}
         self._known = Recent[tuple[int, int, int], tuple[float, Payer]](_KNOWN_MAX)
 
     # who pays
@@ -86,16 +85,9 @@ class Pace:
     async def synced(self, caller: Caller, work: Callable[[], None] | None) -> None:
         """Does ``work`` and syncs the store, beside the loop; ``OverTimeError``, ``OSError``."""
         owner = self.payer(caller).owner
-        if self._syncs[owner] >= _SYNCS_MAX:
+        if self._syncs.users(owner) >= _SYNCS_MAX:
             raise OverTimeError(f"{_SYNCS_MAX} fsync(2) of uid {owner} are waiting: try again")
-        self._syncs[owner] += 1
-        try:
-            async with self._syncing.setdefault(owner, trio.Lock()):
-                if work is not None:
-                    await trio.to_thread.run_sync(work, limiter=self._disks)
-                await self._runtime.agents.journal.synced()
-        finally:
-            self._syncs[owner] -= 1
-            if not self._syncs[owner]:
-                del self._syncs[owner]
-                del self._syncing[owner]
+        async with self._syncs.turn(owner):
+            if work is not None:
+                await trio.to_thread.run_sync(work, limiter=self._disks)
+            await self._runtime.agents.journal.synced()
