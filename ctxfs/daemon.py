@@ -114,27 +114,19 @@ def parse_arguments(argv: list[str] | None, defaults: Defaults) -> argparse.Name
         "error. On SIGTERM, it cancels every agent, unmounts the file system and exits. "
         "See ctxd(8).",
     )
-    parser.add_argument(
-        "--mount",
-        metavar="DIR",
-        type=Path,
-        default=defaults.mount,
-        help=f"mount the file system on this directory (default: {_shown(defaults.mount)})",
-    )
-    parser.add_argument(
-        "--state",
-        metavar="DIR",
-        type=Path,
-        default=defaults.state,
-        help=f"keep agents and histories in this directory (default: {_shown(defaults.state)})",
-    )
-    parser.add_argument(
-        "--runtime",
-        metavar="DIR",
-        type=Path,
-        default=defaults.runtime,
-        help=f"keep run-time files in this directory (default: {_shown(defaults.runtime)})",
-    )
+    for name, what in (
+        ("mount", "mount the file system on this directory"),
+        ("state", "keep agents and histories in this directory"),
+        ("runtime", "keep run-time files in this directory"),
+    ):
+        default: Path = getattr(defaults, name)
+        parser.add_argument(
+            f"--{name}",
+            metavar="DIR",
+            type=Path,
+            default=default,
+            help=f"{what} (default: {_shown(default)})",
+        )
     parser.add_argument(
         "--cgroup",
         metavar="PATH",
@@ -242,7 +234,6 @@ async def serve(
     cgroup: Path | None,
     privilege: Privilege,
     daemon_log: DaemonLog,
-    debug: bool,
     before: dict[str, Any] | None,
     early: Iterable[int],
 ) -> None:
@@ -266,16 +257,7 @@ async def serve(
         operations = Operations(fs, handshake)
         if before is not None:
             operations.scheduler.reading.hold()
-        with mounted(
-            operations,
-            places,
-            privilege,
-            watchdog=config.watchdog,
-            spawner=runtime.spawner,
-            cgroup=runtime.hierarchy.daemon,
-            debug=debug,
-            handshake=handshake,
-        ) as guard:
+        with mounted(operations, runtime, handshake) as guard:
             async with trio.open_nursery() as nursery:
                 base.cache.mounted = True
                 nursery.start_soon(base.cache.run)
@@ -543,7 +525,6 @@ def _run(
                     cgroup=arguments.cgroup,
                     privilege=privilege,
                     daemon_log=daemon_log,
-                    debug=False,
                     before=before,
                     early=early,
                 )

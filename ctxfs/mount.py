@@ -44,6 +44,7 @@ from runtime.kernel import linux, orders
 from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.privilege import Privilege
 from runtime.kernel.spawn import Spawner, run_alone
+from runtime.runtime import Runtime
 from runtime.texts.names import escape
 
 log = logging.getLogger("ctxd.mount")
@@ -269,23 +270,16 @@ class MountGuard:
 
 @contextmanager
 def mounted(
-    operations: Operations,
-    places: Places,
-    privilege: Privilege,
-    *,
-    watchdog: float,
-    spawner: Spawner,
-    cgroup: Cgroup,
-    debug: bool,
-    handshake: Handshake,
+    operations: Operations, runtime: Runtime, handshake: Handshake
 ) -> Iterator[MountGuard]:
     """The filesystem, mounted in both places as long as the context lasts. With a ``handshake``
     that was taken over it is mounted already.
 
-    Yields its guard, which is in ``cgroup``. When the daemon has not answered for ``watchdog``
-    seconds, it is said what it was doing, and the connection to the kernel is aborted: then
-    ``pyfuse3.main`` returns.
+    Yields its guard. When the daemon has not answered for as long as the setting ``watchdog`` says,
+    it is said what it was doing, and the connection to the kernel is aborted: then ``pyfuse3.main``
+    returns.
     """
+    places, privilege = runtime.places, runtime.agents.privilege
     taken = handshake.taken
     if not taken:
         clear_stale(places.fuse, privilege)
@@ -298,8 +292,6 @@ def mounted(
         # Others than the daemon's user have no agents here without root; and where
         # root has not allowed it in fuse.conf, the mount would fail.
         options.add("allow_other")
-    if debug:
-        options.add("debug")
     try:
         pyfuse3.init(operations, handshake.take_over() if taken else str(places.fuse), options)
     except RuntimeError as error:
@@ -308,8 +300,10 @@ def mounted(
     connection = _connection(places)
     _open_background(connection, privilege)
     abort = str(connection / "abort")
-    arguments = orders.words(places.fuse, os.getpid(), abort, ceil(watchdog))
-    guard = MountGuard(spawner, cgroup, [places.program("guard"), *arguments], operations)
+    watchdog = ceil(runtime.config.watchdog)
+    arguments = orders.words(places.fuse, os.getpid(), abort, watchdog)
+    cgroup = runtime.hierarchy.daemon
+    guard = MountGuard(runtime.spawner, cgroup, [places.program("guard"), *arguments], operations)
     try:
         with _linked(places) if privilege.rootless else _bound(places, taken=taken):
             yield guard
