@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -54,6 +54,7 @@ import pyfuse3
 import trio
 
 from runtime.authority.loop import Batches
+from runtime.kernel.handover import Descriptors, Handed
 
 #: seconds; as good as forever, because every change is told
 FOREVER: Final = 3600.0
@@ -80,8 +81,10 @@ _AT_ONCE: Final = 256
 Waiter = pyfuse3.PollHandle
 
 
-class Poller:
+class Poller(Handed):
     """Versions of the files that poll(2) works on, and who waits for the next."""
+
+    HANDED = ("_versions", "_again")
 
     def __init__(self) -> None:
         self._versions: dict[int, int] = {}
@@ -123,23 +126,25 @@ class Poller:
                 self.changed(inode)
             await trio.sleep(_OFTEN_SECONDS)
 
-    def save(self) -> dict[str, Any]:
-        """For the next daemon. Who waits is woken once, and the kernel asks anew."""
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        """Who waits is woken once, and the kernel asks anew."""
         for waiting in self._waiting.values():
             for handle in waiting.values():
                 with suppress(OSError):
                     handle.notify()
         self._waiting.clear()
-        return {"versions": list(self._versions.items()), "again": list(self._again)}
+        return super().save(descriptors)
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        self._versions = dict(saved["versions"])
-        for inode in saved["again"]:
-            self.changed_again(inode)
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        super().restore(saved)
+        self._some_again.set()
 
 
-class Cache:
+class Cache(Handed):
     """Tells the kernel what to forget. Inert until the filesystem is mounted."""
+
+    #: what the kernel knows and keeps
+    HANDED = ("_known", "_paged", "_told", "_early")
 
     def __init__(self) -> None:
         self.mounted = False
@@ -165,27 +170,21 @@ class Cache:
     def is_idle(self) -> bool:
         return self._pages.is_idle and self._names.is_idle
 
-    def save(self) -> dict[str, Any]:
-        """What the kernel knows and keeps, for the next daemon; with an idle cache."""
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        """With an idle cache."""
         return {
-            "known": list(self._known.items()),
-            "paged": list(self._paged),
-            "told": list(self._told.items()),
+            **super().save(descriptors),
             "pages": self._pages.waiting,
             "names": self._names.waiting,
-            "early": list(self._early),
-            "poller": self.poller.save(),
+            "poller": self.poller.save(descriptors),
         }
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        self._known = Counter(dict(saved["known"]))
-        self._paged = set(saved["paged"])
-        self._told = dict(saved["told"])
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        super().restore(saved)
         for inode, polled in saved["pages"]:
             self._pages.add((inode, polled))
         for parent, name in saved["names"]:
             self._names.add((parent, name))
-        self._early = set(saved["early"])
         self._some_early.set()
         self.poller.restore(saved["poller"])
 

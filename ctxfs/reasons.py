@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from runtime.caller import Caller
 from runtime.errors import CtxError, ExceedingError
 from runtime.ids import Incarnation
 from runtime.kernel.daemonlog import CALLER_RATE, Rates, because_of
+from runtime.kernel.handover import Descriptors, Handed
 from runtime.records.model import Agent
 from runtime.texts.names import escape, timestamp
 
@@ -57,8 +58,10 @@ class _Refusal:
         return {name: getattr(self, name) for name in names}
 
 
-class Reasons:
+class Reasons(Handed):
     """The last rejections, bounded; those of the longest silent callers go first."""
+
+    HANDED = ("_lines",)
 
     def __init__(self, agents: Agents | None = None) -> None:
         self._agents = agents
@@ -68,15 +71,12 @@ class Reasons:
         self.count = 0
         self._refusals: OrderedDict[int, OrderedDict[str, deque[_Refusal]]] = OrderedDict()
 
-    def save(self) -> dict[str, Any]:
-        """For the next daemon."""
-        return {
-            "lines": list(self._lines.items()),
-            "refusals": [asdict(refusal) for refusal in self._all()],
-        }
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        refusals = [asdict(refusal) for refusal in self._all()]
+        return {**super().save(descriptors), "refusals": refusals}
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        self._lines = OrderedDict(saved["lines"])
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        super().restore(saved)
         for fields in saved["refusals"]:
             refusal = _Refusal(**fields)
             callers = self._refusals.setdefault(refusal.owner, OrderedDict())

@@ -98,8 +98,8 @@ class Passing:
         self.parts = (
             Part(name="runtime", save=runtime.save, restore=runtime.restore),
             Part(name="base", save=base.save, restore=base.restore),
-            Part(name="cache", save=lambda _: base.cache.save(), restore=base.cache.restore),
-            Part(name="reasons", save=lambda _: base.reasons.save(), restore=base.reasons.restore),
+            Part(name="cache", save=base.cache.save, restore=base.cache.restore),
+            Part(name="reasons", save=base.reasons.save, restore=base.reasons.restore),
             Part(name="folders", save=base.folders.save,
                 restore=lambda saved: base.folders.restore(saved, ROWS)),
             Part(name="open", save=operations.save, restore=operations.restore),

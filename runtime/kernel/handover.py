@@ -12,9 +12,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from runtime.caller import Caller
 from runtime.errors import StartupError
@@ -35,6 +35,42 @@ class Descriptors:
     def keep(self, fd: int) -> int:
         self.kept.append(fd)
         return fd
+
+
+class Handed:
+    """What passes to the next daemon as it is: each class names the attributes that do in its own
+    ``HANDED``. Sets and maps are filled there, bytes come as an array of them, and what an earlier
+    version did not save stays as it is.
+    """
+
+    HANDED: ClassVar[tuple[str, ...]] = ()
+
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        """A JSON value."""
+        return {key: _plain(getattr(self, name)) for key, name in self._handed()}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        for key, name in self._handed():
+            if key not in saved:
+                continue
+            present, value = getattr(self, name), saved[key]
+            if isinstance(present, dict):
+                present.update(dict(value))
+            elif isinstance(present, set):
+                present.update(value)
+            else:
+                setattr(self, name, bytearray(value) if isinstance(value, bytes) else value)
+
+    def _handed(self) -> Iterator[tuple[str, str]]:
+        for cls in type(self).__mro__:
+            for name in vars(cls).get("HANDED", ()):
+                yield name.lstrip("_"), name
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return list(value.items())  # JSON has texts as keys only
+    return list(value) if isinstance(value, set) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,8 +43,8 @@ def succeed(mounted: Mounted) -> list[int]:
     base, operations = mounted.base, mounted.ops
     saved = read_back(b"".join(written({
         "base": base.save(descriptors),
-        "cache": base.cache.save(),
-        "reasons": base.reasons.save(),
+        "cache": base.cache.save(descriptors),
+        "reasons": base.reasons.save(descriptors),
         "folders": base.folders.save(descriptors),
         "open": operations.save(descriptors),
     })))
