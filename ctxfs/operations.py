@@ -36,28 +36,16 @@ from pyfuse3 import (
 )
 
 from ctxfs.errnos import errno_of
-from ctxfs.files import folders
 from ctxfs.filesystem import Filesystem
 from ctxfs.handshake import Handshake
 from ctxfs.locks import TABLE, Over, Row
+from ctxfs.opened import Opened
 from ctxfs.pace import Pace
 from ctxfs.scheduler import Scheduler
-from ctxfs.tree.folders import FolderNode
-from ctxfs.tree.nodes import (
-    MORE_SIZE,
-    Attributes,
-    Call,
-    Listing,
-    NewAttributes,
-    Node,
-    OpenFile,
-    OpenGone,
-)
-from ctxfs.tree.openfiles import reopen_row
+from ctxfs.tree.nodes import Attributes, Call, Listing, NewAttributes, Node, OpenFile
 from ctxfs.tree.rownodes import RowNode
-from ctxfs.tree.rows import File, Verbs
+from ctxfs.tree.rows import Verbs
 from runtime.authority.accounts import Charge, Payer, Resource
-from runtime.caller import Caller
 from runtime.errors import (
     CtxError,
     GoneError,
@@ -66,7 +54,6 @@ from runtime.errors import (
     QuotaError,
 )
 from runtime.kernel import linux
-from runtime.kernel.handover import Descriptors, pack_caller, unpack_caller
 
 log = logging.getLogger("ctxd.operations")
 
@@ -79,8 +66,6 @@ _COPIES: Final = 2
 #: a request with less is not asked to pay for the time that it waits
 _FREE_BYTES: Final = 8192
 _NOTHING_HELD: Final = nullcontext()
-#: which of the charges of an open directory is that of its names
-_OF_NAMES: Final = 1
 #: of the requests at hand, when the mount does not answer
 _TOLD_MAX: Final = 100
 
@@ -140,11 +125,7 @@ class Operations(pyfuse3.Operations):
         super().__init__()
         self._fs = fs
         self._base = fs.base
-        self._open_files: dict[int, OpenFile] = {}
-        self._listings: dict[int, Listing] = {}
-        #: what is charged to the openers of files and directories
-        self._charges: dict[int, list[Charge]] = {}
-        self._next = 1
+        self.opened = Opened(fs)
         self._pace = Pace(fs.base.runtime)
         self.scheduler = Scheduler(handshake)
         #: set while no request is at hand
@@ -167,131 +148,36 @@ class Operations(pyfuse3.Operations):
             by = f"file {args[0]}"
             if ctx is not None:
                 by = f"pid {ctx.pid} uid {ctx.uid}"
-            elif opened := self._open_files.get(args[0]):
+            elif opened := self.opened.files.get(args[0]):
                 by += f" that pid {opened.caller.pid} uid {opened.caller.uid} opened"
             on = who.name if who is not None else "unknown"
             lines.append(f"{operation} {args[0]} of {by} ({on}), {now - begun:.1f} s old")
         return lines
 
-    # in the next daemon
-
     @property
     def is_idle(self) -> bool:
         return not self._at_hand
-
-    def save(self, descriptors: Descriptors) -> dict[str, Any]:
-        """What is open, and by whom, while no request is at hand."""
-        return {
-            "next": self._next,
-            "files": [
-                self._saved_file(number, opened, descriptors)
-                for number, opened in self._open_files.items()
-            ],
-            "listings": [
-                self._saved_listing(number, listing) for number, listing in self._listings.items()
-            ],
-        }
-
-    def _saved_file(
-        self, number: int, opened: OpenFile, descriptors: Descriptors
-    ) -> dict[str, Any]:
-        node = opened.node
-        saved: dict[str, Any] = {
-            "number": number,
-            "inode": node.inode,
-            "path": node.path,
-            "flags": opened.flags,
-            "caller": pack_caller(opened.caller),
-        }
-        if isinstance(node, RowNode) and self._fs.is_gone(node):
-            text, unfinished = opened.last_text(), opened.unfinished
-            return {
-                **saved, "kind": OpenGone.__name__, "text": text, "unfinished": unfinished
-            }  # fmt: skip
-        return {**saved, "kind": type(opened).__name__, **opened.save(descriptors)}
-
-    @staticmethod
-    def _saved_listing(number: int, listing: Listing) -> dict[str, Any]:
-        return {
-            "number": number,
-            "inode": listing.directory.inode,
-            "path": listing.directory.path,
-            "caller": pack_caller(listing.call.caller),
-            **listing.save(),
-        }
-
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Before any request is read."""
-        self._next = saved["next"]
-        for each in saved["files"]:
-            caller = unpack_caller(each["caller"])
-            node = self._fs.opened_before(each["inode"], each["path"])
-            opened = self._reopened(node, caller, each)
-            opened.flags = each["flags"]
-            self._open_files[each["number"]] = opened
-            charges = [self._charge_anyway(caller, Resource.DESCRIPTORS, 1)]
-            if isinstance(opened, OpenGone):
-                size = len(opened.last_text())
-                charges.append(self._charge_anyway(caller, Resource.MEMORY, size))
-            self._charges[each["number"]] = charges
-        for each in saved["listings"]:
-            caller = unpack_caller(each["caller"])
-            listing = Listing(
-                self._fs.opened_before(each["inode"], each["path"]),
-                Call.of(self._base.runtime, caller),
-            )
-            listing.restore(each)
-            self._listings[each["number"]] = listing
-            self._charges[each["number"]] = [
-                self._charge_anyway(caller, Resource.DESCRIPTORS, 1),
-                self._charge_anyway(caller, Resource.MEMORY, listing.size),
-            ]
-
-    def _reopened(self, node: Node, caller: Caller, saved: dict[str, Any]) -> OpenFile:
-        if isinstance(node, FolderNode) or "folder" in saved:
-            found = self._base.folders.reopened(node.inode, caller, saved, folders.ROWS)
-            if found is not None:
-                return found
-        if isinstance(node, RowNode) and isinstance(node.row, File):
-            try:
-                return reopen_row(node, node.row, caller, saved["flags"], saved)
-            except (CtxError, OSError, LookupError) as error:
-                log.warning("%s cannot be taken over: %s", node.path, error)
-        if "fd" in saved:
-            os.close(saved["fd"])
-        still = self._base.runtime.agents.identity.still
-        unfinished = saved.get("unfinished", False)
-        return OpenGone(node, caller, saved.get("text"), still, unfinished=unfinished)
-
-    def _charge_anyway(self, caller: Caller, resource: Resource, amount: int) -> Charge:
-        runtime = self._base.runtime
-        who = runtime.agents.identity.payer(caller)
-        return runtime.accounts.charged_anyway(who, resource, amount)
 
     def _payer(self, args: Sequence[Any]) -> Payer | None:
         """Whose account a request is on."""
         ctx = args[-1]
         if isinstance(ctx, RequestContext):
             return self._pace.payer_of(ctx.uid, ctx.gid, ctx.pid)
-        opened = self._opened(args[0])
+        opened = self.opened.by_whom(args[0])
         return self._pace.payer(opened[0]) if opened is not None else None
 
-    def _opened(self, fh: int) -> tuple[Caller, Node] | None:
-        """Who opened a file or directory, and what."""
-        opened, listing = self._open_files.get(fh), self._listings.get(fh)
-        if opened is not None:
-            return opened.caller, opened.node
-        return (listing.call.caller, listing.directory) if listing is not None else None
-
-    def _meant(self, args: Sequence[Any]) -> tuple[Node | None, OpenFile | None]:
+    def _meant(
+        self, args: Sequence[Any], operation: str = ""
+    ) -> tuple[Node | None, OpenFile | None]:
         """What a request is about, and the open file if it names one."""
         if not isinstance(args[-1], RequestContext):
-            file, opened = self._open_files.get(args[0]), self._opened(args[0])
+            file, opened = self.opened.files.get(args[0]), self.opened.by_whom(args[0])
             return (opened[1] if opened is not None else None), file
         if isinstance(args[0], RequestContext):
             return None, None  # statfs
         try:
-            return self._fs.node(args[0]), None
+            # of a link, the directory that it is made in
+            return self._fs.node(args[1] if operation == "link" else args[0]), None
         except CtxError:
             return None, None
 
@@ -343,8 +229,12 @@ class Operations(pyfuse3.Operations):
             return  # the kernel comes again, or is told of the name
         if errno_of(error) == errno.ENOENT and operation in ("lookup", "getattr"):
             return
-        caller, node = self._about(operation, args)
-        if caller is None:
+        (node, file), ctx = self._meant(args, operation), args[-1]
+        if file is None and not isinstance(ctx, RequestContext):
+            return  # of a directory that is open
+        try:
+            caller = file.caller if file is not None else self._call(ctx).caller
+        except OSError:
             return
         path = node.path if node is not None else ""
         names = [_name(a) for a in args if isinstance(a, bytes)]
@@ -352,22 +242,6 @@ class Operations(pyfuse3.Operations):
             name = node.shown(names[0]) if node is not None else names[0]
             path = f"{path}/{name}".lstrip("/")
         self._base.reasons.note(error, caller, path, node.incarnation if node is not None else None)
-
-    def _about(self, operation: str, args: Sequence[Any]) -> tuple[Caller | None, Node | None]:
-        ctx = next((a for a in args if isinstance(a, RequestContext)), None)
-        if ctx is None:
-            opened = self._open_files.get(args[0])
-            return (opened.caller, opened.node) if opened is not None else (None, None)
-        try:
-            caller = self._call(ctx).caller
-        except OSError:
-            return None, None
-        # of a link, the directory that it is made in
-        inode = args[1] if operation == "link" else args[0]
-        try:
-            return caller, self._fs.node(inode)
-        except CtxError:
-            return caller, None
 
     def _attributes(self, node: Node) -> EntryAttributes:
         attributes = node.attributes()
@@ -380,25 +254,10 @@ class Operations(pyfuse3.Operations):
         self._base.cache.note_known(node.inode)
         return entry
 
-    def _charge(self, caller: Caller, resource: Resource, amount: int) -> Charge:
-        """So much on the account of the caller; ``QuotaError``."""
-        runtime = self._base.runtime
-        return runtime.accounts.charged(runtime.agents.identity.payer(caller), resource, amount)
-
-    def _number(self, *charges: Charge) -> int:
-        """For one more open file or directory, with what it holds."""
-        self._next += 1
-        self._charges[self._next] = list(charges)
-        return self._next
-
-    def _closed(self, number: int) -> None:
-        for charge in self._charges.pop(number, ()):
-            charge.release()
-
-    def _file_info(self, opened: OpenFile, charge: Charge) -> FileInfo:
-        number = self._number(charge)
-        self._open_files[number] = opened
-        return FileInfo(fh=FileHandleT(number), direct_io=opened.direct, keep_cache=opened.keep)
+    def _file_info(self, opened: OpenFile, flags: int, charge: Charge) -> FileInfo:
+        opened.flags = flags
+        number = FileHandleT(self.opened.add(opened, charge))
+        return FileInfo(fh=number, direct_io=opened.direct, keep_cache=opened.keep)
 
     # names and attributes
 
@@ -430,31 +289,26 @@ class Operations(pyfuse3.Operations):
         fh: FileHandleT | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
-        node = self._fs.node(inode)
-        size = attr.st_size if fields.update_size else None
-        if size is not None:
-            opened = self._open_files.get(fh) if fh is not None else None
-            if opened is None:
-                cutting = node.truncating(self._call(ctx), size)
-            else:
-                cutting = opened.truncating(size)
-            if cutting is not None:
-                await self._base.disks.change(self._call(ctx).caller, cutting, inode)
-            elif opened is not None:
-                opened.truncate(size)
-            if cutting is not None or opened is not None:
-                size = None
+        node, call = self._fs.node(inode), self._call(ctx)
+        if fields.update_size:
+            opened = self.opened.files.get(fh) if fh is not None else None
+            by_path = self.opened.for_once(node, call)
+            with by_path if opened is None else nullcontext(opened) as file:
+                cutting = file.truncating(attr.st_size)
+                if cutting is not None:
+                    await self._base.disks.change(call.caller, cutting, inode)
+                else:
+                    file.truncate(attr.st_size)
         changes = NewAttributes(
             mode=attr.st_mode & 0o7777 if fields.update_mode else None,
             uid=attr.st_uid if fields.update_uid else None,
             gid=attr.st_gid if fields.update_gid else None,
-            size=size,
             atime=attr.st_atime_ns if fields.update_atime else None,
             mtime=attr.st_mtime_ns if fields.update_mtime else None,
         )
         if changes != NewAttributes():
             mark = self._base.cache.mark()
-            node.set_attributes(self._call(ctx), changes)
+            node.set_attributes(call, changes)
             await self._base.cache.settled(mark)
         return self._attributes(node)
 
@@ -484,16 +338,13 @@ class Operations(pyfuse3.Operations):
     async def symlink(
         self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: RequestContext
     ) -> EntryAttributes:
-        parent = self._fs.node(parent_inode)
-        return self._remembered(parent.symlink(self._call(ctx), _name(name), _name(target)))
+        raise self._fs.node(parent_inode).unmakable("links")
 
     @_boundary
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: FileNameT, ctx: RequestContext
     ) -> EntryAttributes:
-        parent = self._fs.node(new_parent_inode)
-        target = self._fs.node(inode)
-        return self._remembered(parent.link(self._call(ctx), _name(new_name), target))
+        raise self._fs.node(new_parent_inode).unmakable("links")
 
     @_boundary
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
@@ -531,21 +382,16 @@ class Operations(pyfuse3.Operations):
     @_boundary
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
         call = self._call(ctx)
-        charge = self._charge(call.caller, Resource.DESCRIPTORS, 1)
-        opened = None
-        try:
-            node = self._fs.node(inode)
-            opened = node.open(call, flags)
-            cutting = opened.truncating(0) if flags & os.O_TRUNC else None
-            if cutting is not None:
-                await self._base.disks.change(call.caller, cutting, inode)
-        except BaseException:
-            if opened is not None:
+        with self.opened.opening(call.caller) as charge:
+            opened = self._fs.node(inode).open(call, flags)
+            try:
+                cutting = opened.truncating(0) if flags & os.O_TRUNC else None
+                if cutting is not None:
+                    await self._base.disks.change(call.caller, cutting, inode)
+            except BaseException:
                 opened.release()
-            charge.release()
-            raise
-        opened.flags = flags
-        return self._file_info(opened, charge)
+                raise
+        return self._file_info(opened, flags, charge)
 
     @_boundary
     async def create(
@@ -557,18 +403,13 @@ class Operations(pyfuse3.Operations):
         ctx: RequestContext,
     ) -> tuple[FileInfo, EntryAttributes]:
         parent, call = self._fs.node(parent_inode), self._call(ctx)
-        charge = self._charge(call.caller, Resource.DESCRIPTORS, 1)
-        try:
+        with self.opened.opening(call.caller) as charge:
             node, opened = parent.create(call, _name(name), mode, flags)
-        except BaseException:
-            charge.release()
-            raise
-        opened.flags = flags
-        return self._file_info(opened, charge), self._remembered(node)
+        return self._file_info(opened, flags, charge), self._remembered(node)
 
     @_boundary
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
-        opened = self._open_files[fh]
+        opened = self.opened.files[fh]
         data = opened.read(off, size)
         if data is None:
             if opened.gathers:
@@ -579,7 +420,7 @@ class Operations(pyfuse3.Operations):
 
     @_boundary
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
-        opened = self._open_files[fh]
+        opened = self.opened.files[fh]
         data = bytes(buf)
         opened.refused = None
         await opened.prepare(data)
@@ -600,14 +441,14 @@ class Operations(pyfuse3.Operations):
 
     def flush(self, fh: FileHandleT) -> Coroutine[Any, Any, None]:
         """The kernel asks at each close(2); mostly nothing was written."""
-        opened = self._open_files.get(fh)
+        opened = self.opened.files.get(fh)
         if opened is not None and not opened.flushes:
             return _nothing()
         return self._flush(fh)
 
     @_boundary
     async def _flush(self, fh: FileHandleT) -> None:
-        opened = self._open_files[fh]
+        opened = self.opened.files[fh]
         await opened.prepare(b"\n")
         mark, opened.mark = opened.mark, None
         if mark is None:
@@ -626,15 +467,12 @@ class Operations(pyfuse3.Operations):
 
     @_boundary
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
-        opened = self._open_files[fh]
+        opened = self.opened.files[fh]
         if opened.lasts:
             await self._pace.synced(opened.caller, opened.syncing())
 
     async def release(self, fh: FileHandleT) -> None:
-        opened = self._open_files.pop(fh, None)
-        if opened is not None:
-            self._closed(fh)
-            opened.release()
+        self.opened.close(fh)
 
     @_boundary
     async def poll(
@@ -644,7 +482,7 @@ class Operations(pyfuse3.Operations):
         poll_handle: pyfuse3.PollHandle | None,
         ctx: RequestContext,
     ) -> int:
-        ready = self._open_files[fh].poll(poll_handle)
+        ready = self.opened.files[fh].poll(poll_handle)
         return _READY if ready is None else ready
 
     # directories
@@ -653,31 +491,25 @@ class Operations(pyfuse3.Operations):
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         call = self._call(ctx)
         node = self._fs.node(inode)
-        charge = self._charge(call.caller, Resource.DESCRIPTORS, 1)
-        try:
+        with self.opened.opening(call.caller) as charge:
             listing = Listing(node, call)
             listing.restart()
-            memory = self._charge(call.caller, Resource.MEMORY, listing.size)
-        except BaseException:
-            charge.release()
-            raise
-        number = self._number(charge, memory)
-        self._listings[number] = listing
-        return FileHandleT(number)
+            memory = self.opened.charge(call.caller, Resource.MEMORY, listing.size)
+        return FileHandleT(self.opened.add(listing, charge, memory))
 
     @_boundary
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
-        listing = self._listings[fh]
+        listing = self.opened.listings[fh]
         directory, call, cache = listing.directory, listing.call, self._base.cache
         if start_id == 0 and listing.begun:
             listing.restart()  # rewinddir(3)
-            self._charges[fh][_OF_NAMES].resize(listing.size)
+            self.opened.resized(fh, listing)
         listing.begun = True
         tell, position, told = directory.telling(), start_id, list[int]()
         try:
             # of what is behind the names that are known, no position was told
             while position < len(listing.names) or (
-                position == len(listing.names) and not told and self._more(fh, listing)
+                position == len(listing.names) and not told and self.opened.more(fh, listing)
             ):
                 name, node = listing.names[position], None
                 position += 1
@@ -703,21 +535,8 @@ class Operations(pyfuse3.Operations):
         finally:
             cache.note_listed(told)
 
-    def _more(self, fh: FileHandleT, listing: Listing) -> bool:
-        """Reads more names of a directory, once the account of who opened it has room for them;
-        ``QuotaError`` before: the kernel would not get what the reply has then."""
-        if listing.ended:
-            return False
-        charge = self._charges[fh][_OF_NAMES]
-        charge.resize(listing.size + MORE_SIZE)
-        try:
-            return listing.more()
-        finally:
-            charge.resize(listing.size)
-
     async def releasedir(self, fh: FileHandleT) -> None:
-        self._listings.pop(fh, None)
-        self._closed(fh)
+        self.opened.close(fh)
 
     @_boundary
     async def statfs(self, ctx: RequestContext) -> StatvfsData:

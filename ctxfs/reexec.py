@@ -102,7 +102,7 @@ class Passing:
             Part(name="reasons", save=base.reasons.save, restore=base.reasons.restore),
             Part(name="folders", save=base.folders.save,
                 restore=lambda saved: base.folders.restore(saved, ROWS)),
-            Part(name="open", save=operations.save, restore=operations.restore),
+            Part(name="open", save=operations.opened.save, restore=operations.opened.restore),
             Part(name="sockets", save=sockets.save, restore=sockets.take_over),
             # before all others: the mount
             Part(name="kernel", save=handshake.save, restore=lambda saved: None),

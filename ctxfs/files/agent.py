@@ -147,21 +147,27 @@ RESULTS: Final = ("result.md", "refs.jsonl", "artifact")
 _OF_ITEMS: Final = {layout.name for layout in (task.LAYOUT, work.LAYOUT, waiting.LAYOUT)}
 
 
-class _Agents(Layout[Agent]):
-    """Agents; and of agents that are gone, the documents that their channels and sessions show."""
+class _OfAgents(Layout[Agent]):
+    """What agents themselves have."""
 
     def find(self, base: Base, index: int, row: Row[Agent]) -> Agent | None:
-        agents = base.runtime.agents
-        found = agents.registry.get(AgentIndex(index))
-        if found is None and row.is_inside and row.name in DOCUMENTS:
-            return agents.registry.recall(AgentIndex(index))
-        return found
+        return base.runtime.agents.registry.get(AgentIndex(index))
 
     def path(self, base: Base, agent: Agent) -> str:
         return f"agent/{agent.name}.d"
 
     def agent(self, base: Base, agent: Agent) -> Agent:
         return agent
+
+
+class _Agents(_OfAgents):
+    """Agents; and of agents that are gone, the documents that their channels and sessions show."""
+
+    def find(self, base: Base, index: int, row: Row[Agent]) -> Agent | None:
+        found = super().find(base, index, row)
+        if found is None and row.is_inside and row.name in DOCUMENTS:
+            return base.runtime.agents.registry.recall(AgentIndex(index))
+        return found
 
     def asked(self, agent: Agent, row: Row[Agent]) -> bool:
         if not row.is_inside:
@@ -176,48 +182,25 @@ class _Agents(Layout[Agent]):
         return agent.status is Status.NEW and not (row.is_inside and row.public)
 
 
-class _Children(Layout[Agent]):
-    """Links to the directories of children."""
-
-    def find(self, base: Base, index: int, row: Row[Agent]) -> Agent | None:
-        return base.runtime.agents.registry.get(AgentIndex(index))
-
-    def path(self, base: Base, agent: Agent) -> str:
-        return f"agent/{agent.name}.d"
-
-    def agent(self, base: Base, agent: Agent) -> Agent:
-        return agent
-
-
-class _Supervisors(Layout[Agent]):
+class _Supervisors(_OfAgents):
     """Private agents as the children that they supervise find them: with an inbox, and nothing
     else. The inodes are others, so that what the kernel keeps of an agent's files stays with
     those who may see them.
     """
-
-    def find(self, base: Base, index: int, row: Row[Agent]) -> Agent | None:
-        return base.runtime.agents.registry.get(AgentIndex(index))
-
-    def path(self, base: Base, agent: Agent) -> str:
-        return f"agent/{agent.name}.d"
-
-    def agent(self, base: Base, agent: Agent) -> Agent:
-        return agent
 
     def asked(self, agent: Agent, row: Row[Agent]) -> bool:
         return True
 
 
 LAYOUT: Final = _Agents(number=1, name="agent", rows=ROWS, told=True)
-CHILD: Final = _Children(
+#: links to the directories of children
+CHILD: Final = _OfAgents(
     number=2,
     name="child",
     rows=(
         Link(name="child", top=True, target=lambda base, agent: f"../../{agent.name}.d"),
     ),
 )  # fmt: skip
-
-
 SUPERVISOR: Final = _Supervisors(
     number=11,
     name="supervisor",

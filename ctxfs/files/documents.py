@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
-from ctxfs.tree.rows import Check, Document, Kept, Lines, Render, Size, Time
+from ctxfs.tree.rows import Check, Document, Lines, Shown
 from runtime.authority.guard import Guard
 from runtime.caller import INSIDERS, PARTIES, Caller, Role
 from runtime.errors import MalformedError
@@ -13,25 +16,8 @@ from runtime.texts import names
 from runtime.texts.names import quote
 
 
-def _size(name: str) -> Size[Agent]:
-    return lambda base, agent: base.runtime.agents.documents.size(agent, name)
-
-
-def _time(name: str) -> Time[Agent]:
-    def mtime(base: Base, agent: Agent) -> float:
-        try:
-            return base.runtime.agents.documents.path(agent, name).stat().st_mtime
-        except FileNotFoundError:
-            return agent.created
-
-    return mtime
-
-
-def _render(name: str) -> Render[Agent]:
-    def render(base: Base, agent: Agent, caller: Caller) -> bytes:
-        return base.runtime.agents.documents.read(agent, name)
-
-    return render
+def _path(name: str) -> Callable[[Base, Agent], Path]:
+    return lambda base, agent: base.runtime.agents.documents.path(agent, name)
 
 
 def document(
@@ -44,17 +30,15 @@ def document(
 ) -> Document[Agent]:
     """A document of an agent's that is written in place."""
 
-    def changed(base: Base, agent: Agent) -> None:
+    def written(base: Base, agent: Agent) -> None:
         if name == "result.md":
             base.runtime.agents.documents.result_written(agent)
         base.runtime.agents.journal.tell_agent(agent.index, (name,))
 
     return Document(
-        name=name, doc=doc, shape=shape, read=read, guard=guard, size=_size(name),
-        mtime=_time(name),
-        real=lambda base, agent: base.runtime.agents.documents.path(agent, name),
+        name=name, doc=doc, shape=shape, read=read, guard=guard, real=_path(name),
         share=lambda base, agent: base.runtime.agents.disk.share(agent),
-        changed=changed, ensure=lambda base, agent: base.runtime.agents.documents.ensure(agent),
+        written=written, ensure=lambda base, agent: base.runtime.agents.documents.ensure(agent),
     )  # fmt: skip
 
 
@@ -76,17 +60,14 @@ def lines_document(
         share.note(len(data))
 
     return Lines(
-        name=name, doc=doc, shape=shape, read=read, guard=guard, render=_render(name),
-        check=check, store=store, size=_size(name), mtime=_time(name),
+        name=name, doc=doc, shape=shape, read=read, guard=guard, real=_path(name),
+        check=check, store=store,
     )  # fmt: skip
 
 
-def kept_document(name: str, doc: str) -> Kept[Agent]:
+def kept_document(name: str, doc: str) -> Shown[Agent]:
     """One that the runtime writes, for the parties."""
-    return Kept(
-        name=name, doc=doc, read=PARTIES, render=_render(name), size=_size(name),
-        mtime=_time(name),
-    )  # fmt: skip
+    return Shown(name=name, doc=doc, read=PARTIES, real=_path(name))
 
 
 def check_input(base: Base, agent: Agent, caller: Caller, line: str) -> None:

@@ -1,55 +1,65 @@
-"""Files of an agent that show, or set, one of its fields: what most of its rows are made of."""
+"""Files that show, or set, one field of an agent or of what is below it: most rows are such."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import NEW, NOT_BUSY, Check, Control, Render, one_line
-from ctxfs.tree.shapes import Shape
+from ctxfs.tree.shapes import Shape, choice
 from runtime.authority.guard import Guard
 from runtime.caller import CONTROLLERS, Caller
 from runtime.records.model import Agent
+from runtime.texts import names
 
+_O = TypeVar("_O")
 #: what a line says; raises for one that is refused
-Parse = Callable[[Base, Agent, Caller, str], Any]
+Parse = Callable[[Base, _O, Caller, str], Any]
 
 AT_ANY_TIME: Final[Guard[Agent]] = Guard(who=CONTROLLERS)
 WHILE_NEW: Final[Guard[Agent]] = Guard(who=CONTROLLERS, when=NEW)
 BETWEEN_RUNS: Final[Guard[Agent]] = Guard(who=CONTROLLERS, when=NOT_BUSY)
 
 
-def value(attribute: str) -> Render[Agent]:
-    """The field's text on one line; an empty value is an empty file."""
+def value(attribute: str) -> Render[Any]:
+    """The field's text on one line; an empty value, or none, is an empty file."""
 
-    def render(base: Base, agent: Agent, caller: Caller) -> str:
-        value = str(getattr(agent, attribute))
-        return value + "\n" if value else ""
-
-    return render
-
-
-def text(attribute: str) -> Render[Agent]:
-    def render(base: Base, agent: Agent, caller: Caller) -> str:
-        return str(getattr(agent, attribute))
+    def render(base: Base, obj: Any, caller: Caller) -> str:
+        value = getattr(obj, attribute)
+        return f"{value}\n" if value else ""
 
     return render
 
 
-def number(attribute: str) -> Render[Agent]:
-    def render(base: Base, agent: Agent, caller: Caller) -> str:
-        value = int(getattr(agent, attribute))
-        return f"{value}\n" if value or attribute != "pid" else ""
+def text(attribute: str) -> Render[Any]:
+    return lambda base, obj, caller: str(getattr(obj, attribute))
+
+
+def number(attribute: str) -> Render[Any]:
+    return lambda base, obj, caller: f"{int(getattr(obj, attribute))}\n"
+
+
+def time(attribute: str) -> Render[Any]:
+    """An RFC 3339 time; an empty file before there is one."""
+
+    def render(base: Base, obj: Any, caller: Caller) -> str:
+        value = getattr(obj, attribute)
+        return f"{names.timestamp(value)}\n" if value else ""
 
     return render
 
 
-def checked(parse: Parse) -> Check[Agent]:
+def alone(check: Callable[[str], Any]) -> Parse[Any]:
+    """What a line says by itself, whoever writes it."""
+    return lambda base, obj, caller, line: check(line)
+
+
+def checked(parse: Parse[_O]) -> Check[_O]:
     """A check of a line that is good if it can be parsed."""
 
-    def check(base: Base, agent: Agent, caller: Caller, line: str) -> None:
-        parse(base, agent, caller, line)
+    def check(base: Base, obj: _O, caller: Caller, line: str) -> None:
+        parse(base, obj, caller, line)
 
     return check
 
@@ -58,24 +68,47 @@ def lines(text: str) -> list[str]:
     return [line for line in text.split("\n") if line]
 
 
+def check_variable(line: str) -> None:
+    """One of an environment; an empty line is none."""
+    if line:
+        names.parse_env_line(line)
+
+
+def variables(text: str) -> str:
+    """An environment as it is kept; ``MalformedError``."""
+    for line in (found := lines(text)):
+        check_variable(line)
+    return "".join(f"{line}\n" for line in found)
+
+
+def _update(base: Base, agent: Agent, **values: Any) -> None:
+    base.runtime.agents.journal.update(agent, **values)
+
+
 def single(
     name: str,
     doc: str,
-    parse: Parse,
+    parse: Parse[_O],
     *,
-    shape: Shape,
+    shape: Shape | None = None,
     default: str = "",
     public: bool = False,
-    guard: Guard[Agent] = WHILE_NEW,
-    render: Render[Agent] | None = None,
-) -> Control[Agent]:
+    guard: Guard[Any] = WHILE_NEW,
+    render: Render[_O] | None = None,
+    update: Callable[..., None] = _update,
+) -> Control[_O]:
     """A control with one value on one line, kept in the field of its name."""
 
-    def commit(base: Base, agent: Agent, caller: Caller, text: str) -> None:
-        value = parse(base, agent, caller, one_line(text))
-        base.runtime.agents.journal.update(agent, **{name: value})
+    def commit(base: Base, obj: _O, caller: Caller, text: str) -> None:
+        update(base, obj, **{name: parse(base, obj, caller, one_line(text))})
 
     return Control(
         name=name, doc=doc, default=default, shape=shape, public=public, guard=guard, single=True,
         render=render or value(name), check=checked(parse), commit=commit,
     )  # fmt: skip
+
+
+def word(name: str, doc: str, choices: tuple[str, ...], default: str) -> Control[Agent]:
+    """One with one of a few words, while the agent is new."""
+    parse = alone(lambda line: names.check_choice(line, choices))
+    return single(name, doc, parse, shape=choice(choices), default=default, guard=WHILE_NEW)

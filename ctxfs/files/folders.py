@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ctxfs.tree.folders import FolderRow
+from ctxfs.tree.folder import FolderRow
 from runtime.authority.guard import ANY_STATUS, Guard
 from runtime.caller import HISTORIANS, INSIDERS, Role
 from runtime.ids import AgentIndex, SessionIndex

@@ -68,13 +68,11 @@ class _Histories(Layout[_Key]):
     def path(self, base: Base, key: _Key) -> str:
         return f"home/{key[0]}/agent/{key[1]}"
 
-    def asked(self, key: _Key, row: Row[_Key]) -> bool:
-        return row.top
-
 
 LAYOUT: Final = _Histories(
     number=6,
     name="history",
+    hidden=True,
     rows=(
         Directory(name="", top=True, public=True),
         Directory(name="session", mode=0o777, public=True, entries=_sessions,

@@ -37,25 +37,20 @@ def _set_owner(base: Base, agent: Agent, caller: Caller, text: str) -> None:
         base.runtime.agents.births.change_owner(agent, owner)
 
 
-def _parse_agent_id(base: Base, agent: Agent, caller: Caller, line: str) -> int:
-    value = _parse_id(line)
-    if agent.parent is not None:
-        raise DeniedError("a child has the uid and gid of its parent: do not set them")
-    if value == 0 and not base.runtime.config.allow_root_agents:
-        raise DeniedError("0: agents do not run as root (allow_root_agents is not set)")
-    return value
+def _own_id(kind: str) -> fields.Parse[Agent]:
+    """The uid or the gid of its processes."""
 
+    def parse(base: Base, agent: Agent, caller: Caller, line: str) -> int:
+        value = _parse_id(line)
+        if agent.parent is not None:
+            raise DeniedError("a child has the uid and gid of its parent: do not set them")
+        if value == 0 and not base.runtime.config.allow_root_agents:
+            raise DeniedError("0: agents do not run as root (allow_root_agents is not set)")
+        before = getattr(agent, kind)
+        base.runtime.agents.privilege.check_ids(f"{kind} {value}", (value,), (before,))
+        return value
 
-def _parse_uid(base: Base, agent: Agent, caller: Caller, line: str) -> int:
-    uid = _parse_agent_id(base, agent, caller, line)
-    base.runtime.agents.privilege.check_ids(f"uid {uid}", (uid,), (agent.uid,))
-    return uid
-
-
-def _parse_gid(base: Base, agent: Agent, caller: Caller, line: str) -> int:
-    gid = _parse_agent_id(base, agent, caller, line)
-    base.runtime.agents.privilege.check_ids(f"gid {gid}", (gid,), (agent.gid,))
-    return gid
+    return parse
 
 
 def _parse_groups(base: Base, agent: Agent, caller: Caller, line: str) -> tuple[int, ...]:
@@ -90,10 +85,10 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     Control(name="owner", default="creator's", shape=shapes.USER, guard=_BY_ROOT,
         render=fields.number("owner"), commit=_set_owner, doc="uid of the user that owns the agent",
         check=fields.checked(_parse_owner), single=True),
-    fields.single("uid", "uid of its processes; a child's is its parent's", _parse_uid,
+    fields.single("uid", "uid of its processes; a child's is its parent's", _own_id("uid"),
                   shape=shapes.USER, default="creator's", render=fields.number("uid"),
                   guard=_BY_ROOT),
-    fields.single("gid", "gid of its processes; a child's is its parent's", _parse_gid,
+    fields.single("gid", "gid of its processes; a child's is its parent's", _own_id("gid"),
                   shape=shapes.GROUP, default="creator's", render=fields.number("gid"),
                   guard=_BY_ROOT),
     Control(name="groups", default="creator's", shape=shapes.GROUPS, guard=fields.WHILE_NEW,

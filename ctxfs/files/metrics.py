@@ -64,6 +64,12 @@ def _figure(figure: float) -> str:
     return f"{figure:.6f}" if isinstance(figure, float) else str(figure)
 
 
+def _plain(*families: tuple[str, str, float, str]) -> Iterator[_Family]:
+    """Of one sample each: name, kind, figure and doc."""
+    for name, kind, figure, doc in families:
+        yield _Family(name, kind, doc, [_Sample(figure, {})])
+
+
 def _of_status(status: dict[str, str]) -> Iterator[_Family]:
     """Texts become labels of samples that are 1, or one sample for each text that may be."""
     words = {key: status[key] for key in ("version", "cgroup", "mount")}
@@ -71,9 +77,8 @@ def _of_status(status: dict[str, str]) -> Iterator[_Family]:
     yield _Family("state", "gauge", "1 for the state that the daemon is in, 0 for others.", [
         _Sample(int(state == status["state"]), {"state": state}) for state in STATES
     ])  # fmt: skip
-    yield _Family("uptime_seconds", "gauge", "Time since the daemon started.", [
-        _Sample(float(status["uptime"]), {})
-    ])  # fmt: skip
+    uptime = float(status["uptime"])
+    yield from _plain(("uptime_seconds", "gauge", uptime, "Time since the daemon started."))
     yield _Family("agents", "gauge", "Agents by status.", [
         _Sample(int(value), {"status": key.removeprefix("agents.")})
         for key, value in status.items() if key.startswith("agents.")
@@ -104,7 +109,7 @@ def _of_accounts(base: Base) -> Iterator[_Family]:
 def _of_loop(base: Base) -> Iterator[_Family]:
     loop = base.runtime.loop
     step, whole = loop.recent
-    for name, kind, figure, doc in (
+    yield from _plain(
         ("requests_total", "counter", base.requests, "Requests of the kernel that were answered."),
         ("requests_at_hand", "gauge", base.at_hand(), "Requests that are not answered yet."),
         ("refusals_total", "counter", base.reasons.count, "Requests and calls that were refused."),
@@ -117,8 +122,7 @@ def _of_loop(base: Base) -> Iterator[_Family]:
          "Processor time of the longest step of the last minute."),
         ("loop_lag_seconds", "gauge", whole,
          "The longest that the event loop did not look for requests in the last minute."),
-    ):  # fmt: skip
-        yield _Family(name, kind, doc, [_Sample(figure, {})])
+    )  # fmt: skip
 
 
 def _of_agents(base: Base) -> Iterator[_Family]:
@@ -127,15 +131,14 @@ def _of_agents(base: Base) -> Iterator[_Family]:
     yield _Family("agent_ends_total", "counter", "Agents that ended since the start, by outcome.", [
         _Sample(ends[outcome], {"outcome": outcome}) for outcome in Outcome if outcome
     ])  # fmt: skip
-    for name, kind, figure, doc in (
+    yield from _plain(
         ("agent_restarts_total", "counter", restarts,
          "Agents that were started again since the start, as their restart says."),
         ("messages_waiting", "gauge", base.queued.count, "Messages in the queues of agents."),
         ("waits_armed", "gauge", agents.items.armed_count, "Waits that may still fire."),
         ("changes_waiting", "gauge", agents.journal.behind,
          "Changes and lines of histories that wait for room on the disk."),
-    ):  # fmt: skip
-        yield _Family(name, kind, doc, [_Sample(figure, {})])
+    )  # fmt: skip
 
 
 def _of_process(base: Base) -> Iterator[_Family]:
@@ -143,7 +146,7 @@ def _of_process(base: Base) -> Iterator[_Family]:
     held, most = descriptors()
     with process.oneshot():
         times = process.cpu_times()
-        values = (
+        families = _plain(
             ("process_resident_bytes", "gauge", process.memory_info().rss,
              "Memory of the daemon."),
             ("process_cpu_seconds_total", "counter", times.user + times.system,
@@ -160,5 +163,4 @@ def _of_process(base: Base) -> Iterator[_Family]:
             ("trees_hard", "gauge", int(disk.quotas is not None),
              "Whether the kernel bounds durable trees."),
         )  # fmt: skip
-    for name, kind, figure, doc in values:
-        yield _Family(name, kind, doc, [_Sample(figure, {})])
+    yield from families

@@ -16,6 +16,7 @@ from ctxfs.tree.rows import PathControl, Row, Shown, one_line
 from runtime.agents.workspace import check_possible as check_worktree_possible
 from runtime.caller import Caller
 from runtime.cell import trees
+from runtime.cell.cell import workspace
 from runtime.errors import (
     DeniedError,
     ExceedingError,
@@ -35,7 +36,7 @@ def _limiting(base: Base, caller: Caller) -> tuple[Agent, str] | None:
     maker = agents.registry.get(caller.agent) if caller.agent is not None else None
     if maker is None or "authority_expansion" in agents.authority.families(maker):
         return None
-    return maker, base.workspace(maker) or ""
+    return maker, workspace(base.runtime.agents, maker) or ""
 
 
 def _look_at(base: Base, caller: Caller, paths: list[str]) -> list[str]:
@@ -157,10 +158,6 @@ def _check_path(line: str, _: str = "") -> str:
     return names.check_absolute(line) if line else ""
 
 
-def _parse_path(base: Base, agent: Agent, caller: Caller, line: str) -> str:
-    return _check_path(line)
-
-
 def _parse_iso(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     iso = names.check_choice(line, ("sandbox", "shared"))
     if iso == "shared":
@@ -197,7 +194,7 @@ def _check_workspace(line: str, _: str = "") -> str:
 def _path_row(
     name: str,
     doc: str,
-    parse: fields.Parse,
+    parse: fields.Parse[Agent],
     *,
     shape: shapes.Shape,
     expands: bool,
@@ -249,11 +246,11 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     Shown(name="mount.effective", render=_mount_effective, generated=True,
         doc="the tables of its ancestors, then its own, as they are in force"),
     _path_row("root", "directory to use as the root of its view instead of the base view",
-              _parse_path, shape=shapes.word(_check_path), expands=False),
+              fields.alone(_check_path), shape=shapes.word(_check_path), expands=False),
     fields.single("iso", "sandbox, or shared (the host's tree; set by operators)", _parse_iso,
                   shape=shapes.choice(("sandbox", "shared")), default="sandbox"),
     _path_row("workspace", "inherit, worktree or explicit_root:/PATH", _parse_workspace,
               shape=shapes.word(_check_workspace), expands=True, default="inherit"),
-    fields.single("cwd", "working directory of its program", _parse_path,
+    fields.single("cwd", "working directory of its program", fields.alone(_check_path),
                   shape=shapes.word(_check_path), default="workspace or home"),
 )

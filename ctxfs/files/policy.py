@@ -27,12 +27,8 @@ def _check_label(line: str, _: str = "") -> str:
     return line
 
 
-def _parse_label(base: Base, agent: Agent, caller: Caller, line: str) -> str:
-    return _check_label(line)
-
-
 def _set_label(base: Base, agent: Agent, caller: Caller, text: str) -> None:
-    label = _parse_label(base, agent, caller, one_line(text))
+    label = _check_label(one_line(text))
     rewritten = policy.relabel(agent.policy, agent.label, label)
     base.runtime.agents.journal.update(agent, label=label, policy=rewritten)
 
@@ -98,7 +94,7 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     Control(name="label", default="NAME_t", shape=shapes.word(_check_label),
         guard=fields.WHILE_NEW,
         render=fields.value("label"), commit=_set_label,
-        check=fields.checked(_parse_label), single=True,
+        check=fields.alone(_check_label), single=True,
         doc="the label of its policy lines"),
     Control(name="policy", default="configured; a child's from its parent",
         shape=shapes.lines(policy.parse),

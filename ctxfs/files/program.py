@@ -19,20 +19,8 @@ _CONTEXTS: Final = ("fresh", "fork")
 _RESTARTS: Final = ("no", "on-failure", "always")
 
 
-def _check_env_line(base: Base, agent: Agent, caller: Caller, line: str) -> None:
-    if line:
-        names.parse_env_line(line)
-
-
 def _set_env(base: Base, agent: Agent, caller: Caller, text: str) -> None:
-    lines = fields.lines(text)
-    for line in lines:
-        names.parse_env_line(line)
-    base.runtime.agents.journal.update(agent, env="".join(f"{line}\n" for line in lines))
-
-
-def _check_tool_path(base: Base, agent: Agent, caller: Caller, line: str) -> None:
-    _check_tools(line)
+    base.runtime.agents.journal.update(agent, env=fields.variables(text))
 
 
 def _check_tools(line: str, _: str = "") -> None:
@@ -77,23 +65,11 @@ def _check_exec(line: str, _: str = "") -> str:
     return line
 
 
-def _parse_exec(base: Base, agent: Agent, caller: Caller, line: str) -> str:
-    return _check_exec(line)
-
-
-def _parse_mode(base: Base, agent: Agent, caller: Caller, line: str) -> str:
-    return names.check_choice(line, tuple(MODES))
-
-
 def _parse_restart(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     value = names.check_choice(line, _RESTARTS)
     if value != "no" and agent.parent is not None:
         raise MalformedError(f"{quote(line)}: only root agents restart; for a child, use no")
     return value
-
-
-def _parse_homedir(base: Base, agent: Agent, caller: Caller, line: str) -> str:
-    return names.check_choice(line, HOMEDIRS)
 
 
 def _check_meta(base: Base, agent: Agent, caller: Caller, line: str) -> None:
@@ -114,23 +90,21 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     Control(name="env", shape=shapes.pairs(lambda line, label: names.parse_env_line(line),
                                            pattern="^[A-Za-z_][A-Za-z0-9_]*$"),
         mode=0o600, read=PARTIES, guard=fields.WHILE_NEW,
-        render=fields.text("env"), check=_check_env_line, commit=_set_env,
+        render=fields.text("env"), check=fields.alone(fields.check_variable), commit=_set_env,
         doc="environment: KEY=VALUE, one per line"),
     Control(name="path", default="/ctx/tool", shape=shapes.lines(_check_tools),
-        guard=fields.WHILE_NEW, render=_tool_path, check=_check_tool_path,
+        guard=fields.WHILE_NEW, render=_tool_path, check=fields.alone(_check_tools),
         commit=_set_tool_path, doc="tool directories, one per line"),
     fields.single("context", "fresh, or fork", _parse_context,
                   shape=shapes.choice(_CONTEXTS), default="fresh"),
     fields.single("model", "free text for the program; its policy must allow it", _parse_model,
                   shape=shapes.word(_check_model), public=True, guard=fields.BETWEEN_RUNS),
     fields.single("exec", "the program and its arguments, one line, quoted as in a shell",
-                  _parse_exec, shape=shapes.word(_check_exec), default="the parent's",
+                  fields.alone(_check_exec), shape=shapes.word(_check_exec), default="the parent's",
                   guard=fields.BETWEEN_RUNS),
-    fields.single("mode", "once, turn or resident", _parse_mode,
-                  shape=shapes.choice(tuple(MODES)), default="once"),
-    fields.single("homedir", "private: HOME is empty at first and goes with the agent; durable: "
-                  "it stays for the next agent of this name", _parse_homedir,
-                  shape=shapes.choice(HOMEDIRS), default="private"),
+    fields.word("mode", "once, turn or resident", tuple(MODES), "once"),
+    fields.word("homedir", "private: HOME is empty at first and goes with the agent; durable: "
+                "it stays for the next agent of this name", HOMEDIRS, "private"),
 )
 
 #: listed after the limits

@@ -7,24 +7,26 @@ from pathlib import Path
 from typing import Final
 
 from ctxfs.files import agent as agent_files
+from ctxfs.files import fields
 from ctxfs.files.folders import EPISODE
 from ctxfs.files.pack import pack
 from ctxfs.tree.base import Base
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Call, Node
 from ctxfs.tree.rownodes import RowNode
-from ctxfs.tree.rows import Directory, Document, History, Kept, Render, Row, Shown
+from ctxfs.tree.rows import Directory, Document, History, Row, Shown
 from runtime.agents.messages import OWN
 from runtime.agents.now import now
 from runtime.authority.disk import Share
 from runtime.authority.guard import Guard
 from runtime.caller import HISTORIANS, Caller, Role
+from runtime.cell.cell import working_directory
 from runtime.errors import MalformedError
 from runtime.ids import AgentIndex, SessionIndex
 from runtime.records.change import Change
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Session
-from runtime.texts.names import dump_json, parse_json_object, quote, timestamp
+from runtime.texts.names import dump_json, parse_json_object, quote
 
 _WRITING: Final[Guard[Session]] = Guard(who=Role.SELF)
 #: of a message, whatever its writer says
@@ -35,46 +37,8 @@ def _path(name: str) -> Callable[[Base, Session], Path]:
     return lambda base, session: base.runtime.agents.sessions.directory(session) / name
 
 
-def _file_size(name: str) -> Callable[[Base, Session], int]:
-    def size(base: Base, session: Session) -> int:
-        try:
-            return _path(name)(base, session).stat().st_size
-        except FileNotFoundError:
-            return 0
-
-    return size
-
-
-def _file_time(name: str) -> Callable[[Base, Session], float]:
-    def mtime(base: Base, session: Session) -> float:
-        try:
-            return _path(name)(base, session).stat().st_mtime
-        except FileNotFoundError:
-            return session.created
-
-    return mtime
-
-
 def _held(base: Base, session: Session) -> bytes | None:
     return base.runtime.agents.sessions.held(session)
-
-
-def _events_size(base: Base, session: Session) -> int:
-    return _file_size("events.jsonl")(base, session) if session.held is None else session.held
-
-
-def _events_time(base: Base, session: Session) -> float:
-    return _file_time("events.jsonl")(base, session) if session.held is None else session.updated
-
-
-def _read_file(name: str) -> Render[Session]:
-    def render(base: Base, session: Session, caller: Caller) -> bytes:
-        try:
-            return _path(name)(base, session).read_bytes()
-        except FileNotFoundError:
-            return b""
-
-    return render
 
 
 def _share(base: Base, session: Session) -> Share:
@@ -99,21 +63,13 @@ def _append(base: Base, session: Session, lines: list[str]) -> None:
     base.runtime.agents.journal.commit(change)
 
 
-def _memory_changed(base: Base, session: Session) -> None:
+def _memory_written(base: Base, session: Session) -> None:
     base.runtime.agents.journal.tell_session(session.index, ("memory.md",))
-
-
-def _time(attribute: str) -> Render[Session]:
-    return lambda base, session, caller: timestamp(getattr(session, attribute)) + "\n"
-
-
-def _state(base: Base, session: Session, caller: Caller) -> str:
-    return session.state + "\n"
 
 
 def _cwd(base: Base, session: Session, caller: Caller) -> str:
     agent = base.runtime.agents.registry.get(session.agent_index)
-    return base.working_directory(agent) + "\n" if agent is not None else ""
+    return working_directory(base.runtime.agents, agent) + "\n" if agent is not None else ""
 
 
 def _meta(base: Base, session: Session, caller: Caller) -> str:
@@ -174,28 +130,27 @@ ROWS: Final[tuple[Row[Session], ...]] = (
         entries=_archived, find=_find_archived),
     History(name="messages.jsonl", mode=0o644, read=HISTORIANS, guard=_WRITING,
         append=_append, real=_path("messages.jsonl"), share=_share,
-        size=_file_size("messages.jsonl"), mtime=_file_time("messages.jsonl"),
         doc="the conversation: {id, ts, role, from, provenance, run, content} per line; only "
         "appended to"),
     History(name="events.jsonl", read=HISTORIANS, polled=True, real=_path("events.jsonl"),
-        held=_held, share=_share, size=_events_size, mtime=_events_time,
+        held=_held, share=_share, size=lambda base, session: session.held,
+        changed=lambda base, session: None if session.held is None else session.updated,
         doc="what happened: {id, ts, type, agent, ...} per line; written by the "
         "runtime only"),
-    Kept(name="latest.md", read=HISTORIANS, render=_read_file("latest.md"),
-        size=_file_size("latest.md"), mtime=_file_time("latest.md"), doc="the last reply"),
-    Shown(name="state", doc="active done error cancelled", read=HISTORIANS, render=_state),
+    Shown(name="latest.md", read=HISTORIANS, real=_path("latest.md"), doc="the last reply"),
+    Shown(name="state", read=HISTORIANS, render=fields.value("state"),
+        doc="active done error cancelled"),
     Shown(name="cwd", doc="working directory", read=HISTORIANS, render=_cwd, volatile=True),
-    Shown(name="created_at", doc="RFC 3339 time", read=HISTORIANS, render=_time("created")),
+    Shown(name="created_at", doc="RFC 3339 time", read=HISTORIANS, render=fields.time("created")),
     Shown(name="updated_at", doc="RFC 3339 time of the last event", read=HISTORIANS,
-        render=_time("updated"), depends=("updated",)),
+        render=fields.time("updated"), depends=("updated",)),
     Shown(name="meta.json", read=HISTORIANS, render=_meta,
         doc="the agent that the session belongs to"),
     Directory(name="context", read=HISTORIANS,
         doc="the working set, rebuildable"),
     Document(name="memory.md", within="context", read=HISTORIANS, guard=_WRITING,
-        real=_path("context/memory.md"), share=_share, changed=_memory_changed,
+        real=_path("context/memory.md"), share=_share, written=_memory_written,
         ensure=lambda base, session: base.runtime.agents.sessions.ensure(session),
-        size=_file_size("context/memory.md"), mtime=_file_time("context/memory.md"),
         doc="the agent's own notes"),
     Directory(name="episode", within="context", read=HISTORIANS,
         guard=EPISODE.write, folder=EPISODE, doc="the agent's episodes, one file per work item"),
@@ -220,11 +175,8 @@ class _Sessions(Layout[Session]):
     def agent(self, base: Base, session: Session) -> Agent | None:
         return base.runtime.agents.registry.recall(session.agent_index)
 
-    def asked(self, session: Session, row: Row[Session]) -> bool:
-        return row.top
 
-
-LAYOUT: Final = _Sessions(number=3, name="session", rows=ROWS, closed=True)
+LAYOUT: Final = _Sessions(number=3, name="session", rows=ROWS, closed=True, hidden=True)
 
 
 def channel_status(child: Agent) -> str:
@@ -245,7 +197,7 @@ CHANNEL_ROWS: Final[tuple[Row[Agent], ...]] = (
     Directory(name="", top=True, entries=_documents,
         find=_find_document),
     Shown(name="agent", doc="name of the child",
-        render=lambda base, child, caller: child.name + "\n"),
+        render=fields.value("name")),
     Shown(name="session", doc="the child's session", render=_channel_session),
     Shown(name="status", doc="pending active done error cancelled",
         render=lambda base, child, caller: channel_status(child) + "\n",
@@ -265,8 +217,5 @@ class _Channels(Layout[Agent]):
     def agent(self, base: Base, child: Agent) -> Agent:
         return child
 
-    def asked(self, child: Agent, row: Row[Agent]) -> bool:
-        return row.top
 
-
-CHANNEL: Final = _Channels(number=4, name="channel", rows=CHANNEL_ROWS)
+CHANNEL: Final = _Channels(number=4, name="channel", rows=CHANNEL_ROWS, hidden=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from ctxfs.files import fields
 from ctxfs.reasons import late_line
 from ctxfs.tree.base import Base
-from ctxfs.tree.rows import Gathered, Output, Row, Shown, Size
+from ctxfs.tree.rows import Gathered, Output, Row, Shown
 from runtime.caller import PARTIES, Caller
+from runtime.kernel.output import Segments
 from runtime.life import room
 from runtime.records.model import Agent
 
@@ -47,12 +47,17 @@ def _error(base: Base, agent: Agent, caller: Caller) -> str:
     return max(found)  # all begin with their times
 
 
-def _printed(name: str) -> Callable[[Base, Agent], Callable[[int, int], bytes]]:
-    return lambda base, agent: lambda offset, size: base.output(agent, name).read(offset, size)
+def _printed(name: str, doc: str) -> Output[Agent]:
+    """What its program writes, as it is at each read."""
 
+    def kept(base: Base, agent: Agent) -> Segments:
+        last = agent.last_line if name == "log" else ""
+        return Segments(base.runtime.agents.documents.directory(agent) / name, last=last)
 
-def _printed_size(name: str) -> Size[Agent]:
-    return lambda base, agent: base.output(agent, name).size
+    return Output(
+        name=name, doc=doc, size=lambda base, agent: kept(base, agent).size,
+        content=lambda base, agent: lambda offset, size: kept(base, agent).read(offset, size),
+    )  # fmt: skip
 
 
 ROWS: Final[tuple[Row[Agent], ...]] = (
@@ -64,7 +69,7 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     Shown(name="incarnation", render=fields.value("incarnation"),
         doc="id of this life of the name"),
     # of a page that is read while the value gets shorter, the kernel shows NULs at the end
-    Shown(name="pid", render=fields.number("pid"), volatile=True,
+    Shown(name="pid", render=fields.value("pid"), volatile=True,
         doc="its main process, as a PID of the host"),
     Shown(name="run", render=fields.value("run"), volatile=True, doc="current run"),
     Shown(name="cgroup", render=_cgroup, volatile=True, doc="path of its cgroup"),
@@ -78,9 +83,7 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
             "(as the reader sees it), name, state, cpu in seconds, memory (PSS) in bytes, age in "
             "seconds, command; null for a value that is not available. While a program of an agent "
             "is being started, none of that agent's processes are listed"),
-    Output(name="out", content=_printed("out"), size=_printed_size("out"),
-        doc="standard output"),
-    Output(name="log", content=_printed("log"), size=_printed_size("log"),
-        doc="standard error, and lines of the runtime"),
+    _printed("out", "standard output"),
+    _printed("log", "standard error, and lines of the runtime"),
     Shown(name="error", render=_error, generated=True, doc="the last rejection, with its time"),
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
+from ctxfs.files import fields
 from ctxfs.files.verbs import Verb
 from ctxfs.files.verbs import act as act_on_agent
 from ctxfs.tree.base import Base
 from ctxfs.tree.items import ItemLayout
-from ctxfs.tree.rows import Control, Directory, Inlet, Link, Output, Render, Row, Shown, Verbs
+from ctxfs.tree.rows import Control, Directory, Inlet, Link, Output, Row, Shown, Verbs
 from ctxfs.tree.rows import one_line as _one
 from runtime.agents.tasks import (
     FETCHING,
@@ -34,41 +35,16 @@ _TITLE_MAX: Final = 200
 _PARTIES: Final[Guard[Task]] = Guard(who=PARTIES)
 
 
-def _value(attribute: str) -> Render[Task]:
-    def render(base: Base, task: Task, caller: Caller) -> str:
-        value = getattr(task, attribute)
-        return f"{value}\n" if value else ""
-
-    return render
-
-
-def _time(attribute: str) -> Render[Task]:
-    def render(base: Base, task: Task, caller: Caller) -> str:
-        value = getattr(task, attribute)
-        return timestamp(value) + "\n" if value else ""
-
-    return render
+def _update(base: Base, task: Task, **values: str | bool) -> None:
+    base.runtime.agents.tasks.set(task, **values)
 
 
 def _single(
-    name: str,
-    doc: str,
-    parse: Callable[[str], str | bool],
-    *,
-    default: str = "",
-    render: Render[Task] | None = None,
+    name: str, doc: str, parse: Callable[[str], str | bool], **more: Any
 ) -> Control[Task]:
     """A control with one value on one line, until the task is started."""
-
-    def check(base: Base, task: Task, caller: Caller, line: str) -> None:
-        parse(line)
-
-    def commit(base: Base, task: Task, caller: Caller, text: str) -> None:
-        base.runtime.agents.tasks.set(task, **{name: parse(_one(text))})
-
-    return Control(
-        name=name, doc=doc, default=default, guard=WRITING, single=True,
-        render=render or _value(name), check=check, commit=commit,
+    return fields.single(
+        name, doc, fields.alone(parse), guard=WRITING, update=_update, **more
     )  # fmt: skip
 
 
@@ -90,20 +66,8 @@ def _set_cmd(base: Base, task: Task, caller: Caller, text: str) -> None:
     base.runtime.agents.tasks.set(task, cmd=text.removesuffix("\n"))
 
 
-def _cmd(base: Base, task: Task, caller: Caller) -> str:
-    return task.cmd + "\n" if task.cmd else ""
-
-
-def _check_env(base: Base, task: Task, caller: Caller, line: str) -> None:
-    if line:
-        names.parse_env_line(line)
-
-
 def _set_env(base: Base, task: Task, caller: Caller, text: str) -> None:
-    lines = [line for line in text.split("\n") if line]
-    for line in lines:
-        names.parse_env_line(line)
-    base.runtime.agents.tasks.set(task, env="".join(f"{line}\n" for line in lines))
+    base.runtime.agents.tasks.set(task, env=fields.variables(text))
 
 
 def _check_work(base: Base, task: Task, caller: Caller, line: str) -> None:
@@ -221,24 +185,25 @@ def _worktree(base: Base, task: Task, caller: Caller) -> str:
 
 ROWS: Final[tuple[Row[Task], ...]] = (
     Directory(name="", top=True),
-    Shown(name="kind", doc="command_task or child_agent_task", render=_value("task_kind")),
+    Shown(name="kind", doc="command_task or child_agent_task", render=fields.value("task_kind")),
     _single("title", "its title, one line; for a child's handle: the first line of its task",
             _parse_title, render=_title),
-    Control(name="cmd", guard=WRITING, render=_cmd, commit=_set_cmd,
+    Control(name="cmd", guard=WRITING, render=fields.value("cmd"), commit=_set_cmd,
         doc="the command, run by sh -c"),
     _single("cwd", "its working directory", _parse_cwd, default="the agent's"),
     Control(name="env", mode=0o600, read=PARTIES, guard=WRITING,
-        render=lambda base, task, caller: str(task.env), check=_check_env,
-        commit=_set_env, doc="additional environment: KEY=VALUE, one per line"),
+        render=fields.text("env"), check=fields.alone(fields.check_variable), commit=_set_env,
+        doc="additional environment: KEY=VALUE, one per line"),
     _single("accepts_input", "0, or 1: input is its standard input", _parse_flag,
             default="0", render=_accepts),
     Shown(name="status", polled=True, render=_status,
         doc="queued running cancelling completed failed cancelled interrupted"),
-    Shown(name="exit", render=_value("exit"), doc="exit:N or signal:N, once it has ended"),
-    Shown(name="reason", render=_value("reason"),
+    Shown(name="exit", render=fields.value("exit"), doc="exit:N or signal:N, once it has ended"),
+    Shown(name="reason", render=fields.value("reason"),
         doc="why it has ended, such as exit:3 or operator_stop"),
     Shown(name="agent", render=_agent, doc="for a child's handle: the name of the child"),
-    Shown(name="pid", render=_value("pid"), volatile=True, doc="its shell, as a PID of the host"),
+    Shown(name="pid", render=fields.value("pid"), volatile=True,
+        doc="its shell, as a PID of the host"),
     Output(name="output", content=_output,
         size=lambda base, task: base.runtime.agents.tasks.source(task).size(),
         doc="everything it wrote; for a child's handle: the end of its out, then its latest "
@@ -255,13 +220,13 @@ ROWS: Final[tuple[Row[Task], ...]] = (
     Link(name="wait", listed=False,
         target=lambda base, task: str(base.runtime.agents.tasks.wait_path(task)),
         doc="reading it blocks until the task has ended; by name only, no listing has it"),
-    Control(name="work", guard=_PARTIES, render=_value("work"), check=_check_work,
+    Control(name="work", guard=_PARTIES, render=fields.value("work"), check=_check_work,
         commit=_set_work, single=True, doc="the work item that it is for"),
     Shown(name="worktree", render=_worktree, polled=True,
         doc="for a child's handle: state= path= branch= base= commit= reason= of its "
         "worktree"),
     Shown(name="started_at", render=_started, depends=("started",), doc="RFC 3339 time"),
-    Shown(name="ended_at", render=_time("ended"), depends=("ended",), doc="RFC 3339 time"),
+    Shown(name="ended_at", render=fields.time("ended"), depends=("ended",), doc="RFC 3339 time"),
 )
 
 LAYOUT: Final = ItemLayout(

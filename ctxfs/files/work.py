@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
+from ctxfs.files import fields
 from ctxfs.tree.base import Base
 from ctxfs.tree.items import ItemLayout, agent_with
-from ctxfs.tree.rows import Check, Control, Directory, Render, Row, Shown, one_line
+from ctxfs.tree.rows import Check, Control, Directory, Row, Shown, one_line
 from runtime.agents.work import WORK_ITEMS, WRITING
 from runtime.authority.guard import Guard
 from runtime.caller import PARTIES, Caller
 from runtime.records.items import Work
 from runtime.records.lifecycle import LIVE
 from runtime.records.model import Agent
-from runtime.texts.names import timestamp
 
 
-def _set(field: str) -> Check[Work]:
-    def commit(base: Base, item: Work, caller: Caller, text: str) -> None:
-        base.runtime.agents.work.set(agent_with(base, item), item, field, text)
-
-    return commit
-
-
-def _set_line(field: str) -> Check[Work]:
-    def commit(base: Base, item: Work, caller: Caller, text: str) -> None:
-        base.runtime.agents.work.set(agent_with(base, item), item, field, one_line(text))
-
-    return commit
-
-
-def _set_text(field: str) -> Check[Work]:
+def _whole(text: str) -> str:
     """A text of several lines; blank ones alone are none."""
+    return text if text.strip() else ""
 
+
+def _set(field: str, taken: Callable[[str], str] = str) -> Check[Work]:
     def commit(base: Base, item: Work, caller: Caller, text: str) -> None:
-        value = text if text.strip() else ""
-        base.runtime.agents.work.set(agent_with(base, item), item, field, value)
+        base.runtime.agents.work.set(agent_with(base, item), item, field, taken(text))
 
     return commit
 
@@ -47,28 +36,8 @@ def _checked(field: str) -> Check[Work]:
     return check
 
 
-def _value(field: str) -> Render[Work]:
-    def render(base: Base, item: Work, caller: Caller) -> str:
-        value = str(getattr(item, field))
-        return f"{value}\n" if value else ""
-
-    return render
-
-
-def _text(field: str) -> Render[Work]:
-    return lambda base, item, caller: str(getattr(item, field))
-
-
-def _time(field: str) -> Render[Work]:
-    return lambda base, item, caller: timestamp(getattr(item, field)) + "\n"
-
-
 def _blocked_by(base: Base, item: Work, caller: Caller) -> str:
     return base.runtime.agents.work.blocked_by(agent_with(base, item), item)
-
-
-def _focus(base: Base, agent: Agent, caller: Caller) -> str:
-    return f"{agent.focus}\n" if agent.focus else ""
 
 
 def _check_focus(base: Base, agent: Agent, caller: Caller, line: str) -> None:
@@ -82,7 +51,7 @@ def _set_focus(base: Base, agent: Agent, caller: Caller, text: str) -> None:
 #: beside the items, in the agent's table
 CURRENT: Final = Control(
     name="current", within="work", guard=Guard(who=PARTIES, when=LIVE), single=True,
-    render=_focus, check=_check_focus, commit=_set_focus, depends=("focus",),
+    render=fields.value("focus"), check=_check_focus, commit=_set_focus, depends=("focus",),
     doc="id of the item that has the focus; writing an id gives that item the focus, an empty line "
     "removes it",
 )  # fmt: skip
@@ -91,26 +60,26 @@ CURRENT: Final = Control(
 ROWS: Final[tuple[Row[Work], ...]] = (
     Directory(name="", top=True),
     Control(name="objective", guard=WRITING,
-        render=_text("objective"), commit=_set_text("objective"),
+        render=fields.text("objective"), commit=_set("objective", _whole),
         doc="its objective; an item needs one to become done"),
     Control(name="plan.md", guard=WRITING,
-        render=_text("plan"), commit=_set_text("plan"), depends=("plan",),
+        render=fields.text("plan"), commit=_set("plan", _whole), depends=("plan",),
         doc="its plan and progress"),
     Control(name="acceptance.md", guard=WRITING,
-        render=_text("acceptance"), commit=_set_text("acceptance"), depends=("acceptance",),
-        doc="how to tell that it is done"),
+        render=fields.text("acceptance"), commit=_set("acceptance", _whole),
+        depends=("acceptance",), doc="how to tell that it is done"),
     Control(name="status", default="open", guard=WRITING, polled=True, single=True,
-        render=_value("status"), check=_checked("status"), commit=_set_line("status"),
+        render=fields.value("status"), check=_checked("status"), commit=_set("status", one_line),
         doc="open active blocked done cancelled; the last two are final"),
     Control(name="blocked_by", guard=WRITING, volatile=True,
         render=_blocked_by, check=_checked("blocked_by"), commit=_set("blocked_by"),
         doc="ids of items that come first, one per line; then, read-only, "
         "wait NAME for each armed wait that blocks it"),
     Control(name="parent", guard=WRITING, single=True,
-        render=_value("parent"), check=_checked("parent"), commit=_set_line("parent"),
+        render=fields.value("parent"), check=_checked("parent"), commit=_set("parent", one_line),
         doc="id of a chain that it belongs to, any text"),
-    Shown(name="created_at", render=_time("created"), doc="RFC 3339 time"),
-    Shown(name="updated_at", render=_time("updated"), depends=("updated",),
+    Shown(name="created_at", render=fields.time("created"), doc="RFC 3339 time"),
+    Shown(name="updated_at", render=fields.time("updated"), depends=("updated",),
         doc="RFC 3339 time of the last change"),
 )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from ctxfs.caching import Cache
 from ctxfs.disks import Disks
@@ -22,9 +21,7 @@ from runtime.authority.identity import Identity
 from runtime.authority.loop import AtHand
 from runtime.authority.reach import Reach
 from runtime.caller import INSIDERS, PARTIES, Caller, Role
-from runtime.cell.cell import working_directory, workspace
-from runtime.kernel.handover import Descriptors
-from runtime.kernel.output import Segments
+from runtime.kernel.handover import Handed
 from runtime.records.model import Agent
 from runtime.runtime import Runtime
 
@@ -69,8 +66,11 @@ class View:
         return inside
 
 
-class Base:
+class Base(Handed):
     """What nodes, rows, open files and tools share. It knows no layouts and no rows."""
+
+    #: the time of what never changes, and what was counted
+    HANDED = ("started", "requests")
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -92,13 +92,6 @@ class Base:
         self.at_hand: Callable[[], int] = lambda: 0
         self.client_program: bytes = program()
 
-    def save(self, descriptors: Descriptors) -> dict[str, Any]:
-        """For the next daemon: the times of what never changes, and what was counted."""
-        return {"started": self.started, "requests": self.requests}
-
-    def restore(self, saved: dict[str, Any]) -> None:
-        self.started, self.requests = saved["started"], saved["requests"]
-
     # what a caller may know, and is
 
     def visible(self, agent: Agent, caller: Caller) -> bool:
@@ -114,16 +107,3 @@ class Base:
     def root_roles(self, caller: Caller) -> Role:
         """What the caller is to what belongs to no agent."""
         return self.runtime.agents.identity.root_roles(caller)
-
-    # of an agent
-
-    def output(self, agent: Agent, name: str) -> Segments:
-        last = agent.last_line if name == "log" else ""
-        return Segments(self.runtime.agents.documents.directory(agent) / name, last=last)
-
-    def working_directory(self, agent: Agent) -> str:
-        return working_directory(self.runtime.agents, agent)
-
-    def workspace(self, agent: Agent) -> str | None:
-        """The workspace in force, None if there is none."""
-        return workspace(self.runtime.agents, agent)

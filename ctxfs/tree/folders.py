@@ -15,36 +15,28 @@ at once (ext4, auto_da_alloc).
 
 from __future__ import annotations
 
-import errno
 import os
-import secrets
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 from ctxfs.caching import Cache
-from ctxfs.disks import Disks, Work
+from ctxfs.disks import Disks
+from ctxfs.tree.folder import Folder, FolderRow
 from ctxfs.tree.nodes import Attributes, Call, NewAttributes, Node, OpenFile
-from ctxfs.tree.realfiles import OpenRealFile, truncating_by_path
-from runtime.authority.accounts import Charge, Payer, Resource
-from runtime.authority.disk import ENTRY_SIZE, Share
-from runtime.authority.guard import Act, Guard
-from runtime.caller import Caller, Role
+from ctxfs.tree.realfiles import OpenRealFile
+from ctxfs.tree.renaming import ENTRY, move, naming, replace
+from runtime.authority.disk import ENTRY_SIZE
+from runtime.caller import Caller
 from runtime.errors import (
     CrossingError,
-    CtxError,
     ForbiddenError,
     GoneError,
     IsADirectoryNodeError,
-    MissingError,
-    NotADirectoryNodeError,
-    NotEmptyError,
-    QuotaError,
-    TakenError,
 )
 from runtime.ids import Incarnation
 from runtime.kernel import linux
@@ -58,214 +50,12 @@ _O = TypeVar("_O")
 #: above every computed inode number; version 0.2 gave numbers from here on
 _FIRST: Final = 1 << 62
 _OWN_FIRST: Final = 3 << 61
-#: about what a number takes, in the caches of the kernel's knowledge too
-NODE_SIZE: Final = 1 << 10
 _SHOWN: Final = 200
 #: of a directory without entries, in bytes
 _EMPTY_SIZE: Final = 4096
 _DIRECTORY: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: of what is there
-_ENTRY: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 #: the bits of a mode that the real file gets: nobody runs a file with another's rights
 _MODE: Final = 0o1777
-
-#: what errors of real files are called here
-_ERRORS: Final[dict[int | None, type[CtxError]]] = {
-    errno.ENOENT: MissingError,
-    errno.EEXIST: TakenError,
-    errno.ENOTEMPTY: NotEmptyError,
-    errno.ENOTDIR: NotADirectoryNodeError,
-    errno.EISDIR: IsADirectoryNodeError,
-}
-
-
-@contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Errors of the kernel are those of this name."""
-    try:
-        yield
-    except OSError as error:
-        cls = _ERRORS.get(error.errno)
-        if cls is None:
-            raise
-        raise cls(f"{quote(name)}: {(error.strerror or '').lower()}") from None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FolderRow(Generic[_O]):
-    """One kind of folders; the functions get the object that has the folder.
-
-    ``key`` tells the folders of a kind apart, and ``find`` finds the object by it; None once that
-    is gone. ``root`` is where the directory really is, made by ``ensure`` with what is first made
-    in it. Until then it is shown with ``mode``, and as changed when the object was ``created``.
-    ``owner`` tells whom everything is shown to belong to, ``holder`` on whose account it is. The
-    guards judge what a caller is to ``agent``.
-    """
-
-    name: str
-    key: Callable[[_O], str]
-    find: Callable[[Runtime, str], _O | None]
-    path: Callable[[_O], str]
-    root: Callable[[Runtime, _O], Path]
-    ensure: Callable[[Runtime, _O], object]
-    mode: int
-    created: Callable[[_O], float]
-    owner: Callable[[Runtime, _O], tuple[int, int]]
-    holder: Callable[[_O], tuple[int, str]]
-    share: Callable[[Runtime, _O], Share]
-    agent: Callable[[Runtime, _O], Agent | None]
-    read: Guard[_O]
-    write: Guard[_O]
-
-
-class Folder(Generic[_O]):
-    """One folder, as long as the kernel knows a number of it.
-
-    There are at most ``files`` files and directories, and at most ``artifact_max`` bytes in all
-    files together: their sizes as stat(2) tells them, holes included.
-    """
-
-    def __init__(self, runtime: Runtime, row: FolderRow[_O], key: str, number: int) -> None:
-        self.runtime = runtime
-        self.row = row
-        self.key = key
-        self.number = number
-        #: those that the kernel knows, and what they take
-        self.numbers: set[int] = set()
-        self._memory: Charge | None = None
-        #: what there is; None until it is counted
-        self.entries: int | None = None
-        self.bytes = 0
-
-    @property
-    def obj(self) -> _O:
-        """``GoneError`` once it is gone."""
-        found = self.row.find(self.runtime, self.key)
-        if found is None:
-            raise GoneError("what had this file was removed")
-        return found
-
-    @property
-    def path(self) -> str:
-        obj = self.row.find(self.runtime, self.key)
-        return self.row.path(obj) if obj is not None else f"{self.row.name} that was removed"
-
-    @property
-    def root(self) -> Path:
-        return self.row.root(self.runtime, self.obj)
-
-    @property
-    def share(self) -> Share:
-        """Of its owner's disk account."""
-        return self.row.share(self.runtime, self.obj)
-
-    def ensure(self) -> None:
-        """Goes before what is made in it; ``NoSpaceError``."""
-        self.row.ensure(self.runtime, self.obj)
-
-    def may_read(self, caller: Caller) -> None:
-        self._check(self.row.read, Act.READ, caller)
-
-    def may_write(self, caller: Caller) -> None:
-        self._check(self.row.write, Act.WRITE, caller)
-
-    def is_writer(self, caller: Caller) -> bool:
-        """In whatever status; nobody writes what is gone."""
-        obj = self.row.find(self.runtime, self.key)
-        if obj is None:
-            return False
-        agents, agent = self.runtime.agents, self.row.agent(self.runtime, obj)
-        return bool(self._roles(caller, agent) & self.row.write.wanted(agents, agent))
-
-    def _check(self, guard: Guard[_O], act: Act, caller: Caller) -> None:
-        obj, agents = self.obj, self.runtime.agents
-        agent = self.row.agent(self.runtime, obj)
-        roles = self._roles(caller, agent)
-        guard.check(act, self.row.path(obj), agents, caller, roles, agent, obj)
-
-    def _roles(self, caller: Caller, agent: Agent | None) -> Role:
-        return Role.NONE if agent is None else self.runtime.agents.identity.roles(caller, agent)
-
-    # how much
-
-    def count(self) -> None:
-        """Looks once at all there is, before any of it changes."""
-        if self.entries is not None:
-            return
-        self.entries = self.bytes = 0
-        left = [str(self.root)]
-        while left:
-            # what is deeper than a path is long nobody reaches
-            with suppress(OSError), os.scandir(left.pop()) as entries:
-                for entry in entries:
-                    self.entries += 1
-                    if entry.is_dir(follow_symlinks=False):
-                        left.append(entry.path)
-                    elif entry.is_file(follow_symlinks=False):
-                        self.bytes += entry.stat(follow_symlinks=False).st_size
-
-    def check_room(self, caller: Caller) -> None:
-        """``QuotaError`` if one more entry would be too many."""
-        self.count()
-        files = self.runtime.config.files
-        if self.entries is not None and self.entries >= files:
-            raise QuotaError(
-                f"{self.path} has {self.entries} files and directories, "
-                "the configured maximum (files): remove some first"
-            )
-        self.share.check(caller, ENTRY_SIZE)
-        self.check_memory(caller)
-
-    def note(self, entries: int, size: int, disk: int) -> None:
-        """There are more or fewer entries, bytes of files, and bytes on the disk."""
-        if self.entries is not None:
-            self.entries += entries
-            self.bytes += size
-        with suppress(GoneError):
-            self.share.note(disk)
-
-    @contextmanager
-    def resizing(self, fd: int, size: int) -> Iterator[None]:
-        """While a file becomes longer or shorter; ``QuotaError`` if that were too much.
-
-        Nothing else may change this file in between.
-        """
-        self.count()
-        before, total = os.fstat(fd).st_size, self.runtime.config.artifact_max
-        more = max(0, size - before)
-        if more and self.bytes + more > total:
-            raise QuotaError(
-                f"{self.path} has {self.bytes} of at most {total} bytes (artifact_max)"
-            )
-        # other files may grow meanwhile
-        self.bytes += more
-        try:
-            yield
-        finally:
-            self.bytes += os.fstat(fd).st_size - before - more
-
-    # what the kernel knows
-
-    def check_memory(self, caller: Caller) -> None:
-        """``QuotaError`` if its owner has no room for one more number."""
-        share = self.share
-        self.runtime.accounts.check(
-            share.owner(), Resource.MEMORY, NODE_SIZE, reserve=share.reserve(caller)
-        )
-
-    def add(self, number: int) -> None:
-        self.numbers.add(number)
-        self._charge()
-
-    def drop(self, number: int) -> None:
-        self.numbers.discard(number)
-        self._charge()
-
-    def _charge(self) -> None:
-        if self._memory is None:
-            payer = Payer(*self.row.holder(self.obj))
-            self._memory = Charge(self.runtime.accounts, payer, Resource.MEMORY)
-        self._memory.set(NODE_SIZE * len(self.numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,7 +189,7 @@ class Folders:
                 yield fd
             return
         with self.directory(self.get(place.parent)) as above:
-            fd = os.open(place.name, _ENTRY, dir_fd=above)
+            fd = os.open(place.name, ENTRY, dir_fd=above)
         try:
             yield fd
         finally:
@@ -547,7 +337,7 @@ class FolderNode(Node):
 
     def lookup(self, call: Call, name: str) -> Node:
         self.folder.may_read(call.caller)
-        with _naming(name), self.table.directory(self) as fd:
+        with naming(name), self.table.directory(self) as fd:
             st = os.stat(name, dir_fd=fd, follow_symlinks=False)
         if not stat.S_ISREG(st.st_mode) and not stat.S_ISDIR(st.st_mode):
             raise ForbiddenError(f"{quote(name)} is neither a file nor a directory")
@@ -569,13 +359,16 @@ class FolderNode(Node):
     def is_writer(self, caller: Caller) -> bool:
         return self.folder.is_writer(caller)
 
+    def check_reader(self, caller: Caller) -> None:
+        self.folder.may_read(caller)
+
+    def check_writing(self, caller: Caller) -> None:
+        self.folder.may_write(caller)
+
     def open(self, call: Call, flags: int) -> OpenFile:
         self.folder.may_read(call.caller)
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             self.folder.may_write(call.caller)
-        return self._opened(call, flags)
-
-    def _opened(self, call: Call, flags: int) -> OpenRealFile:
         access = os.O_RDWR if flags & os.O_TRUNC else flags & os.O_ACCMODE
         with self.table.held(self) as fd:
             if stat.S_ISDIR(os.fstat(fd).st_mode):
@@ -585,10 +378,6 @@ class FolderNode(Node):
 
     def opened_as(self, caller: Caller, fd: int, flags: int) -> OpenRealFile:
         return _OpenInFolder(self, caller, fd, append=bool(flags & os.O_APPEND))
-
-    def truncating(self, call: Call, size: int) -> Work[None]:
-        self.folder.may_write(call.caller)
-        return truncating_by_path(lambda: self._opened(call, os.O_WRONLY), size)
 
     def set_attributes(self, call: Call, changes: NewAttributes) -> None:
         self.folder.may_write(call.caller)
@@ -613,7 +402,7 @@ class FolderNode(Node):
         """A descriptor of this directory, in which a name changes."""
         self.folder.may_write(call.caller)
         self.folder.count()
-        with _naming(name), self.table.directory(self) as fd:
+        with naming(name), self.table.directory(self) as fd:
             yield fd
         self.changed()
 
@@ -659,7 +448,7 @@ class FolderNode(Node):
             self._remove(os.rmdir, fd, name)
 
     def _remove(self, remove: Callable[..., None], fd: int, name: str) -> None:
-        removed = os.open(name, _ENTRY, dir_fd=fd)
+        removed = os.open(name, ENTRY, dir_fd=fd)
         try:
             remove(name, dir_fd=fd)
         except OSError:
@@ -707,9 +496,9 @@ class FolderNode(Node):
             raise CrossingError("a file cannot be renamed into another directory like it: copy it")
         with self._changing(call, name) as fd, self.table.directory(target) as to:
             if target.inode != self.inode:
-                replaced = _move(fd, name, to, new_name, flags)
+                replaced = move(fd, name, to, new_name, flags)
             else:
-                replaced = _replace(fd, name, new_name, flags)
+                replaced = replace(fd, name, new_name, flags)
         if replaced is not None:
             target._lost(new_name, replaced)
         self.table.move((self.inode, name), (target.inode, new_name))
@@ -724,7 +513,7 @@ class FolderNode(Node):
                 raise ForbiddenError(f"only a file can be renamed over {path.name}")
             to = os.open(path.parent, os.O_PATH | _DIRECTORY)
             try:
-                replaced = _move(fd, name, to, path.name, 0)
+                replaced = move(fd, name, to, path.name, 0)
             finally:
                 os.close(to)
         if replaced is not None:
@@ -737,58 +526,6 @@ class FolderNode(Node):
             self.table.cache.forget_attributes(number)
 
 
-def _move(fd: int, name: str, to: int, new_name: str, flags: int) -> int | None:
-    """Renames a file into another directory, by a second name.
-
-    rename(2) of two directories takes a lock of the whole filesystem, which an agent that renames
-    in a durable tree may hold. A directory has no second name.
-    """
-    if stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
-        raise CrossingError("a directory cannot be renamed into another directory: copy it")
-    if flags == linux.RENAME_EXCHANGE:
-        raise CrossingError("files of two directories cannot be exchanged: copy them")
-    linked = f".{secrets.token_hex(8)}"
-    os.link(name, linked, src_dir_fd=fd, dst_dir_fd=to, follow_symlinks=False)
-    try:
-        replaced = _replace(to, linked, new_name, flags)
-    except OSError:
-        os.unlink(linked, dir_fd=to)
-        raise
-    os.unlink(name, dir_fd=fd)
-    return replaced
-
-
-def _replace(fd: int, name: str, new_name: str, flags: int) -> int | None:
-    """Renames in a directory. Of what was there by the new name, a descriptor is left."""
-    if flags:
-        linux.rename(fd, name, new_name, flags)
-        return None
-    try:
-        replaced = os.open(new_name, _ENTRY, dir_fd=fd)
-    except FileNotFoundError:
-        linux.rename(fd, name, new_name)
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(replaced).st_mode) or not _exchange(fd, name, new_name):
-            linux.rename(fd, name, new_name)
-    except OSError:
-        os.close(replaced)
-        raise
-    return replaced
-
-
-def _exchange(fd: int, name: str, new_name: str) -> bool:
-    """Has a file replace another by two steps; False if the filesystem cannot do the first one."""
-    try:
-        linux.rename(fd, name, new_name, linux.RENAME_EXCHANGE)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return False
-    os.unlink(name, dir_fd=fd)
-    return True
-
-
 class _OpenInFolder(OpenRealFile):
     """An open file of a folder."""
 
@@ -796,18 +533,8 @@ class _OpenInFolder(OpenRealFile):
 
     def __init__(self, node: FolderNode, caller: Caller, fd: int, *, append: bool) -> None:
         folder = node.folder
-        super().__init__(
-            node,
-            caller,
-            fd,
-            limit=folder.runtime.config.document_max,
-            append=append,
-            share=folder.share,
-            may_read=lambda: folder.may_read(caller),
-            may_write=lambda: folder.may_write(caller),
-            changed=node.changed,
-            close=node.closed,
-        )
+        limit = folder.runtime.config.document_max
+        super().__init__(node, caller, fd, limit=limit, append=append, share=folder.share)
         node.table.openings.setdefault(node.inode, []).append(fd)
 
     def resizing(self, size: int) -> AbstractContextManager[None]:

@@ -30,14 +30,16 @@ class Layout(ABC, Generic[_O]):
     """One kind of objects. Inode numbers are made of its ``number`` and that of the row, for
     which ``numbers.ROWS`` has the name of the row; ``LookupError`` where it has not.
 
-    In a ``closed`` layout a caller finds only what it may read. When a control of a ``told``
-    layout is written, that is an event of its agent.
+    In a ``closed`` layout a caller finds only what it may read, and the objects of a ``hidden`` one
+    are not there for all. When a control of a ``told`` layout is written, that is an event of its
+    agent.
     """
 
     number: int
     name: str
     rows: tuple[Row[_O], ...]
     closed: bool = False
+    hidden: bool = False
     told: bool = False
 
     # what each layout says of its objects
@@ -66,7 +68,7 @@ class Layout(ABC, Generic[_O]):
     def asked(self, obj: _O, row: Row[_O]) -> bool:
         """Whether a name is looked up for each caller: not all may see it, and nothing
         above it hides it already."""
-        return False
+        return self.hidden and row.top
 
     def unsettled(self, obj: _O, row: Row[_O]) -> bool:
         """Whether a name that all may see may still become one that not all may."""

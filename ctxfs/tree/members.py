@@ -173,10 +173,13 @@ class Member(Node, Generic[_O]):
             raise DeniedError("the agent that opened this file has ended, and its rights with it")
 
     def check_reader(self, caller: Caller) -> None:
-        """At every read: the process that opened the file still lives, and still may."""
         self.check_alive(caller)
         if not self.may_read(caller):
             raise DeniedError(f"the caller may not read {self.row.name} any more")
+
+    def check_writing(self, caller: Caller) -> None:
+        self.check_alive(caller)
+        self.check_writer(caller)
 
     def check_there(self) -> None:
         """``MissingError`` once the object is gone: open files of its rows are left."""

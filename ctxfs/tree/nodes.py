@@ -26,7 +26,7 @@ from runtime.errors import (
     NotADirectoryNodeError,
 )
 from runtime.ids import Incarnation
-from runtime.kernel.handover import Descriptors
+from runtime.kernel.handover import Handed
 from runtime.runtime import Runtime
 
 
@@ -85,19 +85,18 @@ class Attributes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewAttributes:
-    """What setattr is asked for; None where nothing is."""
+    """What setattr is asked for beside the size; None where nothing is."""
 
     mode: int | None = None
     uid: int | None = None
     gid: int | None = None
-    size: int | None = None
     #: nanoseconds since 1970
     atime: int | None = None
     mtime: int | None = None
 
 
-class OpenFile:
-    """One open file."""
+class OpenFile(Handed):
+    """One open file; it passes on what node, caller and flags do not say."""
 
     #: how the kernel treats the pages (FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE)
     direct = True
@@ -177,13 +176,6 @@ class OpenFile:
     def last_text(self) -> bytes:
         """All that can be read of an object that is gone."""
         return b""
-
-    def save(self, descriptors: Descriptors) -> dict[str, Any]:
-        """What the next daemon cannot know from node, caller and flags, as a JSON value."""
-        return {}
-
-    def restore(self, saved: dict[str, Any]) -> None:
-        """In a file that was opened with the same: it is as it was when that was saved."""
 
 
 #: read of a directory at once
@@ -318,23 +310,37 @@ class Node:
         """Whether he may write it, now or in another status."""
         return False
 
-    def _unmakable(self, what: str) -> ForbiddenError:
+    # of what is open: a node of real files has all of these
+
+    def check_reader(self, caller: Caller) -> None:
+        """At every read: who opened it still lives, and still may."""
+        raise NotImplementedError(type(self).__name__)
+
+    def check_writing(self, caller: Caller) -> None:
+        """The same at every write."""
+        raise NotImplementedError(type(self).__name__)
+
+    def changed(self) -> None:
+        """Something was written to it."""
+        raise NotImplementedError(type(self).__name__)
+
+    def closed(self, fd: int) -> None:
+        """A descriptor of it is needed no longer."""
+        raise NotImplementedError(type(self).__name__)
+
+    # making and removing
+
+    def unmakable(self, what: str) -> ForbiddenError:
         return ForbiddenError(f"{what} cannot be created in {self.path or '/'}{self.instead}")
 
     def mkdir(self, call: Call, name: str, mode: int) -> Node:
-        raise self._unmakable("directories")
+        raise self.unmakable("directories")
 
     def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, OpenFile]:
-        raise self._unmakable("files")
+        raise self.unmakable("files")
 
     def mknod(self, call: Call, name: str, mode: int) -> Node:
-        raise self._unmakable("nodes")
-
-    def symlink(self, call: Call, name: str, target: str) -> Node:
-        raise self._unmakable("links")
-
-    def link(self, call: Call, name: str, target: Node) -> Node:
-        raise self._unmakable("links")
+        raise self.unmakable("nodes")
 
     def rmdir(self, call: Call, name: str) -> None:
         raise ForbiddenError(f"{self.shown(name)} cannot be removed from {self.path or '/'}")
@@ -350,12 +356,8 @@ class Node:
         """A real file is renamed into this directory, from another space."""
         raise ForbiddenError("a file cannot be renamed into another space")
 
-    def truncating(self, call: Call, size: int) -> Work[None] | None:
-        """truncate(2) of a real file, which ``set_attributes`` does not do."""
-        return None
-
     def set_attributes(self, call: Call, changes: NewAttributes) -> None:
-        """chmod(2), chown(2), truncate(2), utimensat(2) without an open file.
+        """chmod(2), chown(2), utimensat(2).
 
         To set a value to what it is already is allowed: editors do so after writing.
         """
@@ -394,6 +396,8 @@ class OpenGone(OpenFile):
     """An open file of an object that is gone: with its last text, if it is known, for who may
     still read it."""
 
+    HANDED = ("_text", "_unfinished")
+
     def __init__(
         self,
         node: Node,
@@ -429,6 +433,3 @@ class OpenGone(OpenFile):
 
     def last_text(self) -> bytes:
         return self._text or b""
-
-    def save(self, descriptors: Descriptors) -> dict[str, Any]:
-        return {"text": self._text, "unfinished": self._unfinished}

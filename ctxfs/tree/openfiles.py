@@ -1,45 +1,28 @@
-"""Open files of rows: rendered, staged, verbs, documents, histories, output, inlets.
+"""Open files of rows: rendered, staged, verbs, output, inlets.
 
-A type of row is opened here by its fields. A control stages what is written: a complete line is
-checked at once, so that ``echo`` fails, and flush commits the whole. An open file that keeps
-something between requests needs ``save`` and ``restore`` (``ctxfs.reexec``); a test looks for what
-such files keep.
+A control stages what is written: a complete line is checked at once, so that ``echo`` fails, and
+flush commits the whole. An open file that keeps something between requests names it in ``HANDED``
+(``runtime.kernel.handover``); a test looks for what such files keep.
 """
 
 from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from ctxfs.caching import Waiter
-from ctxfs.disks import Work, read_cached
+from ctxfs.tree import rows
 from ctxfs.tree.members import Member
 from ctxfs.tree.nodes import OpenFile
-from ctxfs.tree.realfiles import OpenRealFile
-from ctxfs.tree.rows import (
-    Document,
-    File,
-    Gathered,
-    History,
-    Inlet,
-    LinesCheck,
-    Output,
-    Real,
-    Rendered,
-    Staged,
-    Verbs,
-    decode,
-)
 from runtime.authority.accounts import Charge, Resource
 from runtime.caller import Caller
 from runtime.errors import (
     CtxError,
-    ForbiddenError,
     MalformedError,
     QuotaError,
+    TooLargeError,
     TooLongError,
 )
 from runtime.kernel.handover import Descriptors
@@ -52,7 +35,7 @@ _R = TypeVar("_R")
 #: bytes that an open file may hold in memory as part of being open
 _FREE: Final = 1024
 #: lines of a history or of a document that one write adds
-_LINES_AT_ONCE: Final = 512
+LINES_AT_ONCE: Final = 512
 #: lines of a ``ctl`` that one write acts upon
 _VERBS_AT_ONCE: Final = 4
 _CHANGED: Final = select.POLLPRI | select.POLLERR | select.POLLIN
@@ -61,6 +44,10 @@ _CHANGED: Final = select.POLLPRI | select.POLLERR | select.POLLIN
 class OpenRow(OpenFile, Generic[_O]):
     """An open row: reads what the row renders, polls where the row can."""
 
+    HANDED: ClassVar[tuple[str, ...]] = (
+        *("_text", "_cut", "_written", "_rendered"),
+        *("direct", "keep", "_seen", "_reported"),
+    )
     node: Member[_O]
 
     def __init__(self, node: Member[_O], caller: Caller, *, writing: bool) -> None:
@@ -105,16 +92,7 @@ class OpenRow(OpenFile, Generic[_O]):
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
         if self._text is not None and not self._cut:
             self._cut = not self._read_rest(self._text, self._pieces)
-        return {
-            "text": self._text,
-            "cut": self._cut,
-            "written": self._written,
-            "rendered": self._rendered,
-            "direct": self.direct,
-            "keep": self.keep,
-            "seen": self._seen,
-            "reported": self._reported,
-        }
+        return super().save(descriptors)
 
     def _read_rest(self, text: bytearray, pieces: Iterator[bytes]) -> bool:
         """What makes a text does not outlive this daemon. False if the rest is more than the
@@ -130,32 +108,21 @@ class OpenRow(OpenFile, Generic[_O]):
 
     def last_text(self) -> bytes:
         text = bytearray()
-        if isinstance(self.node.row, Rendered) and not self._read_rest(
+        if isinstance(self.node.row, rows.Rendered) and not self._read_rest(
             text, self.node.pieces(self.caller)
         ):
             text.clear()
         return bytes(text)
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        self._text = bytearray(saved["text"]) if saved["text"] is not None else None
-        self._cut = saved.get("cut", False)  # not in a version before
-        self._written, self._rendered = saved["written"], saved["rendered"]
-        self.direct, self.keep = saved["direct"], saved["keep"]
-        self._seen, self._reported = saved["seen"], saved["reported"]
-        self._memory = None
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        super().restore(saved)
         if (size := self._written + self._rendered) > _FREE:
             runtime = self._base.runtime
             who = runtime.agents.identity.payer(self.caller)
             self._memory = runtime.accounts.charged_anyway(who, Resource.MEMORY, size)
 
-    def _check_alive(self) -> None:
-        self.node.check_alive(self.caller)
-
-    def _check_reader(self) -> None:
-        self.node.check_reader(self.caller)
-
     def read(self, offset: int, size: int) -> bytes | None:
-        self._check_reader()
+        self.node.check_reader(self.caller)
         text = self._text
         if offset == 0 or text is None:
             text = self._text = bytearray()
@@ -190,7 +157,7 @@ class OpenRow(OpenFile, Generic[_O]):
 
     def _more(self, size: int) -> Iterator[bytes]:
         """At least so many bytes more, up to a limit: a first read far behind finds the end."""
-        assert isinstance(self.node.row, Rendered)
+        assert isinstance(self.node.row, rows.Rendered)
         size = left = min(size, self.node.row.at_once)
         while left > 0 and (piece := next(self._pieces, None)) is not None:
             if not piece and left < size:
@@ -213,48 +180,34 @@ class OpenRow(OpenFile, Generic[_O]):
         return select.POLLIN
 
 
-class OpenGathered(OpenFile, Generic[_O]):
+class OpenGathered(OpenRow[_O]):
     """An open file whose text a helper finds out, at each read at offset 0."""
 
     gathers = True
-    node: Member[_O]
 
-    def __init__(self, node: Member[_O], row: Gathered[_O], caller: Caller) -> None:
-        super().__init__(node, caller)
+    def __init__(self, node: Member[_O], row: rows.Gathered[_O], caller: Caller) -> None:
+        super().__init__(node, caller, writing=False)
         self._row = row
-        self._text: bytes | None = None
-        runtime = node.base.runtime
-        payer = runtime.agents.identity.payer(caller)
-        self._memory = Charge(runtime.accounts, payer, Resource.MEMORY)
 
     def read(self, offset: int, size: int) -> bytes | None:
         self.node.check_reader(self.caller)
         if offset == 0 or self._text is None:
             return None
-        return self._text[offset : offset + size]
+        return bytes(self._text[offset : offset + size])
 
     async def gathered(self, offset: int, size: int) -> bytes:
         self.node.check_reader(self.caller)
-        text: bytes = await self._row.gather(self.node.base, self.node.obj, self.caller)
-        self._memory.resize(len(text))  # later reads go on with it
-        self._text = text
+        text = await self._row.gather(self._base, self.node.obj, self.caller)
+        self._charge(len(text))  # later reads go on with it
+        self._text, self._rendered = bytearray(text), len(text)
         return text[offset : offset + size]
 
-    def release(self) -> None:
-        self._memory.release()
 
-    def save(self, descriptors: Descriptors) -> dict[str, Any]:
-        return {"text": self._text}
-
-    def restore(self, saved: dict[str, Any]) -> None:
-        self._text = saved["text"]
-        self._memory.set(len(self._text or b""))
-
-
-def _after_lines(data: bytes, count: int) -> bytes:
-    """What follows the first so many lines; nothing if no more than the last goes on."""
-    rest = data.split(b"\n", count)[-1] if data.count(b"\n") >= count else b""
-    return rest
+def whole_lines(text: bytes, most: int) -> tuple[list[bytes], bytes, int]:
+    """At most so many whole lines of what is written, what begins the next one, and how much is
+    left: of a short write(2), after which the writer goes on with the rest."""
+    *lines, rest = text.split(b"\n", most)
+    return (lines, b"", len(rest)) if b"\n" in rest else (lines, rest, 0)
 
 
 class OpenControl(OpenRow[_O]):
@@ -264,38 +217,40 @@ class OpenControl(OpenRow[_O]):
     there at the commit: two who append lose nothing.
     """
 
+    HANDED = ("_staged", "_fresh", "_truncated")
+
     def __init__(
-        self, node: Member[_O], row: Staged[_O], caller: Caller, flags: int
+        self, node: Member[_O], row: rows.Staged[_O], caller: Caller, flags: int
     ) -> None:
         super().__init__(node, caller, writing=True)
         self._row = row
         self._adds = bool(flags & os.O_APPEND) or row.merges
         self._append = bool(flags & os.O_APPEND) and not row.merges
         self._truncated = bool(flags & os.O_TRUNC)
-        self._limit = row.limit(self._base.runtime.config)
+        config = self._base.runtime.config
+        self._limit = config.document_max if row.long else config.control_max
         self._staged: bytearray | None = None
         self._fresh = False
         #: what the paths in the lines that were written lead to
         self._found: dict[str, Source] = {}
         #: of a row that is checked over several lines, and what of the staged it has taken
-        self._check: LinesCheck | None = None
+        self._check: rows.LinesCheck | None = None
         self._taken = 0
 
     async def prepare(self, data: bytes) -> None:
         """Where the paths lead that this completes the lines of (``PathControl``)."""
         row = self._row
         staged = self._staged if self._staged is not None else b""
-        if not row.looks or len(staged) + len(data) > self._limit + 1:
+        if not isinstance(row, rows.PathControl) or len(staged) + len(data) > self._limit + 1:
             return
         tail = bytes(staged[staged.rfind(b"\n") + 1 :])
         lines, newline, _ = (tail + data).rpartition(b"\n")
         if not newline or not lines.strip():
             return
         try:
-            self._check_alive()
-            self.node.check_writer(self.caller)
-            text = decode(lines)
-            wanted = row.wanted(self._base, self.node.obj, self.caller, text)
+            self.node.check_writing(self.caller)
+            text = rows.decode(lines)
+            wanted = row.paths(self._base, self.node.obj, self.caller, text)
             missing = [path for path in wanted if path not in self._found]
             agent = self.node.agent
             assert agent is not None  # only files of agents name paths
@@ -304,7 +259,7 @@ class OpenControl(OpenRow[_O]):
             if self.caller.agent is not None:
                 # The commit refuses it too, but dash(1) does not look at what close(2) returns.
                 mounts.check_found(found, wanted)
-            row.check_looked(self._base, self.node.obj, self.caller, text, found)
+            row.check_found(self._base, self.node.obj, self.caller, text, found)
             self._found = found
         except Exception:
             self._drop()
@@ -315,19 +270,11 @@ class OpenControl(OpenRow[_O]):
         return self._fresh
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
-        return {
-            **super().save(descriptors),
-            "staged": self._staged,
-            "fresh": self._fresh,
-            "truncated": self._truncated,
-            "found": {path: [to.path, to.identity] for path, to in self._found.items()},
-        }
+        found = {path: [to.path, to.identity] for path, to in self._found.items()}
+        return {**super().save(descriptors), "found": found}
 
-    def restore(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: Mapping[str, Any]) -> None:
         super().restore(saved)
-        staged = saved["staged"]
-        self._staged = bytearray(staged) if staged is not None else None
-        self._fresh, self._truncated = saved["fresh"], saved["truncated"]
         # lines that were taken are taken once more with the next ones (``_check_more``)
         self._found = {path: Source(*to) for path, to in saved["found"].items()}
 
@@ -353,17 +300,15 @@ class OpenControl(OpenRow[_O]):
 
     def write(self, offset: int, data: bytes) -> int:
         try:
-            self._check_alive()
-            self.node.check_writer(self.caller)
+            self.node.check_writing(self.caller)
             staged = self._stage()
             if self._row.long:
-                # a short write(2): the writer goes on with the rest
-                data = data[: len(data) - len(_after_lines(data, _LINES_AT_ONCE))]
+                data = data[: len(data) - whole_lines(data, LINES_AT_ONCE)[2]]
             if self._adds:
                 offset = len(staged)
             end = offset + len(data)
             if self._size_before() + end > self._limit:
-                raise self._row.too_long(self._limit)
+                raise self._too_long()
             self.charge(max(end, len(staged)))
             if offset > len(staged):
                 staged.extend(b"\0" * (offset - len(staged)))
@@ -375,6 +320,11 @@ class OpenControl(OpenRow[_O]):
             raise
         self._fresh = True
         return len(data)
+
+    def _too_long(self) -> CtxError:
+        if self._row.long:
+            return TooLargeError(f"a document may have at most {self._limit} bytes (document_max)")
+        return TooLongError(f"a control may have at most {self._limit} bytes")
 
     def _drop(self) -> None:
         self._staged, self._fresh = None, False
@@ -403,13 +353,13 @@ class OpenControl(OpenRow[_O]):
             self._check_line(line)
 
     def _check_more(
-        self, begun: Callable[..., LinesCheck], staged: bytearray, begin: int, end: int
+        self, begun: Callable[..., rows.LinesCheck], staged: bytearray, begin: int, end: int
     ) -> None:
         """The lines that were not taken yet; all of them, if one that was is another now."""
         if self._check is None or begin < self._taken:
             self._check = begun(self._base, self.node.obj, self.caller)
             self._taken = 0
-        self._check.take(decode(bytes(staged[self._taken : end])))
+        self._check.take(rows.decode(bytes(staged[self._taken : end])))
         self._taken = end + 1
 
     def _check_length(self, size: int) -> None:
@@ -424,8 +374,7 @@ class OpenControl(OpenRow[_O]):
         staged, self._fresh = bytes(self._staged), False
         self._text = None
         try:
-            self._check_alive()
-            self.node.check_writer(self.caller)
+            self.node.check_writing(self.caller)
             whole = self._checked(staged) if self._row.long else self._before() + staged
             with self.node.acting(self.caller):
                 self._row.put(self._base, self.node.obj, self.caller, whole, self._found)
@@ -450,7 +399,7 @@ class OpenControl(OpenRow[_O]):
     def _check_line(self, line: bytes) -> None:
         self._check_length(len(line))
         if self._row.check is not None:
-            self._row.check(self._base, self.node.obj, self.caller, decode(line))
+            self._row.check(self._base, self.node.obj, self.caller, rows.decode(line))
 
     def syncing(self) -> None:
         self.flush()
@@ -463,10 +412,11 @@ class OpenVerbs(OpenRow[_O]):
     which the kernel holds none.
     """
 
+    HANDED = ("_rest",)
     settles = False
     lasts = False  # nothing waits for the disk with its lock
 
-    def __init__(self, node: Member[_O], row: Verbs[_O], caller: Caller) -> None:
+    def __init__(self, node: Member[_O], row: rows.Verbs[_O], caller: Caller) -> None:
         super().__init__(node, caller, writing=True)
         self._row = row
         self._rest = b""
@@ -476,17 +426,13 @@ class OpenVerbs(OpenRow[_O]):
         if len(self._rest) + len(data) > self._limit:
             self._rest = b""
             raise TooLongError(f"a control may have at most {self._limit} bytes")
-        *lines, rest = (self._rest + data).split(b"\n", _VERBS_AT_ONCE)
-        taken = len(data)
-        if b"\n" in rest:
-            # a short write(2): the writer goes on with the rest
-            taken, rest = taken - len(rest), b""
+        lines, rest, left = whole_lines(self._rest + data, _VERBS_AT_ONCE)
         self._rest = b""
         for line in lines:
             self._act(line)
         self.charge(len(rest))
         self._rest = rest
-        return taken
+        return len(data) - left
 
     def flush(self) -> None:
         rest, self._rest = self._rest, b""
@@ -498,332 +444,78 @@ class OpenVerbs(OpenRow[_O]):
     def unfinished(self) -> bool:
         return bool(self._rest)
 
-    def save(self, descriptors: Descriptors) -> dict[str, Any]:
-        return {**super().save(descriptors), "rest": self._rest}
-
-    def restore(self, saved: dict[str, Any]) -> None:
-        super().restore(saved)
-        self._rest = saved["rest"]
-
     def _act(self, line: bytes) -> None:
         if line.strip(b" \t"):
-            self._check_alive()
-            self.node.check_writer(self.caller)
+            self.node.check_alive(self.caller)
+            self.node.check_there()  # who may is asked for each verb
             with self.node.acting(self.caller):
-                self._row.act(self._base, self.node.obj, self.caller, decode(line))
-
-
-class OpenByPath(OpenRow[_O]):
-    """A real file that need not be there: it is opened for each read."""
-
-    def __init__(self, node: Member[_O], row: Real[_O], caller: Caller) -> None:
-        super().__init__(node, caller, writing=True)
-        self._path = row.real(node.base, node.obj)
-
-    def read(self, offset: int, size: int) -> bytes | None:
-        self._check_reader()
-        if offset == 0:
-            self._seen = self._base.cache.poller.version(self.node.inode)
-        return self._read(read_cached, size, offset)
-
-    def reading(self, offset: int, size: int) -> Work[bytes]:
-        def read() -> bytes:
-            return self._read(os.pread, size, offset)
-
-        return self._as_reader(read)
-
-    @contextmanager
-    def _as_reader(self, read: Callable[[], bytes]) -> Iterator[Callable[[], bytes]]:
-        self._check_reader()
-        yield read
-
-    def _read(self, pread: Callable[[int, int, int], _R], size: int, offset: int) -> _R | bytes:
-        try:
-            with open(self._path, "rb") as file:
-                return pread(file.fileno(), size, offset)
-        except FileNotFoundError:
-            return b""
-
-    def syncing(self) -> Callable[[], None]:
-        def sync() -> None:
-            with suppress(FileNotFoundError), open(self._path, "rb") as file:
-                os.fsync(file.fileno())
-
-        return sync
-
-
-class OpenHistory(OpenByPath[_O]):
-    """A file of lines that only grows: what is appended are whole JSON lines."""
-
-    def __init__(
-        self, node: Member[_O], row: History[_O], caller: Caller, flags: int
-    ) -> None:
-        super().__init__(node, row, caller)
-        self._row = row
-        self._appends = bool(flags & os.O_APPEND)
-        self._limit = self._base.runtime.config.frame_max
-        self._rest = b""
-        self._refused = False
-        if flags & os.O_TRUNC:
-            self.truncate(0)
-
-    def read(self, offset: int, size: int) -> bytes | None:
-        found = super().read(offset, size)
-        held = self._row.held(self._base, self.node.obj)
-        return found if held is None else held[offset : offset + size]
-
-    def truncate(self, size: int) -> None:
-        raise ForbiddenError("a history cannot be truncated")
-
-    def write(self, offset: int, data: bytes) -> int:
-        if self._row.append is None:
-            raise ForbiddenError("only the runtime writes this history")
-        self._check_alive()
-        self.node.check_writer(self.caller)
-        size = self._path.stat().st_size if self._path.exists() else 0
-        if not self._appends and offset != size:
-            raise ForbiddenError("a history takes only additions: open it with O_APPEND (>>)")
-        share = self._row.share(self._base, self.node.obj)
-        share.check(self.caller, len(data))
-        if self._refused or len(self._rest) + len(data) > self._limit:
-            # the kernel splits a long write(2): the rest belongs to the refused line
-            self._rest = b""
-            self.charge(0)
-            self._refused = True
-            raise TooLongError(f"a line of a history may have at most {self._limit} bytes")
-        *lines, rest = (self._rest + data).split(b"\n", _LINES_AT_ONCE)
-        taken = len(data)
-        if b"\n" in rest:
-            # a short write(2): the writer goes on with the rest
-            taken, rest = taken - len(rest), b""
-        self._rest = b""
-        self._append_all(lines)
-        self.charge(len(rest))
-        self._rest = rest
-        return taken
-
-    @property
-    def unfinished(self) -> bool:
-        return bool(self._rest)
-
-    def save(self, descriptors: Descriptors) -> dict[str, Any]:
-        return {**super().save(descriptors), "rest": self._rest, "refused": self._refused}
-
-    def restore(self, saved: dict[str, Any]) -> None:
-        super().restore(saved)
-        self._rest = saved["rest"]
-        self._refused = saved["refused"]
-
-    def _append_all(self, lines: list[bytes]) -> None:
-        """As one change: all of them, or none."""
-        wanted = [decode(line) for line in lines if line.strip()]
-        if wanted and self._row.append is not None:
-            self.node.check_writer(self.caller)
-            self._row.append(self._base, self.node.obj, wanted)
-
-    def flush(self) -> None:
-        rest, self._rest = self._rest, b""
-        self._refused = False
-        self.charge(0)
-        self._append_all([rest])
+                self._row.act(self._base, self.node.obj, self.caller, rows.decode(line))
 
 
 class OpenOutput(OpenRow[_O]):
     """What a program has written, as it grows."""
 
-    def __init__(self, node: Member[_O], row: Output[_O], caller: Caller) -> None:
+    def __init__(self, node: Member[_O], row: rows.Output[_O], caller: Caller) -> None:
         super().__init__(node, caller, writing=True)
         self._row = row
         self._content: Callable[[int, int], bytes] | None = None
 
     def read(self, offset: int, size: int) -> bytes:
-        self._check_reader()
+        self.node.check_reader(self.caller)
         if offset == 0 or self._content is None:
             self._content = self._row.content(self._base, self.node.obj)
         return self._content(offset, size)
 
-    def save(self, descriptors: Descriptors) -> dict[str, Any]:
-        return {**super().save(descriptors), "begun": self._content is not None}
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        super().restore(saved)
-        if saved["begun"]:
-            # as it is now, which has grown at its end
-            self._content = self._row.content(self._base, self.node.obj)
+class OpenInlet(OpenRow[_O]):
+    """An inlet for messages, of which each flush with new data sends one; or for bytes, of which a
+    write takes as many as there is room for. What is written there is not to be read."""
 
+    HANDED = ("_inlet", "_refused")
 
-class _OpenEmpty(OpenRow[_O]):
-    """What is written there is not to be read."""
-
-    def __init__(self, node: Member[_O], caller: Caller) -> None:
+    def __init__(self, node: Member[_O], row: rows.Inlet[_O], caller: Caller) -> None:
         super().__init__(node, caller, writing=True)
-
-    def read(self, offset: int, size: int) -> bytes:
-        self._check_reader()
-        return b""
-
-
-class OpenFeed(_OpenEmpty[_O]):
-    """An inlet for bytes: a write takes as many as there is room for."""
-
-    def __init__(
-        self, node: Member[_O], caller: Caller, feed: Callable[[bytes], int]
-    ) -> None:
-        super().__init__(node, caller)
-        self._feed = feed
-
-    def write(self, offset: int, data: bytes) -> int:
-        self._check_alive()
-        self.node.check_writer(self.caller)
-        return self._feed(data)
-
-
-class OpenInlet(_OpenEmpty[_O]):
-    """An inlet for messages: each flush with new data sends one."""
-
-    def __init__(self, node: Member[_O], row: Inlet[_O], caller: Caller) -> None:
-        super().__init__(node, caller)
         self._row = row
-        self._text = bytearray()
+        self._feed = row.feed(node.base, node.obj) if row.feed is not None else None
+        self._inlet = bytearray()
         self._refused = False
         limit = self._base.runtime.config.frame_max
         self._limit = limit if row.most is None else min(limit, row.most)
 
+    def read(self, offset: int, size: int) -> bytes:
+        self.node.check_reader(self.caller)
+        return b""
+
     def write(self, offset: int, data: bytes) -> int:
-        assert self._text is not None
-        self._check_alive()
-        self.node.check_writer(self.caller)
+        self.node.check_writing(self.caller)
+        if self._feed is not None:
+            return self._feed(data)
         limit = self._limit
         # a newline at the end belongs to the last line, not to the text
-        if self._refused or len(self._text) + len(data) > limit + 1:
+        if self._refused or len(self._inlet) + len(data) > limit + 1:
             # the kernel splits a long write(2): the rest belongs to the refused message
             self._drop()
             self._refused = True
             raise TooLongError(f"a {self._row.what} may have at most {limit} bytes")
-        self.charge(len(self._text) + len(data))
-        self._text += data
+        self.charge(len(self._inlet) + len(data))
+        self._inlet += data
         return len(data)
 
     @property
     def unfinished(self) -> bool:
-        return bool(self._text)
-
-    def save(self, descriptors: Descriptors) -> dict[str, Any]:
-        saved = super().save(descriptors)
-        return {**saved, "inlet": self._text or b"", "refused": self._refused}
-
-    def restore(self, saved: dict[str, Any]) -> None:
-        super().restore(saved)
-        self._text, self._refused = bytearray(saved["inlet"]), saved["refused"]
+        return bool(self._inlet)
 
     def _drop(self) -> None:
-        self._text = bytearray()
+        self._inlet = bytearray()
         self.charge(0)
 
     def flush(self) -> None:
-        data = bytes(self._text or b"")
+        data = bytes(self._inlet)
         self._drop()
         if self._refused:
             self._refused = False
             raise TooLongError(f"the {self._row.what} is too long and was not sent")
         if data:
-            self._check_alive()
-            self.node.check_writer(self.caller)
-            text = decode(data).removesuffix("\n")
+            self.node.check_writing(self.caller)
+            text = rows.decode(data).removesuffix("\n")
             self._row.send(self._base, self.node.obj, self.caller, text)
-
-
-# what opens which kind of row
-
-
-def open_row(node: Member[_O], row: File[_O], caller: Caller, flags: int) -> OpenFile:
-    """A row, opened; the caller may open it like this."""
-    match row:
-        case Verbs():
-            return OpenVerbs(node, row, caller)
-        case Staged() if flags & os.O_ACCMODE != os.O_RDONLY:
-            return OpenControl(node, row, caller, flags)
-        case Rendered():
-            return OpenRow(node, caller, writing=False)
-        case Document():
-            return open_document(node, row, caller, flags)
-        case History():
-            return OpenHistory(node, row, caller, flags)
-        case Output():
-            return OpenOutput(node, row, caller)
-        case Gathered():
-            return OpenGathered(node, row, caller)
-        case Inlet():
-            feed = row.feed(node.base, node.obj) if row.feed is not None else None
-            if feed is not None:
-                return OpenFeed(node, caller, feed)
-            return OpenInlet(node, row, caller)
-    raise NotImplementedError(type(row).__name__)
-
-
-def reopen_row(
-    node: Member[_O], row: File[_O], caller: Caller, flags: int, saved: dict[str, Any]
-) -> OpenFile:
-    """One that was open in the daemon before, as it was there: nobody asks whether it may be.
-
-    ``LookupError`` if it is of another kind now.
-    """
-    flags &= ~(os.O_TRUNC | os.O_CREAT | os.O_EXCL)
-    opened: OpenFile
-    if isinstance(row, Document):
-        fd = saved.get("fd")
-        opened = OpenByPath(node, row, caller) if fd is None else _in_place(
-            node, row, caller, flags, fd
-        )
-    else:
-        opened = open_row(node, row, caller, flags)
-    if type(opened).__name__ != saved["kind"]:
-        raise LookupError(f"{row.name} is a {type(opened).__name__} now")
-    opened.restore(saved)
-    return opened
-
-
-def open_document(
-    node: Member[_O], row: Document[_O], caller: Caller, flags: int
-) -> OpenFile:
-    """The file behind a row; who only reads does not make it."""
-    if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
-        return open_to_write(node, row, caller, flags)
-    try:
-        fd = os.open(row.real(node.base, node.obj), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return OpenByPath(node, row, caller)
-    return _in_place(node, row, caller, flags, fd)
-
-
-def open_to_write(
-    node: Member[_O], row: Document[_O], caller: Caller, flags: int
-) -> OpenRealFile:
-    """The file behind a row, made if it is not there yet."""
-    row.ensure(node.base, node.obj)
-    wanted = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(row.real(node.base, node.obj), wanted, 0o644)
-    return _in_place(node, row, caller, flags, fd)
-
-
-def _in_place(
-    node: Member[_O], row: Document[_O], caller: Caller, flags: int, fd: int
-) -> OpenRealFile:
-    base, obj = node.base, node.obj
-
-    def may_write() -> None:
-        node.check_alive(caller)
-        node.check_writer(caller)
-
-    return OpenRealFile(
-        node,
-        caller,
-        fd,
-        limit=base.runtime.config.document_max,
-        append=bool(flags & os.O_APPEND),
-        share=row.share(base, obj),
-        may_read=lambda: node.check_reader(caller),
-        may_write=may_write,
-        changed=lambda: row.changed(base, obj),
-        close=base.disks.close,
-    )

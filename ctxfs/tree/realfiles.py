@@ -17,49 +17,30 @@ from runtime.kernel.handover import Descriptors
 
 
 class OpenRealFile(OpenFile):
-    """A real file of the daemon's, read and written in place.
-
-    ``may_write`` raises when writing is not allowed any more; ``changed`` is told after each
-    change, and ``close`` closes the descriptor.
-    """
+    """A real file of the daemon's, read and written in place, as its node lets the caller."""
 
     # each write is in the file once it is answered
     flushes = False
 
     def __init__(
-        self,
-        node: Node,
-        caller: Caller,
-        fd: int,
-        *,
-        limit: int,
-        append: bool,
-        share: Share,
-        may_read: Callable[[], None],
-        may_write: Callable[[], None],
-        changed: Callable[[], None],
-        close: Callable[[int], None],
+        self, node: Node, caller: Caller, fd: int, *, limit: int, append: bool, share: Share
     ) -> None:
         super().__init__(node, caller)
         self.fd = fd
         self._limit = limit
         self._append = append
         self._share = share
-        self._may_read = may_read
-        self._may_write = may_write
-        self._changed = changed
-        self._close = close
         #: how many threads work on it, and whether it is to be closed when none does
         self._at_work = 0
         self._released = False
 
     def read(self, offset: int, size: int) -> bytes | None:
-        self._may_read()
+        self.node.check_reader(self.caller)
         return read_cached(self.fd, size, offset)
 
     @contextmanager
     def reading(self, offset: int, size: int) -> Iterator[Callable[[], bytes]]:
-        self._may_read()
+        self.node.check_reader(self.caller)
         with self._in_use():
             yield partial(os.pread, self.fd, size, offset)
 
@@ -69,12 +50,12 @@ class OpenRealFile(OpenFile):
 
     def writing(self, offset: int, data: bytes) -> Work[int]:
         # who may not does not wait to be told, and who waited has to be allowed still
-        self._may_write()
+        self.node.check_writing(self.caller)
         return self._writing(offset, data)
 
     @contextmanager
     def _writing(self, offset: int, data: bytes) -> Iterator[Callable[[], int]]:
-        self._may_write()
+        self.node.check_writing(self.caller)
         if self._append:
             offset = os.fstat(self.fd).st_size
         end = offset + len(data)
@@ -83,20 +64,20 @@ class OpenRealFile(OpenFile):
         on_disk = self._share.writing(self.caller, self.fd, len(data))
         with self._in_use(), on_disk, self.resizing(end):
             yield partial(os.pwrite, self.fd, data, offset)
-        self._changed()
+        self.node.changed()
 
     def truncating(self, size: int) -> Work[None] | None:
-        self._may_write()
+        self.node.check_writing(self.caller)
         return self._truncating(size) if size or os.fstat(self.fd).st_size else None
 
     @contextmanager
     def _truncating(self, size: int) -> Iterator[Callable[[], None]]:
-        self._may_write()
+        self.node.check_writing(self.caller)
         if size > self._limit:
             raise TooLargeError(f"a document may have at most {self._limit} bytes (document_max)")
         with self._in_use(), self._share.writing(self.caller, self.fd, 0), self.resizing(size):
             yield partial(os.ftruncate, self.fd, size)
-        self._changed()
+        self.node.changed()
 
     def syncing(self) -> Callable[[], None]:
         return lambda: os.fsync(self.fd)
@@ -110,7 +91,7 @@ class OpenRealFile(OpenFile):
         finally:
             self._at_work -= 1
             if self._released and not self._at_work:
-                self._close(self.fd)
+                self.node.closed(self.fd)
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
         return {"fd": descriptors.keep(self.fd)}
@@ -118,17 +99,4 @@ class OpenRealFile(OpenFile):
     def release(self) -> None:
         self._released = True
         if not self._at_work:
-            self._close(self.fd)
-
-
-@contextmanager
-def truncating_by_path(
-    opening: Callable[[], OpenRealFile], size: int
-) -> Iterator[Callable[[], None]]:
-    """truncate(2): the file is open, by ``opening``, for as long as that takes."""
-    opened = opening()
-    try:
-        with opened.truncating(size) or nullcontext(lambda: None) as act:
-            yield act
-    finally:
-        opened.release()
+            self.node.closed(self.fd)

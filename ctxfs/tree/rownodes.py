@@ -5,15 +5,23 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from ctxfs.disks import Work
+from ctxfs.tree import rows
+from ctxfs.tree.histories import OpenByPath, OpenHistory
 from ctxfs.tree.members import Member
 from ctxfs.tree.nodes import Attributes, Call, NewAttributes, Node, OpenFile
-from ctxfs.tree.openfiles import open_row, open_to_write
-from ctxfs.tree.realfiles import truncating_by_path
-from ctxfs.tree.rows import Directory, Document, File, Link, Opened
+from ctxfs.tree.openfiles import (
+    OpenControl,
+    OpenGathered,
+    OpenInlet,
+    OpenOutput,
+    OpenRow,
+    OpenVerbs,
+)
+from ctxfs.tree.realfiles import OpenRealFile
 from runtime.authority.guard import Act
+from runtime.caller import Caller
 from runtime.errors import DeniedError, ForbiddenError, MissingError
 from runtime.texts.names import quote
 
@@ -27,7 +35,7 @@ class RowNode(Member[_O]):
 
     def open(self, call: Call, flags: int) -> OpenFile:
         row = self.row
-        if not isinstance(row, File):
+        if not isinstance(row, rows.File):
             return super().open(call, flags)
         accmode = flags & os.O_ACCMODE
         if accmode != os.O_WRONLY and not self.may_read(call.caller):
@@ -36,38 +44,26 @@ class RowNode(Member[_O]):
             self.check_writer(call.caller)
         return open_row(self, row, call.caller, flags)
 
-    def truncating(self, call: Call, size: int) -> Work[None] | None:
-        row, caller = self.row, call.caller
-        self.check_writer(caller)
-        if not isinstance(row, Document):
-            return None
-        return truncating_by_path(lambda: open_to_write(self, row, caller, os.O_WRONLY), size)
-
     def set_attributes(self, call: Call, changes: NewAttributes) -> None:
         super().set_attributes(call, changes)
-        if changes.size is not None:
-            self._truncate(call, changes.size)
         timed = changes.atime is not None or changes.mtime is not None
         if timed and not self.roles(call.caller) & self.row.guard.who:
             raise ForbiddenError(f"the times of {self.path} cannot be changed")
 
-    def _truncate(self, call: Call, size: int) -> None:
-        """truncate(2) by path: of a control it changes nothing, of a history it is refused."""
-        self.check_writer(call.caller)
-        if isinstance(self.row, Opened):
-            opened = self.open(call, os.O_WRONLY)
-            try:
-                opened.truncate(size)
-            finally:
-                opened.release()
+    def changed(self) -> None:
+        if isinstance(self.row, rows.Document):
+            self.row.written(self.base, self.obj)
+
+    def closed(self, fd: int) -> None:
+        self.base.disks.close(fd)
 
     def readlink(self) -> str:
-        if not isinstance(self.row, Link):
+        if not isinstance(self.row, rows.Link):
             return super().readlink()
         return self.row.target(self.base, self.obj)
 
     async def followed(self, call: Call) -> None:
-        if isinstance(self.row, Link) and self.row.ready is not None:
+        if isinstance(self.row, rows.Link) and self.row.ready is not None:
             await self.row.ready(self.base, self.obj, call)
 
     # names
@@ -75,7 +71,7 @@ class RowNode(Member[_O]):
     def lookup(self, call: Call, name: str) -> Node:
         """An entry of the directory; ``MissingError`` or ``DeniedError``."""
         row = self.row
-        if not isinstance(row, Directory):
+        if not isinstance(row, rows.Directory):
             return super().lookup(call, name)
         if not name.isascii():
             raise MissingError(f"{quote(name)}: names here must be ASCII")
@@ -99,22 +95,22 @@ class RowNode(Member[_O]):
         row = node.row
         if not node._may_be_seen(call):
             raise DeniedError(f"the caller may not see {row.name}")
-        if isinstance(row, Directory) and row.folder is not None:
+        if isinstance(row, rows.Directory) and row.folder is not None:
             return self.base.folders.root(row.folder, self.obj)
         return node
 
     def list(self, call: Call) -> Iterator[str]:
-        if not isinstance(self.row, Directory):
+        if not isinstance(self.row, rows.Directory):
             return super().list(call)
         if not self.may_read(call.caller):
             raise DeniedError(f"the caller may not list {self.path or '/'}")
         return self._names(self.row, call)
 
     def telling(self) -> Callable[[str], Attributes | None]:
-        tell = self.row.tell if isinstance(self.row, Directory) else None
+        tell = self.row.tell if isinstance(self.row, rows.Directory) else None
         return super().telling() if tell is None else tell(self.base)
 
-    def _names(self, row: Directory[_O], call: Call) -> Iterator[str]:
+    def _names(self, row: rows.Directory[_O], call: Call) -> Iterator[str]:
         if row.entries is not None:
             yield from row.entries(self.base, self.obj, call)
         for number, inner in self.layout.within(self._within):
@@ -133,18 +129,18 @@ class RowNode(Member[_O]):
         return self.is_writer(call.caller)
 
     def shown(self, name: str) -> str:
-        secret = isinstance(self.row, Directory) and self.row.secret
+        secret = isinstance(self.row, rows.Directory) and self.row.secret
         return "(a secret)" if secret else name
 
     # making and removing
 
     @property
     def instead(self) -> str:
-        name = self.row.instead if isinstance(self.row, Directory) else ""
+        name = self.row.instead if isinstance(self.row, rows.Directory) else ""
         return f": use {self.path}/{name}" if name else ""
 
     def mkdir(self, call: Call, name: str, mode: int) -> Node:
-        making = self.row.make if isinstance(self.row, Directory) else None
+        making = self.row.make if isinstance(self.row, rows.Directory) else None
         if making is None:
             return super().mkdir(call, name, mode)
         agents, roles = self.base.runtime.agents, self.roles(call.caller)
@@ -154,7 +150,7 @@ class RowNode(Member[_O]):
             return making.act(self.base, self.obj, call, name, mode)
 
     def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, OpenFile]:
-        if isinstance(self.row, Directory) and self.row.secret:
+        if isinstance(self.row, rows.Directory) and self.row.secret:
             # as a shell opens one that was there: it is gone, rather than never to be made
             raise MissingError(
                 f"{quote(self.shown(name))}: no such file in {self.path}; it may have been used"
@@ -162,7 +158,7 @@ class RowNode(Member[_O]):
         return super().create(call, name, mode, flags)
 
     def rmdir(self, call: Call, name: str) -> None:
-        removing = self.row.remove if isinstance(self.row, Directory) else None
+        removing = self.row.remove if isinstance(self.row, rows.Directory) else None
         if removing is None:
             return super().rmdir(call, name)
         removing.remove(self.base, self.obj, call.caller, name, self._named(name))
@@ -172,14 +168,94 @@ class RowNode(Member[_O]):
 
     def mknod(self, call: Call, name: str, mode: int) -> Node:
         """The binder binds each socket under a name that nobody lists."""
-        bind = self.row.bind if isinstance(self.row, Directory) else None
+        bind = self.row.bind if isinstance(self.row, rows.Directory) else None
         node: Node | None = None
         if bind is not None and call.is_binder and stat.S_ISSOCK(mode):
             node = bind(self.base, self.obj, name)
         return node if node is not None else super().mknod(call, name, mode)
 
     def receive(self, call: Call, source: Node, name: str, new_name: str) -> None:
-        receive = self.row.receive if isinstance(self.row, Directory) else None
+        receive = self.row.receive if isinstance(self.row, rows.Directory) else None
         if receive is None:
             raise ForbiddenError(f"nothing can be renamed into {self.path or '/'}")
         receive(self.base, self.obj, call, source, name, new_name)
+
+
+# what opens which kind of row
+
+
+def open_row(node: Member[_O], row: rows.File[_O], caller: Caller, flags: int) -> OpenFile:
+    """A row, opened; the caller may open it like this."""
+    match row:
+        case rows.Verbs():
+            return OpenVerbs(node, row, caller)
+        case rows.Staged() if flags & os.O_ACCMODE != os.O_RDONLY:
+            return OpenControl(node, row, caller, flags)
+        case rows.Rendered():
+            return OpenRow(node, caller, writing=False)
+        case rows.Document():
+            return open_document(node, row, caller, flags)
+        case rows.History():
+            return OpenHistory(node, row, caller, flags)
+        case rows.Output():
+            return OpenOutput(node, row, caller)
+        case rows.Gathered():
+            return OpenGathered(node, row, caller)
+        case rows.Inlet():
+            return OpenInlet(node, row, caller)
+    raise NotImplementedError(type(row).__name__)
+
+
+def reopen_row(
+    node: Member[_O], row: rows.File[_O], caller: Caller, flags: int, saved: dict[str, Any]
+) -> OpenFile:
+    """One that was open in the daemon before, as it was there: nobody asks whether it may be.
+
+    ``LookupError`` if it is of another kind now.
+    """
+    flags &= ~(os.O_TRUNC | os.O_CREAT | os.O_EXCL)
+    opened: OpenFile
+    if isinstance(row, rows.Document):
+        fd = saved.get("fd")
+        opened = OpenByPath(node, row, caller) if fd is None else _in_place(
+            node, row, caller, flags, fd
+        )
+    else:
+        opened = open_row(node, row, caller, flags)
+    # version 0.2 had a kind for bytes
+    kind = "OpenInlet" if saved["kind"] == "OpenFeed" else saved["kind"]
+    if type(opened).__name__ != kind:
+        raise LookupError(f"{row.name} is a {type(opened).__name__} now")
+    opened.restore(saved)
+    return opened
+
+
+def open_document(
+    node: Member[_O], row: rows.Document[_O], caller: Caller, flags: int
+) -> OpenFile:
+    """The file behind a row; who only reads does not make it."""
+    if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
+        return open_to_write(node, row, caller, flags)
+    try:
+        fd = os.open(row.real(node.base, node.obj), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return OpenByPath(node, row, caller)
+    return _in_place(node, row, caller, flags, fd)
+
+
+def open_to_write(
+    node: Member[_O], row: rows.Document[_O], caller: Caller, flags: int
+) -> OpenRealFile:
+    """The file behind a row, made if it is not there yet."""
+    row.ensure(node.base, node.obj)
+    wanted = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(row.real(node.base, node.obj), wanted, 0o644)
+    return _in_place(node, row, caller, flags, fd)
+
+
+def _in_place(
+    node: Member[_O], row: rows.Document[_O], caller: Caller, flags: int, fd: int
+) -> OpenRealFile:
+    limit, append = node.base.runtime.config.document_max, bool(flags & os.O_APPEND)
+    share = row.share(node.base, node.obj)
+    return OpenRealFile(node, caller, fd, limit=limit, append=append, share=share)

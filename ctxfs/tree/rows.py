@@ -1,7 +1,7 @@
 """Files as rows: everything about a file is said once, by a row of the kind that it is of.
 
 Lookup, listing, mode bits, permission checks and the tables of the man pages all come from the
-rows. Each kind has the fields that mean something for it; ``openfiles`` opens it by them. A row
+rows. Each kind has the fields that mean something for it; ``rownodes`` opens it by them. A row
 is generic in the class of the objects of its layout.
 
 A new file is one new row, and a number in ``numbers``. Verbs are rows too (``ctxfs.files.verbs``),
@@ -18,21 +18,22 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
+from operator import attrgetter
 from pathlib import Path
-from typing import ClassVar, Final, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from ctxfs.tree.base import Base
-from ctxfs.tree.folders import FolderRow
+from ctxfs.tree.folder import FolderRow
 from ctxfs.tree.inodes import CONTROL, NAMED, PUBLIC, Treatment
 from ctxfs.tree.nodes import Attributes, Call, Node
 from ctxfs.tree.shapes import Shape
 from runtime.authority.disk import Share
 from runtime.authority.guard import ANY_STATUS, NEVER, Act, AnyGuard, Guard
 from runtime.caller import INSIDERS, NOBODY, Caller, Role
-from runtime.errors import CtxError, MalformedError, TooLargeError, TooLongError
-from runtime.records.config import Config
+from runtime.errors import MalformedError
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.texts.mounts import Source
@@ -40,7 +41,6 @@ from runtime.texts.names import quote
 
 #: the object that a row is of, and one that is removed from its directory
 _O = TypeVar("_O")
-_O_contra = TypeVar("_O_contra", contravariant=True)
 _R = TypeVar("_R")
 
 
@@ -61,8 +61,9 @@ NOT_TERMINAL: Final = ANY_STATUS - {Status.DEAD}
 Render = Callable[[Base, _O, Caller], str | bytes | Iterator[str] | Iterator[bytes]]
 Check = Callable[[Base, _O, Caller, str], None]
 CheckFound = Callable[[Base, _O, Caller, str, Mapping[str, Source]], None]
-Size = Callable[[Base, _O], int]
-Time = Callable[[Base, _O], float]
+#: of what is on the disk, None if that tells it
+Size = Callable[[Base, _O], int | None]
+Time = Callable[[Base, _O], float | None]
 
 
 class LinesCheck(Protocol):
@@ -153,17 +154,6 @@ class Target(Generic[_R]):
     agent: Agent | None = None
 
 
-class Removal(Protocol[_O_contra]):
-    """rmdir(2) in a directory, whatever is removed."""
-
-    @property
-    def guard(self) -> AnyGuard: ...
-
-    def remove(
-        self, base: Base, obj: _O_contra, caller: Caller, name: str, path: str
-    ) -> None: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removing(Generic[_O, _R]):
     """The removal of one kind of things; ``find`` raises ``MissingError``."""
@@ -202,7 +192,7 @@ class Directory(Row[_O]):
     find: Callable[[Base, _O, Call, str], Node | None] | None = None
     tell: Callable[[Base], Callable[[str], Attributes | None]] | None = None
     make: Making[_O] | None = None
-    remove: Removal[_O] | None = None
+    remove: Removing[_O, Any] | None = None
     receive: Callable[[Base, _O, Call, Node, str, str], None] | None = None
     bind: Callable[[Base, _O, str], Node | None] | None = None
     folder: FolderRow[_O] | None = None
@@ -239,28 +229,64 @@ class Socket(Row[_O]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File(Row[_O]):
     """``default`` is what the manual says that it holds at first. One with a ``shape`` can be
-    said where agents are declared."""
+    said where agents are declared. ``real`` is where it is on the disk, which says its ``size`` and
+    when it ``changed`` if the row does not: it need not be there.
+    """
 
     default: str = ""
     shape: Shape | None = None
+    real: Callable[[Base, _O], Path] | None = None
+    size: Size[_O] | None = None
+    changed: Time[_O] | None = None
 
     def treated(self) -> Treatment:
         return CONTROL
 
+    def size_of(self, base: Base, obj: _O) -> int:
+        known = self.size(base, obj) if self.size is not None else None
+        if known is not None:
+            return known
+        found = self._found(base, obj)
+        return found.st_size if found is not None else 0
+
+    def time_of(self, base: Base, obj: _O) -> float | None:
+        known = self.changed(base, obj) if self.changed is not None else None
+        if known is not None or self.real is None:
+            return known
+        found = self._found(base, obj)
+        return found.st_mtime if found is not None else _made(obj)
+
+    def _found(self, base: Base, obj: _O) -> os.stat_result | None:
+        with suppress(FileNotFoundError):
+            return self.real(base, obj).stat() if self.real is not None else None
+        return None
+
+
+#: when an agent or a session was made
+_made: Callable[[Any], float] = attrgetter("created")
+
+
+def _nothing(base: Base, obj: Any, caller: Caller) -> str:
+    return ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered(File[_O]):
-    """A file whose content ``render`` makes when it is read.
+    """A file whose content ``render`` makes when it is read, or that is read from the disk.
 
     Of something long, one read makes ``at_once`` bytes: as many as cost no more than a step may.
     An empty piece says that those before it cost as much.
     """
 
-    render: Render[_O]
+    render: Render[_O] = _nothing
     at_once: int = 2 << 20
 
     def pieces(self, base: Base, obj: _O, caller: Caller) -> Iterator[bytes]:
         """The content; of something long one piece after the other."""
+        if self.real is not None:
+            with suppress(FileNotFoundError):
+                yield self.real(base, obj).read_bytes()
+            return
         text = self.render(base, obj, caller)
         if isinstance(text, bytes):
             yield text
@@ -271,11 +297,9 @@ class Rendered(File[_O]):
                 yield piece.encode() if isinstance(piece, str) else piece
 
     def size_of(self, base: Base, obj: _O) -> int:
-        text = self.render(base, obj, NOBODY)
-        if isinstance(text, bytes):
-            return len(text)
-        pieces = [text] if isinstance(text, str) else text
-        return sum(len(p.encode() if isinstance(p, str) else p) for p in pieces)
+        if self.real is not None:
+            return File.size_of(self, base, obj)
+        return sum(map(len, self.pieces(base, obj, NOBODY)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,16 +313,12 @@ class Shown(Rendered[_O]):
     volatile: bool = False
     polled: bool = False
     generated: bool = False
-    changed: Time[_O] | None = None
 
     def treated(self) -> Treatment:
         # pages of what can be polled are those of its time
         dated = self.changed is not None or not self.polled
         kept = self.public and dated and not (self.volatile or self.generated)
         return PUBLIC if kept else CONTROL
-
-    def time_of(self, base: Base, obj: _O) -> float | None:
-        return self.changed(base, obj) if self.changed is not None else None
 
     def size_of(self, base: Base, obj: _O) -> int:
         return 0 if self.generated else Rendered.size_of(self, base, obj)
@@ -309,20 +329,6 @@ class Gathered(File[_O]):
     """A value that a helper finds out, made anew for each reader. Its size is 0, as in procfs."""
 
     gather: Callable[[Base, _O, Caller], Awaitable[bytes]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept(Rendered[_O]):
-    """A text on the disk that is shown and never written; ``size`` does not read it."""
-
-    size: Size[_O]
-    mtime: Time[_O]
-
-    def size_of(self, base: Base, obj: _O) -> int:
-        return self.size(base, obj)
-
-    def time_of(self, base: Base, obj: _O) -> float:
-        return self.mtime(base, obj)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,47 +343,27 @@ class Staged(Rendered[_O]):
 
     mode: int = 0o644
     guard: Guard[_O]
+    volatile: bool = False
+    polled: bool = False
     check: Check[_O] | None = None
-    single: bool = field(default=False, init=False)
-    first: bool = field(default=False, init=False)
-    merges: bool = field(default=False, init=False)
-    checking: Callable[[Base, _O, Caller], LinesCheck] | None = field(default=None, init=False)
+    single: bool = False
+    first: bool = False
+    merges: bool = False
+    checking: Callable[[Base, _O, Caller], LinesCheck] | None = None
     #: whether it may be as long as a document, and its lines as long as a control
     long: ClassVar[bool] = False
-    looks: ClassVar[bool] = False
 
     def put(
         self, base: Base, obj: _O, caller: Caller, whole: bytes, found: Mapping[str, Source]
     ) -> None:
-        """The whole of it, after it was written."""
+        """The whole of it, after it was written, with what the paths in it lead to."""
         raise NotImplementedError(type(self).__name__)
-
-    def wanted(self, base: Base, obj: _O, caller: Caller, text: str) -> list[str]:
-        """The paths in some lines that a helper must look at, if the kind ``looks``."""
-        return []
-
-    def check_looked(
-        self, base: Base, obj: _O, caller: Caller, text: str, found: Mapping[str, Source]
-    ) -> None:
-        """Raises if a line with a path that leads there may not be written."""
-
-    def limit(self, config: Config) -> int:
-        return config.control_max
-
-    def too_long(self, limit: int) -> CtxError:
-        return TooLongError(f"a control may have at most {limit} bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control(Staged[_O]):
     """A value that is written: ``commit`` gets the whole of it."""
 
-    volatile: bool = False
-    polled: bool = False
-    single: bool = False
-    first: bool = False
-    merges: bool = False
-    checking: Callable[[Base, _O, Caller], LinesCheck] | None = None
     commit: Check[_O]
 
     def treated(self) -> Treatment:
@@ -398,24 +384,14 @@ class PathControl(Staged[_O]):
     ``commit_found`` gets the same with the whole value.
     """
 
-    single: bool = False
     paths: Callable[[Base, _O, Caller, str], list[str]]
     check_found: CheckFound[_O]
     commit_found: CheckFound[_O]
-    looks: ClassVar[bool] = True
 
     def put(
         self, base: Base, obj: _O, caller: Caller, whole: bytes, found: Mapping[str, Source]
     ) -> None:
         self.commit_found(base, obj, caller, decode(whole), found)
-
-    def wanted(self, base: Base, obj: _O, caller: Caller, text: str) -> list[str]:
-        return self.paths(base, obj, caller, text)
-
-    def check_looked(
-        self, base: Base, obj: _O, caller: Caller, text: str, found: Mapping[str, Source]
-    ) -> None:
-        self.check_found(base, obj, caller, text, found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -423,27 +399,14 @@ class Lines(Staged[_O]):
     """A document of JSON lines, each checked as it is written: ``store`` gets the bytes."""
 
     check: Check[_O]
+    real: Callable[[Base, _O], Path]
     store: Callable[[Base, _O, Caller, bytes], None]
-    size: Size[_O]
-    mtime: Time[_O]
     long: ClassVar[bool] = True
 
     def put(
         self, base: Base, obj: _O, caller: Caller, whole: bytes, found: Mapping[str, Source]
     ) -> None:
         self.store(base, obj, caller, whole)
-
-    def size_of(self, base: Base, obj: _O) -> int:
-        return self.size(base, obj)
-
-    def time_of(self, base: Base, obj: _O) -> float:
-        return self.mtime(base, obj)
-
-    def limit(self, config: Config) -> int:
-        return config.document_max
-
-    def too_long(self, limit: int) -> CtxError:
-        return TooLargeError(f"a document may have at most {limit} bytes (document_max)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -462,29 +425,21 @@ class Opened(File[_O]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Real(Opened[_O]):
-    """``real`` is where the file is on the disk, ``share`` the part of an account that it is on."""
+    """A real file; ``share`` is the part of an account that it is on."""
 
     real: Callable[[Base, _O], Path]
     share: Callable[[Base, _O], Share]
-    size: Size[_O]
-    mtime: Time[_O]
-
-    def size_of(self, base: Base, obj: _O) -> int:
-        return self.size(base, obj)
-
-    def time_of(self, base: Base, obj: _O) -> float:
-        return self.mtime(base, obj)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document(Real[_O]):
-    """A text of any bytes. ``changed`` is told after each change, and ``ensure`` makes the
+    """A text of any bytes. ``written`` is told after each change, and ``ensure`` makes the
     directory of the file before there is one."""
 
     mode: int = 0o644
     guard: Guard[_O]
     ensure: Callable[[Base, _O], object]
-    changed: Callable[[Base, _O], None]
+    written: Callable[[Base, _O], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -506,10 +461,6 @@ class Output(Opened[_O]):
 
     volatile: bool = True
     content: Callable[[Base, _O], Callable[[int, int], bytes]]
-    size: Size[_O]
-
-    def size_of(self, base: Base, obj: _O) -> int:
-        return self.size(base, obj)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,22 +65,21 @@ PARENT: Final = Shape(
 )
 
 
-def _user(value: str | float) -> str:
+def _id(value: str | float, what: str, known: Callable[[str], int]) -> str:
     if not isinstance(value, str) or value.isdecimal():
         return str(int(value))  # 61000.0 is a whole number for schemas
     try:
-        return str(pwd.getpwnam(value).pw_uid)
+        return str(known(value))
     except (KeyError, ValueError):
-        raise MalformedError(f"no user {quote(value)} is known here") from None
+        raise MalformedError(f"no {what} {quote(value)} is known here") from None
+
+
+def _user(value: str | float) -> str:
+    return _id(value, "user", lambda name: pwd.getpwnam(name).pw_uid)
 
 
 def _group(value: str | float) -> str:
-    if not isinstance(value, str) or value.isdecimal():
-        return str(int(value))  # 61000.0 is a whole number for schemas
-    try:
-        return str(grp.getgrnam(value).gr_gid)
-    except (KeyError, ValueError):
-        raise MalformedError(f"no group {quote(value)} is known here") from None
+    return _id(value, "group", lambda name: grp.getgrnam(name).gr_gid)
 
 
 _ID: Final[Schema] = {"type": list(_SCALAR), "minimum": 0, "maximum": 2**32 - 2}

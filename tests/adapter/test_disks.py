@@ -279,5 +279,5 @@ def test_a_refused_cut_opens_nothing(
         mounted.open(f"{A}/file", os.O_WRONLY | os.O_TRUNC)
     close_all(mounted)
     assert descriptors() == before
-    assert not mounted.ops._open_files
+    assert not mounted.ops.opened.files
     assert mounted.agents.accounts.used(Resource.DESCRIPTORS) == used

@@ -512,7 +512,7 @@ def kept_status(mounted: Mounted) -> int:
     mounted.agents.journal.update(the_agent(mounted), status=Status.IDLE, since=1.0)
     mounted.stat(f"{D}/status")
     fh = mounted.open(f"{D}/status")
-    assert mounted.ops._open_files[fh].keep
+    assert mounted.ops.opened.files[fh].keep
     return fh
 
 
@@ -538,7 +538,7 @@ def test_what_changed_a_moment_ago_is_not_kept(mounted: Mounted) -> None:
     kept = kept_status(mounted)
     mounted.agents.journal.update(the_agent(mounted), status=Status.BUSY, since=time.time())
     fh = mounted.open(f"{D}/status")
-    assert not mounted.ops._open_files[fh].keep
+    assert not mounted.ops.opened.files[fh].keep
     assert mounted.read(fh) == b"busy\n", "whatever size the kernel was told"
     mounted.close(fh)
     mounted.close(kept)

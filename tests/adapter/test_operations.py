@@ -327,9 +327,16 @@ def test_only_what_is_asked_for_is_changed(small: Small) -> None:
     entry = pyfuse3.EntryAttributes()
     entry.st_mode, entry.st_uid, entry.st_size = pyfuse3.ModeT(0o100600), 5, 3
     complete(small.ops.setattr, 2, entry, asked(mode=True), None, CONTEXT)
-    complete(small.ops.setattr, 2, entry, asked(size=True, uid=True), None, CONTEXT)
+    complete(small.ops.setattr, 2, entry, asked(uid=True), None, CONTEXT)
     complete(small.ops.setattr, 2, entry, asked(), None, CONTEXT)
-    assert small.file.log == [NewAttributes(mode=0o600), NewAttributes(size=3, uid=5)]
+    assert small.file.log == [NewAttributes(mode=0o600), NewAttributes(uid=5)]
+
+
+def test_a_file_is_open_while_it_is_truncated_by_its_path(small: Small) -> None:
+    entry = pyfuse3.EntryAttributes()
+    entry.st_size = 3
+    complete(small.ops.setattr, 2, entry, asked(size=True), None, CONTEXT)
+    assert small.file.log == [("truncate", 3), ("release",)]
 
 
 def test_an_open_file_is_truncated_through_its_descriptor(small: Small) -> None:
@@ -610,7 +617,7 @@ def test_what_is_at_hand_is_told_with_who_asked_and_for_how_long(small: Small) -
     def wait() -> None:
         may_end.wait(10)
 
-    small.ops._open_files[number].syncing = lambda: wait  # type: ignore[method-assign]
+    small.ops.opened.files[number].syncing = lambda: wait  # type: ignore[method-assign]
 
     async def ask() -> None:
         async with trio.open_nursery() as nursery:

@@ -520,7 +520,7 @@ class Stage:
     def names(self, path: str) -> list[str]:
         ops = self.mounted.ops
         fh = at_once(ops.opendir(self.find(path)[0], CONTEXT))
-        names = ops._listings[fh].names
+        names = ops.opened.listings[fh].names
         at_once(ops.releasedir(fh))
         return names
 

@@ -252,7 +252,7 @@ class Mounted:
 
     def list(self, path: str) -> list[str]:
         fh = complete(self.ops.opendir, self.inode(path), CONTEXT)
-        names = self.ops._listings[fh].names
+        names = self.ops.opened.listings[fh].names
         complete(self.ops.releasedir, fh)
         return names
 

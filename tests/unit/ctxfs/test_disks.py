@@ -171,17 +171,16 @@ def test_what_is_not_in_memory_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def opened_on(path: Path) -> OpenRealFile:
+    node = SimpleNamespace(
+        check_writing=lambda caller: None, changed=lambda: None, closed=os.close
+    )
     return OpenRealFile(
-        cast(Any, None),
+        cast(Any, node),
         cast(Any, None),
         os.open(path, os.O_RDWR | os.O_CREAT),
         limit=1 << 20,
         append=False,
         share=cast(Any, SimpleNamespace(writing=lambda *_: nullcontext())),
-        may_read=lambda: None,
-        may_write=lambda: None,
-        changed=lambda: None,
-        close=os.close,
     )
 
 

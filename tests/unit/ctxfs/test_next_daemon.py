@@ -23,13 +23,12 @@ def mounted(tmp_path: Path) -> Iterator[Mounted]:
 
 def _execute_again(mounted: Mounted) -> int:
     """Returns how many bytes pass."""
-    content = b"".join(written(mounted.ops.save(Descriptors())))
+    content = b"".join(written(mounted.ops.opened.save(Descriptors())))
     before = mounted.ops
-    for number, opened in list(before._open_files.items()):
-        opened.release()
-        before._closed(number)
+    for number in list(before.opened.files):
+        before.opened.close(number)
     mounted.ops = Operations(mounted.fs)
-    mounted.ops.restore(read_back(content))
+    mounted.ops.opened.restore(read_back(content))
     return len(content)
 
 

@@ -14,7 +14,8 @@ import pyfuse3
 import pytest
 
 from ctxfs.files.folders import ARTIFACT, ROWS
-from ctxfs.tree.folders import NODE_SIZE, Folders
+from ctxfs.tree.folder import NODE_SIZE
+from ctxfs.tree.folders import Folders
 from runtime.authority.accounts import Resource
 from runtime.kernel import linux
 from runtime.kernel.handover import Descriptors, read_back, written
@@ -504,7 +505,7 @@ def test_what_goes_to_the_next_daemon_opens_nothing(
 
 def test_what_was_open_goes_on(scene: Scene) -> None:
     fh, inode = scene.create(f"{A}/f", b"one")
-    opened = scene.mounted.ops._open_files[fh]
+    opened = scene.mounted.ops.opened.files[fh]
     saved = {**opened.save(Descriptors()), "flags": os.O_WRONLY}
     scene.unlink(f"{A}/f")
     made = handed_over(scene)
@@ -518,7 +519,7 @@ def test_what_was_open_goes_on(scene: Scene) -> None:
     again.release()
     folder = made.get(scene.inode(A)).folder
     assert (folder.entries, folder.bytes) == (0, 0)
-    scene.mounted.ops._open_files.clear()
+    scene.mounted.ops.opened.files.clear()
 
 
 # of agents that are gone
@@ -538,7 +539,7 @@ def test_a_removed_childs_artifacts_are_read_and_not_written(mounted: Mounted) -
     again = mounted.base.folders.root(ARTIFACT, child)
     assert again.inode == root.inode
     fh = complete(mounted.ops.opendir, root.inode, CONTEXT)
-    assert mounted.ops._listings[fh].names == ["file"]
+    assert mounted.ops.opened.listings[fh].names == ["file"]
     with refused("EACCES"):
         complete(mounted.ops.unlink, root.inode, b"file", CONTEXT)
 
