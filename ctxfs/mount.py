@@ -275,9 +275,9 @@ def mounted(
     """The filesystem, mounted in both places as long as the context lasts. With a ``handshake``
     that was taken over it is mounted already.
 
-    Yields its guard. When the daemon has not answered for as long as the setting ``watchdog`` says,
-    it is said what it was doing, and the connection to the kernel is aborted: then ``pyfuse3.main``
-    returns.
+    Yields its guard, whose children are with the helpers. When the daemon has not answered for as
+    long as the setting ``watchdog`` says, it is said what it was doing, and the connection to the
+    kernel is aborted: then ``pyfuse3.main`` returns.
     """
     places, privilege = runtime.places, runtime.agents.privilege
     taken = handshake.taken
@@ -301,7 +301,8 @@ def mounted(
     _open_background(connection, privilege)
     abort = str(connection / "abort")
     watchdog = ceil(runtime.config.watchdog)
-    arguments = orders.words(places.fuse, os.getpid(), abort, watchdog)
+    home = runtime.hierarchy.helpers.path
+    arguments = orders.words(places.fuse, os.getpid(), abort, watchdog, home)
     cgroup = runtime.hierarchy.daemon
     guard = MountGuard(runtime.spawner, cgroup, [places.program("guard"), *arguments], operations)
     try:

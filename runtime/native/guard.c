@@ -2,7 +2,7 @@
  * guard: frees all processes that wait for the filesystem when the daemon dies or
  * stops answering.
  *
- *     guard MOUNT_POINT PID ABORT SECONDS
+ *     guard MOUNT_POINT PID ABORT SECONDS CGROUP
  *
  * The kernel ends a FUSE connection when its last descriptor is closed. But a
  * thread of a killed daemon can be inside a notification to the kernel, waiting
@@ -27,6 +27,9 @@
  * directory. Whoever may list a directory, of any filesystem, can hold its lock: by
  * listing it into a page that never comes. The daemon can do nothing about it, and a
  * new one could not either. So the guard has a line for each such process logged.
+ *
+ * A child that waits for such a lock cannot be killed. So the children are in CGROUP: nobody
+ * waits for them who waits for the end of all in the daemon's own.
  */
 #define _GNU_SOURCE
 #include <ctype.h>
@@ -63,7 +66,8 @@ struct asker {
 /* A child that ends with its parent; 0 in it. */
 static pid_t fork_helper(void)
 {
-	pid_t guard = getpid(), pid = fork();
+	/* the directory that it is in is CGROUP: to open that by a path would take locks */
+	pid_t guard = getpid(), pid = fork_into(".", 0, SIGCHLD);
 
 	if (pid == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -251,10 +255,13 @@ int main(int argc, char **argv)
 	pid_t daemon = (pid_t)take_number(&orders, INT_MAX);
 	const char *file = take_word(&orders);
 	int seconds = (int)take_number(&orders, INT_MAX);
+	const char *cgroup = take_word(&orders);
 	sigset_t told;
 
 	if (!all_taken(&orders))
 		return 2;
+	if (chdir(cgroup) < 0)
+		die("%s: %m", cgroup);
 	sigemptyset(&told);
 	sigaddset(&told, SIGUSR1);
 	sigprocmask(SIG_BLOCK, &told, NULL);

@@ -261,6 +261,27 @@ ctypes.CDLL(None).getdents64(fd, ctypes.c_void_p(address), 1 << 16)
 """
 
 
+@contextmanager
+def agents_held(daemon: Daemon, stack: ExitStack) -> Iterator[subprocess.Popen[bytes]]:
+    """A stranger holds the lock of ``agent/``, and is named in the log; one who would make an agent
+    waits for it."""
+    made = []
+    with unfilled_file() as file:
+        for words, waits in (
+            (["/usr/bin/python3", "-c", LIST, str(file), str(daemon.root / "agent")],
+             "iterate_dir"),
+            (["mkdir", str(daemon.agent_dir("made"))], "filename_create"),
+        ):
+            process = stack.enter_context(subprocess.Popen(words, user=STRANGER, group=STRANGER,
+                                                           extra_groups=[]))
+            made.append(process)
+            kernel = Path(f"/proc/{process.pid}/stack")
+            wait_until(lambda kernel=kernel, waits=waits: waits in kernel.read_text(), waits)  # type: ignore[misc]
+        named = f"(getdents): {made[0].pid}, uid {STRANGER}, python3: "
+        wait_until(lambda: named in daemon.log.read_text(), "its holder is named")
+        yield process
+
+
 @pytest.mark.needs_root("it looks into the kernel's stacks")
 @pytest.mark.alone
 def test_who_holds_the_lock_of_agents_is_named_and_those_that_live_go_on() -> None:
@@ -269,20 +290,7 @@ def test_who_holds_the_lock_of_agents_is_named_and_those_that_live_go_on() -> No
         for each in agents:
             wait_status(each, "busy")
         guards = daemon.guards()
-        with unfilled_file() as file:
-            for words, waits in (
-                (["/usr/bin/python3", "-c", LIST, str(file), str(daemon.root / "agent")],
-                 "iterate_dir"),
-                (["mkdir", str(daemon.agent_dir("made"))], "filename_create"),
-            ):
-                process = stack.enter_context(subprocess.Popen(words, user=STRANGER,
-                                                               group=STRANGER, extra_groups=[]))
-                kernel = Path(f"/proc/{process.pid}/stack")
-                wait_until(lambda kernel=kernel, waits=waits: waits in kernel.read_text(), waits)  # type: ignore[misc]
-                if waits == "iterate_dir":
-                    holder = process
-            named = f"(getdents): {holder.pid}, uid {STRANGER}, python3: "
-            wait_until(lambda: named in daemon.log.read_text(), "its holder is named")
+        with agents_held(daemon, stack) as process:
             assert process.poll() is None
             assert "holds the lock of agent/" in daemon.ctx("doctor").stdout
             ctx_kill(daemon, agents[0])
@@ -291,3 +299,14 @@ def test_who_holds_the_lock_of_agents_is_named_and_those_that_live_go_on() -> No
         assert process.wait(TIMEOUT) == 0
         wait_status(daemon.run("next", "sleep 100000"), "busy")
         assert "does not answer" not in daemon.log.read_text()
+
+
+@pytest.mark.needs_root("it looks into the kernel's stacks")
+def test_a_daemon_stops_and_begins_while_somebody_holds_the_lock_of_agents() -> None:
+    """Nothing that waits for it is left in the daemon's own cgroup."""
+    with running(Daemon(config="watchdog: 1s\n")) as daemon, ExitStack() as stack:
+        wait_status(daemon.run("listed", "sleep 100000"), "busy")
+        with agents_held(daemon, stack):
+            assert daemon.stop() == 0
+            daemon.start()
+            wait_status(daemon.run("next", "sleep 100000"), "busy")
