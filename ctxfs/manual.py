@@ -39,7 +39,6 @@ from runtime.sockets.operations import (
     Operation,
 )
 from runtime.texts.names import dump_json
-from runtime.texts.policy import PERMS
 
 _WIDTH: Final = 96
 _SUFFIXES: Final = {
@@ -197,10 +196,6 @@ def _type(schema: Schema) -> str:
     return types if isinstance(types, str) else " or ".join(types)
 
 
-def _permissions() -> Iterator[str]:
-    return _list((f"Li {cls}:", [f"{escape(', '.join(perms))}."]) for cls, perms in PERMS.items())
-
-
 def _inodes() -> Iterator[str]:
     yield ".Bl -tag -width Ds"
     for treatment in inodes.TABLE:
@@ -253,7 +248,6 @@ PAGES: Final[dict[str, dict[str, Callable[[], Iterator[str]]]]] = {
         "verbs": _verbs(VERBS),
         "session files": _files(session.LAYOUT),
         "channel files": _plain_files(session.CHANNEL),
-        "permissions": _permissions,
         "inodes": _inodes,
     },
     "ctxfs-tasks.5": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from ctxfs import manual
 from runtime.records.config import Config
 from runtime.sockets.operations import DAEMON_OPERATIONS, OPERATIONS
+from runtime.texts.policy import PERMS
 
 MAN = Path(__file__).parents[3] / "man"
 
@@ -31,6 +33,14 @@ def test_every_operation_of_a_socket_is_on_the_page() -> None:
     _, _, sockets = (MAN / "ctxfs-tools.5").read_text().partition(".Sh SOCKETS\n")
     for name in {*OPERATIONS, *DAEMON_OPERATIONS}:
         assert f"\n.It Ql {name}\n" in sockets
+
+
+def test_every_permission_is_in_the_manual() -> None:
+    _, _, text = (MAN / "ctxfs-policy.5").read_text().partition(".Ss Classes\n")
+    for cls, perms in PERMS.items():
+        _, _, about = text.partition(f".It Li {cls} :")
+        about, _, _ = about.partition(".It Li ")
+        assert not [perm for perm in perms if not re.search(rf"\.I[ct] .*\b{perm}\b", about)], cls
 
 
 def test_every_setting_is_in_the_manual() -> None:
