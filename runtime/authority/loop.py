@@ -6,9 +6,9 @@ longer by its nature is done in pieces (``Gentle``): all agents of an owner toge
 the loop for it. The disk is waited for outside of the loop.
 
 Each step of a handler charges its processor time to its caller's owner. The requests of an owner
-over its account are late (``Late``) or refused, as ``ctxfs.locks`` says of each. A number of an
-owner's sleep, and any beyond take turns: the loop serves one for each owner in a pass, so that
-others are answered between any two. Operators are always served.
+over its account are late (``Late``) or refused, as ``ctxfs.locks`` says of each. Only so
+many requests of an owner sleep. Those beyond take turns: the loop serves one for each owner in a
+pass, so that others are answered between any two. Operators are always served.
 """
 
 from __future__ import annotations
