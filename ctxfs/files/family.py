@@ -55,15 +55,15 @@ def _parse_life(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     return life
 
 
-def _set_life(base: Base, agent: Agent, caller: Caller, text: str) -> None:
-    life = _parse_life(base, agent, caller, one_line(text))
+def _set_life(base: Base, agent: Agent, life: str) -> None:
     profile = Profile.PUBLIC_NAMED if life == "detached" else Profile.PRIVATE_CHILD
     base.runtime.agents.births.set_life(agent, life, profile.value)
 
 
-def _check_profile(base: Base, agent: Agent, caller: Caller, line: str) -> None:
+def _parse_profile(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     profile = names.check_choice(line, PROFILES)
     _parse_life(base, agent, caller, _life_of(agent, profile))
+    return profile
 
 
 def _life_of(agent: Agent, profile: str) -> str:
@@ -72,9 +72,8 @@ def _life_of(agent: Agent, profile: str) -> str:
     return agent.life if agent.life != "detached" else "owned"
 
 
-def _set_profile(base: Base, agent: Agent, caller: Caller, text: str) -> None:
-    profile = names.check_choice(one_line(text), PROFILES)
-    _set_life(base, agent, caller, _life_of(agent, profile))
+def _set_profile(base: Base, agent: Agent, profile: str) -> None:
+    _set_life(base, agent, _life_of(agent, profile))
 
 
 def _families(base: Base, agent: Agent, caller: Caller) -> str:
@@ -95,18 +94,13 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         doc="its supervisor: agent:NAME; operator, for a root agent; none, "
         "for a detached child",
         render=_supervisor, depends=("parent", "life")),
-    Control(name="life", default="owned (child), detached (root)", shape=shapes.choice(LIVES),
-        public=True,
-        guard=fields.WHILE_NEW, render=fields.value("life"), commit=_set_life,
-        check=fields.checked(_parse_life), single=True,
-        doc="owned; temp: ctxd removes the agent, but not the parent's channel, when it has "
-            "recorded the end; detached: the agent lives on when its parent ends. A root agent "
-            "can only be detached"),
-    Control(name="profile", default="private_child (child), public_named (root)",
-        shape=shapes.choice(PROFILES), public=True,
-        guard=fields.WHILE_NEW, render=fields.value("profile"), check=_check_profile,
-        commit=_set_profile, single=True,
-        doc="private_child for owned and temp, public_named for detached"),
+    fields.single("life", "owned; temp: ctxd removes the agent, but not the parent's channel, when "
+                  "it has recorded the end; detached: the agent lives on when its parent ends. A "
+                  "root agent can only be detached", _parse_life, shape=shapes.choice(LIVES),
+                  default="owned (child), detached (root)", public=True, update=_set_life),
+    fields.single("profile", "private_child for owned and temp, public_named for detached",
+                  _parse_profile, shape=shapes.choice(PROFILES), public=True,
+                  default="private_child (child), public_named (root)", update=_set_profile),
     Shown(name="visibility", default="from profile", public=True,
         render=fields.value("visibility"), depends=("profile",), doc="private or public"),
     Shown(name="ownership", default="from profile", render=fields.value("ownership"),

@@ -7,7 +7,7 @@ from typing import Final
 from ctxfs.files import fields
 from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
-from ctxfs.tree.rows import NEW, Control, Row, one_line
+from ctxfs.tree.rows import NEW, Control, Row
 from runtime.authority.guard import Guard
 from runtime.caller import Caller, Role
 from runtime.errors import DeniedError, MalformedError
@@ -31,8 +31,7 @@ def _parse_id(line: str) -> int:
     return value
 
 
-def _set_owner(base: Base, agent: Agent, caller: Caller, text: str) -> None:
-    owner = _parse_owner(base, agent, caller, one_line(text))
+def _set_owner(base: Base, agent: Agent, owner: int) -> None:
     if owner != agent.owner:
         base.runtime.agents.births.change_owner(agent, owner)
 
@@ -82,9 +81,9 @@ def _groups(base: Base, agent: Agent, caller: Caller) -> str:
 
 
 ROWS: Final[tuple[Row[Agent], ...]] = (
-    Control(name="owner", default="creator's", shape=shapes.USER, guard=_BY_ROOT,
-        render=fields.number("owner"), commit=_set_owner, doc="uid of the user that owns the agent",
-        check=fields.checked(_parse_owner), single=True),
+    fields.single("owner", "uid of the user that owns the agent", _parse_owner,
+                  shape=shapes.USER, default="creator's", render=fields.number("owner"),
+                  guard=_BY_ROOT, update=_set_owner),
     fields.single("uid", "uid of its processes; a child's is its parent's", _own_id("uid"),
                   shape=shapes.USER, default="creator's", render=fields.number("uid"),
                   guard=_BY_ROOT),

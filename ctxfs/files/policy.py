@@ -8,7 +8,7 @@ from typing import Final
 from ctxfs.files import fields
 from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
-from ctxfs.tree.rows import NOT_TERMINAL, Control, Row, Shown, one_line
+from ctxfs.tree.rows import NOT_TERMINAL, Control, Row, Shown
 from runtime.authority.guard import Guard
 from runtime.caller import CONTROLLERS, Caller
 from runtime.errors import MalformedError, QuotaError, WrongStateError
@@ -27,8 +27,7 @@ def _check_label(line: str, _: str = "") -> str:
     return line
 
 
-def _set_label(base: Base, agent: Agent, caller: Caller, text: str) -> None:
-    label = _check_label(one_line(text))
+def _set_label(base: Base, agent: Agent, label: str) -> None:
     rewritten = policy.relabel(agent.policy, agent.label, label)
     base.runtime.agents.journal.update(agent, label=label, policy=rewritten)
 
@@ -91,11 +90,8 @@ def _policy_effective(base: Base, agent: Agent, caller: Caller) -> str:
 
 
 ROWS: Final[tuple[Row[Agent], ...]] = (
-    Control(name="label", default="NAME_t", shape=shapes.word(_check_label),
-        guard=fields.WHILE_NEW,
-        render=fields.value("label"), commit=_set_label,
-        check=fields.alone(_check_label), single=True,
-        doc="the label of its policy lines"),
+    fields.single("label", "the label of its policy lines", fields.alone(_check_label),
+                  shape=shapes.word(_check_label), default="NAME_t", update=_set_label),
     Control(name="policy", default="configured; a child's from its parent",
         shape=shapes.lines(policy.parse),
         guard=Guard(who=CONTROLLERS, when=NOT_TERMINAL), render=fields.text("policy"),
