@@ -16,8 +16,9 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import pyfuse3
@@ -38,13 +39,11 @@ from pyfuse3 import (
 from ctxfs.errnos import errno_of
 from ctxfs.filesystem import Filesystem
 from ctxfs.handshake import Handshake
-from ctxfs.locks import TABLE, Over, Row
+from ctxfs.locks import TABLE
 from ctxfs.opened import Opened
-from ctxfs.pace import Pace
+from ctxfs.pace import Meant, Pace
 from ctxfs.scheduler import Scheduler
 from ctxfs.tree.nodes import Attributes, Call, Listing, NewAttributes, Node, OpenFile
-from ctxfs.tree.rownodes import RowNode
-from ctxfs.tree.rows import Verbs
 from runtime.authority.accounts import Charge, Payer, Resource
 from runtime.errors import (
     CtxError,
@@ -61,11 +60,6 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 #: Requests served at once: as good as unlimited, so that those that wait hold up no others.
 WORKERS: Final = 1_000_000
-#: of the bytes of a write: one as read from the kernel, one as the handler gets it
-_COPIES: Final = 2
-#: a request with less is not asked to pay for the time that it waits
-_FREE_BYTES: Final = 8192
-_NOTHING_HELD: Final = nullcontext()
 #: of the requests at hand, when the mount does not answer
 _TOLD_MAX: Final = 100
 
@@ -87,15 +81,8 @@ def _boundary(
         self._at_hand[id(args)] = (name, args, who, time.monotonic())
         self._base.requests += 1
         try:
-            if row.turn and self.scheduler.is_asked() and not self._is_of_ctl(args):
-                with self._waiting(who, args[-1]):
-                    await self.scheduler.turn(who, reads=name == "read")
-            if self._pace.is_over(who) and who is not None:
-                over = self._over(row, args)
-                if over is Over.REFUSED:
-                    self._pace.refuse(who)
-                if over is Over.LATE:
-                    await self._pace.late(who)
+            meant = partial(self._meant, args)
+            await self._pace.admit(row, who, meant, args[-1], reads=name == "read")
             return await self._pace.timed(who, method(self, *args, **kwargs))
         except FUSEError:
             raise
@@ -126,8 +113,8 @@ class Operations(pyfuse3.Operations):
         self._fs = fs
         self._base = fs.base
         self.opened = Opened(fs)
-        self._pace = Pace(fs.base.runtime)
         self.scheduler = Scheduler(handshake)
+        self._pace = Pace(fs.base.runtime, self.scheduler)
         #: set while no request is at hand
         self.idle = trio.Event()
         self.idle.set()
@@ -166,59 +153,17 @@ class Operations(pyfuse3.Operations):
         opened = self.opened.by_whom(args[0])
         return self._pace.payer(opened[0]) if opened is not None else None
 
-    def _meant(
-        self, args: Sequence[Any], operation: str = ""
-    ) -> tuple[Node | None, OpenFile | None]:
-        """What a request is about, and the open file if it names one."""
+    def _meant(self, args: Sequence[Any], operation: str = "") -> Meant:
         if not isinstance(args[-1], RequestContext):
-            file, opened = self.opened.files.get(args[0]), self.opened.by_whom(args[0])
-            return (opened[1] if opened is not None else None), file
+            opened = self.opened.by_whom(args[0])
+            return Meant(opened[1] if opened is not None else None, self.opened.files.get(args[0]))
         if isinstance(args[0], RequestContext):
-            return None, None  # statfs
+            return Meant(None)  # statfs
         try:
             # of a link, the directory that it is made in
-            return self._fs.node(args[1] if operation == "link" else args[0]), None
+            return Meant(self._fs.node(args[1] if operation == "link" else args[0]), name=args[1])
         except CtxError:
-            return None, None
-
-    def _is_of_ctl(self, args: Sequence[Any]) -> bool:
-        """Whether a request is about a ``ctl``: that is answered at once, and its verbs act. What
-        somebody calls so in a folder is none."""
-        node, _ = self._meant(args)
-        return isinstance(node, RowNode) and (
-            isinstance(node.row, Verbs) or b"ctl" in args[1:2]
-        )
-
-    def _over(self, row: Row, args: Sequence[Any]) -> Over:
-        """How a request of an owner over its account is met.
-
-        What is asked with a lock that others wait for is not late: attributes of directories, and
-        reads into pages that the kernel keeps.
-        """
-        if self._is_of_ctl(args):
-            return Over.SERVED
-        node, file = self._meant(args)
-        if row.over is not Over.LATE or node is None:
-            return row.over
-        locked = node.is_directory() if file is None else not file.direct
-        return Over.SERVED if locked else Over.LATE
-
-    def _waiting(self, who: Payer | None, data: object) -> AbstractContextManager[object]:
-        """Has a request that waits pay for the bytes that it wants to write; ``QuotaError``.
-
-        What is small costs the daemon no more than the thread that asks costs its agent.
-        """
-        if who is None or not isinstance(data, bytes) or len(data) <= _FREE_BYTES:
-            return _NOTHING_HELD
-        return self._holding(who, _COPIES * len(data))
-
-    @contextmanager
-    def _holding(self, who: Payer, size: int) -> Iterator[None]:
-        held = self._base.runtime.accounts.charged(who, Resource.MEMORY, size)
-        try:
-            yield
-        finally:
-            held.release()
+            return Meant(None)
 
     def _call(self, ctx: RequestContext) -> Call:
         return Call(self._base.runtime, ctx.uid, ctx.gid, ctx.pid)
@@ -229,7 +174,8 @@ class Operations(pyfuse3.Operations):
             return  # the kernel comes again, or is told of the name
         if errno_of(error) == errno.ENOENT and operation in ("lookup", "getattr"):
             return
-        (node, file), ctx = self._meant(args, operation), args[-1]
+        meant, ctx = self._meant(args, operation), args[-1]
+        node, file = meant.node, meant.file
         if file is None and not isinstance(ctx, RequestContext):
             return  # of a directory that is open
         try:
@@ -427,7 +373,7 @@ class Operations(pyfuse3.Operations):
         mark = self._base.cache.mark()
         writing = opened.writing(off, data)
         if writing is not None:
-            with self._waiting(self._pace.payer(opened.caller), data):
+            with self._pace.holding(self._pace.payer(opened.caller), data):
                 written = await self._base.disks.change(
                     opened.caller, writing, opened.node.inode
                 )

@@ -195,7 +195,7 @@ def test_arrows_between_the_floors_of_the_runtime_point_down() -> None:
 CTXFS_FLOORS = ("ground", "tree", "tools", "files", "roof")
 CTXFS_GROUND = {
     f"ctxfs.{name}"
-    for name in ("caching", "disks", "errnos", "keptlines", "pace", "program", "reasons")
+    for name in ("caching", "disks", "errnos", "keptlines", "program", "reasons")
 }
 
 

@@ -19,7 +19,7 @@ PACKAGE = Path(inspect.getfile(ctxfs)).parent
 #: what handlers reach; sockets and tools are answered in tasks of their own
 REACHED = [PACKAGE / "filesystem.py", *PACKAGE.glob("tree/*.py")]
 #: what the boundary awaits around each handler
-BOUNDARY = {"self.scheduler.turn", "self._pace.late", "self._pace.timed"}
+BOUNDARY = {"self._pace.admit", "self._pace.timed"}
 #: where something that a row lists is begun or goes on
 INSIDE = {"self._base.runtime.supervisor.look", "self.row.ready", "self._row.gather"}
 WAITS = {wait.call: wait for row in TABLE.values() for wait in row.waits}

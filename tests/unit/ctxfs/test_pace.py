@@ -12,7 +12,9 @@ import trio
 import trio.testing
 
 from ctxfs import pace
-from ctxfs.pace import Pace
+from ctxfs.locks import TABLE
+from ctxfs.pace import Meant, Pace
+from ctxfs.scheduler import Scheduler
 from runtime.authority import loop
 from runtime.authority.accounts import Payer, Reserve, TimeAccounts
 from runtime.authority.loop import Gentle
@@ -26,7 +28,11 @@ def paced(share: float = 0.5) -> Pace:
     accounts = SimpleNamespace(time=TimeAccounts(share))
     agents = SimpleNamespace(identity=SimpleNamespace(payer=lambda caller: AGENT))
     runtime = SimpleNamespace(accounts=accounts, agents=agents)
-    return Pace(cast(Any, runtime))
+    return Pace(cast(Any, runtime), Scheduler())
+
+
+async def admit(made: Pace, operation: str = "statfs") -> None:
+    await made.admit(TABLE[operation], AGENT, lambda: Meant(None), None, reads=False)
 
 
 def used_up(made: Pace) -> None:
@@ -43,8 +49,10 @@ def test_operators_always_have_time() -> None:
 
 
 def test_what_is_refused_says_why() -> None:
+    made = paced()
+    used_up(made)
     with pytest.raises(OverTimeError, match="uid 1000 have used up their time"):
-        paced().refuse(AGENT)
+        trio.run(admit, made, "lookup")
 
 
 def test_late_is_a_second_at_most() -> None:
@@ -52,7 +60,7 @@ def test_late_is_a_second_at_most() -> None:
         made = paced()
         used_up(made)
         begun = trio.current_time()
-        await made.late(AGENT)
+        await admit(made)
         assert 0.0 < trio.current_time() - begun <= 1.0
         assert not made._late._turns._turns, "nothing is kept of who has waited"
         assert not made._late._sleeping
@@ -67,7 +75,7 @@ def test_those_who_were_late_go_on_one_in_a_pass() -> None:
     now = 0
 
     async def ask(made: Pace) -> None:
-        await made.late(AGENT)
+        await admit(made)
         passes[now] += 1
         used_up(made)
 
