@@ -82,6 +82,8 @@ class Daemon:
     rootless = ROOTLESS
     #: whether its command is executed: the whole way, which costs three times as much
     executed = False
+    #: for ``become_user``, of one that is not executed
+    user: tuple[int, int] | None = None
 
     def __init__(self, *, config: str = "", env: Mapping[str, str] | None = None) -> None:
         #: added to the environment of the daemon, at each start
@@ -209,7 +211,8 @@ class Daemon:
             self.place.pid = process.pid
             return process
         self.own.path.mkdir(exist_ok=True)
-        forked = PRELOADED.fork(self.command(), environment, self.own.path, stderr)
+        forked = PRELOADED.fork(Daemon.command(self), environment, self.own.path, stderr,
+                                self.user)
         WATCH.is_forked(self.place, forked.pid)
         PRELOADED.go()
         return forked

@@ -7,7 +7,6 @@ a way to the interpreter. Nothing of that shows outside.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
 import subprocess
@@ -21,14 +20,12 @@ from typing import Any, Final, TypeVar
 import pytest
 
 from tests.worlds.daemon import Daemon
+from tests.worlds.preloaded import become_user
 from tests.worlds.whose import ROOTLESS
 
 T = TypeVar("T")
 UID: Final = 61001
 IDS: Final = ("setpriv", "--reuid", str(UID), "--regid", str(UID), "--clear-groups")
-_CLONE_NEWNS: Final = 0x20000
-_PR_SET_DUMPABLE: Final = 4
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 #: $1 where its own things are, $2 the uid, $3 propagation, $4 whether fusectl is there,
 #: $5 directories that are closed to others, then "--" and what is needed of them
@@ -84,13 +81,7 @@ def as_user(function: Callable[[], T], *, machine: int | None = None) -> T:
 def _become_user(function: Callable[[], Any], machine: int | None, write_end: int) -> None:
     answer: tuple[Any, BaseException | None, str]
     try:
-        if machine is not None:
-            fd = os.open(f"/proc/{machine}/ns/mnt", os.O_RDONLY)
-            assert _libc.setns(fd, _CLONE_NEWNS) == 0
-        os.setgroups([])
-        os.setresgid(UID, UID, UID)
-        os.setresuid(UID, UID, UID)
-        _libc.prctl(_PR_SET_DUMPABLE, 1)
+        become_user(machine, UID)
         os.chdir("/")
         answer = function(), None, ""
     except BaseException as error:
@@ -154,7 +145,6 @@ class OrdinaryDaemon(Daemon):
     """One ctxd of an ordinary user, with the places and the cgroup that it finds itself."""
 
     rootless = True
-    executed = True
 
     def __init__(self, *, config: str = "", propagation: str = "shared", fusectl: str = "yes"):
         if ROOTLESS:
@@ -182,6 +172,7 @@ class OrdinaryDaemon(Daemon):
             file.write_text(config)
         delegate(self.cgroup.path, self.cgroup.path / "daemon")
         self._machine = make_machine(self.base / "machine", propagation, fusectl)
+        self.user = self._machine.pid, UID
 
     def _placed(self, command: list[str]) -> list[str]:
         return command

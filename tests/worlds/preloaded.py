@@ -3,12 +3,14 @@
 Most of what a daemon's start costs is the interpreter and its imports: 0.25 of 0.35 s of the
 processor, a thousand times in a run of the tests. What is done here by fork(2) instead of
 execve(2) is the same otherwise: its session, cgroup, environment, arguments and descriptors are
-its own, and it runs ``main`` and leaves by it as ``python -m ctxfs.daemon`` does. The tests of
-starting (tests/system/test_startup.py) and all daemons of ordinary users execute it.
+its own, and it runs ``main`` and leaves by it as ``python -m ctxfs.daemon`` does; a daemon of an
+ordinary user has that user's ids and mounts, too. The tests of starting
+(tests/system/test_startup.py) execute it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import pickle
@@ -29,6 +31,9 @@ from ctxfs.program import program
 from tests.worlds.readiness import readable
 
 _STATUS: Final = struct.Struct("=i")
+_CLONE_NEWNS: Final = 0x20000
+_PR_SET_DUMPABLE: Final = 4
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 #: what a daemon is told fits
 _MOST: Final = 1 << 17
 
@@ -40,6 +45,8 @@ class _Order:
     command: list[str]
     environment: dict[str, str]
     cgroup: str
+    #: a process whose mounts it has, and the uid; else those of the tests
+    user: tuple[int, int] | None
 
 
 class Forked:
@@ -87,7 +94,8 @@ class Preloaded:
         self._go = -1
 
     def fork(
-        self, command: Sequence[str], environment: Mapping[str, str], cgroup: Path, stderr: int
+        self, command: Sequence[str], environment: Mapping[str, str], cgroup: Path, stderr: int,
+        user: tuple[int, int] | None,
     ) -> Forked:
         """It does nothing until ``go``, so that it can be watched before."""
         with self._lock:
@@ -96,7 +104,7 @@ class Preloaded:
             waits, self._go = os.pipe()
             status, told = os.pipe()
             order = _Order(command=list(command), environment=dict(environment),
-                           cgroup=str(cgroup))
+                           cgroup=str(cgroup), user=user)
             socket.send_fds(self._socket, [pickle.dumps(order)], [stderr, waits, told])
             os.close(waits)
             os.close(told)
@@ -125,6 +133,20 @@ class Preloaded:
 
 #: of this run of the tests
 PRELOADED: Final = Preloaded()
+
+
+def become_user(machine: int | None, uid: int) -> None:
+    """Has the mounts of another process, if there is one, and the ids of a user, from now on."""
+    if machine is not None:
+        fd = os.open(f"/proc/{machine}/ns/mnt", os.O_RDONLY)
+        if _LIBC.setns(fd, _CLONE_NEWNS):
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(fd)
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    # as after execve(2): its files in /proc are its own
+    _LIBC.prctl(_PR_SET_DUMPABLE, 1)
 
 
 # the process itself
@@ -165,6 +187,8 @@ def _become(order: _Order, stderr: int, waits: int) -> NoReturn:
     Path(order.cgroup, "cgroup.procs").write_text("0")
     os.read(waits, 1)
     os.closerange(3, 1 << 16)
+    if order.user is not None:
+        become_user(*order.user)
     os.environ.clear()
     os.environ.update(order.environment)
     # as ``python -W error -m ctxfs.daemon`` finds them
