@@ -116,7 +116,11 @@ class Fleet:
 
 @pytest.mark.parametrize(
     ("number", "captains", "leads", "workers", "killed"),
-    [pytest.param(63, 3, 4, 4, False, id="lives"), pytest.param(200, 4, 7, 6, True, id="killed")],
+    [
+        pytest.param(63, 3, 4, 4, True, id="killed"),
+        pytest.param(63, 3, 4, 4, False, id="lives", marks=pytest.mark.long),
+        pytest.param(200, 4, 7, 6, True, id="many-killed", marks=pytest.mark.long),
+    ],
 )
 def test_everybody_is_woken_once(
     daemon: Daemon, number: int, captains: int, leads: int, workers: int, killed: bool

@@ -60,12 +60,12 @@ def test_clients_without_pause_see_no_error_and_agents_live_on(daemon: Replaceab
     turn = daemon.run("turn", TURN, mode="turn")
     wait_status(turn, "idle")
     with clients_of(daemon, first, "turn") as clients:
-        for _ in range(4):
+        for _ in range(2):
             daemon.reexec()
             clients.go_on(40)
     assert read(first, "pid") == pid and alive(int(pid))
     waits = re.findall(r"callers have waited ([0-9.]+) s", daemon.log.read_text())
-    assert len(waits) == 4
+    assert len(waits) == 2
     events = [event["id"] for event in daemon.events("turn")]
     assert events == [f"e{n}" for n in range(1, len(events) + 1)]
     write(first / "ctl", "stop")
@@ -110,7 +110,7 @@ def test_lives_go_on_from_their_start_to_their_end(daemon: Replaceable) -> None:
         agent.rmdir()
 
     with Clients(life, life, command, pause) as clients:
-        for _ in range(5):
+        for _ in range(3):
             daemon.reexec()
             clients.go_on(5)
 
@@ -304,8 +304,9 @@ def _read_only_older(daemon: Replaceable) -> str:
 
 
 @pytest.mark.parametrize("spoil", [
-    _break_syntax, _break_client, _break_settings, _take_other_handovers, _write_newer_state,
-    _read_only_older,
+    _break_syntax, _take_other_handovers, _write_newer_state,
+    *(pytest.param(each, marks=pytest.mark.long)
+      for each in (_break_client, _break_settings, _read_only_older)),
 ])  # fmt: skip
 def test_a_program_that_does_not_do_leaves_the_old_one_serving(
     spoil: Callable[[Replaceable], str],
@@ -354,9 +355,11 @@ def test_a_program_that_would_lack_descriptors_is_not_executed(daemon: Replaceab
     assert read(directory, "status") == "busy\n" and read(directory, "pid") == pid
 
 
-@pytest.mark.parametrize(
-    "point", ["reexec.held", "reexec.saved", "reexec.executed", "reexec.restored"]
-)
+@pytest.mark.parametrize("point", [
+    "reexec.executed",
+    *(pytest.param(point, marks=pytest.mark.long)
+      for point in ("reexec.held", "reexec.saved", "reexec.restored")),
+])
 def test_to_die_meanwhile_is_a_crash_like_any_other(point: str) -> None:
     with replaceable(env={"CTXD_CRASH_AT": point}) as daemon:
         directory, pid = sleeper(daemon, "x")
@@ -481,7 +484,7 @@ def test_nothing_is_left_by_many(daemon: Replaceable) -> None:
     directory, pid = sleeper(daemon, "x")
     daemon.reexec()
     with _descriptors_of(daemon):
-        for _ in range(5):
+        for _ in range(3):
             daemon.reexec()
     processes = Path("/proc").glob("[0-9]*/stat")
     assert [each for each in processes if _is_zombie_of(each, daemon.pid)] == []

@@ -66,8 +66,7 @@ class Replaceable(Daemon):
         super().__init__(**options)
         self.program = self.base / "program"
         for package in ("ctxfs", "runtime", "client"):
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(HOUSE / package, self.program / package, ignore=ignored)
+            shutil.copytree(HOUSE / package, self.program / package)
 
     def command(self, *more: str) -> list[str]:
         # python -m looks into the working directory first
