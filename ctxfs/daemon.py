@@ -255,6 +255,7 @@ async def serve(
         handshake = Handshake(before["kernel"] if before is not None else None)
         # the filesystem: unmounted before the runtime below it goes
         operations = Operations(fs, handshake)
+        operations.beginning = before is None
         if before is not None:
             operations.scheduler.reading.hold()
         with mounted(operations, runtime, handshake) as guard:
@@ -339,6 +340,7 @@ async def serve(
                 patience = trio.CancelScope()
                 nursery.start_soon(_let_go_late, patience, operations, sockets)
                 await sockets.open_daemon()
+                operations.beginning = False
                 await runtime.supervisor.recover()
                 taken_over.set()
                 patience.cancel()

@@ -37,7 +37,7 @@ from pyfuse3 import (
 )
 
 from ctxfs.errnos import errno_of
-from ctxfs.filesystem import Filesystem
+from ctxfs.filesystem import ROOT_INODE, Filesystem
 from ctxfs.handshake import Handshake
 from ctxfs.locks import TABLE
 from ctxfs.opened import Opened
@@ -50,6 +50,7 @@ from runtime.errors import (
     GoneError,
     MalformedError,
     MissingError,
+    OverTimeError,
     QuotaError,
 )
 from runtime.kernel import linux
@@ -118,6 +119,8 @@ class Operations(pyfuse3.Operations):
         #: set while no request is at hand
         self.idle = trio.Event()
         self.idle.set()
+        #: before the daemon's socket is there: who lists the root can hold the lock that this takes
+        self.beginning = False
         #: requests that are not answered yet: operation, arguments, payer, since when
         self._at_hand: dict[int, tuple[str, Sequence[Any], Payer | None, float]] = {}
         self._base.at_hand = lambda: len(self._at_hand)
@@ -437,6 +440,8 @@ class Operations(pyfuse3.Operations):
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         call = self._call(ctx)
         node = self._fs.node(inode)
+        if self.beginning and inode == ROOT_INODE and not call.is_binder:
+            raise OverTimeError("ctxd begins: try again")
         with self.opened.opening(call.caller) as charge:
             listing = Listing(node, call)
             listing.restart()

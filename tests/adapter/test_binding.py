@@ -52,6 +52,17 @@ def test_the_binder_makes_nothing_else(mounted: Mounted, directory: str, name: s
         bound(mounted, directory, name)
 
 
+def test_nobody_else_lists_the_root_before_the_daemon_has_a_socket(mounted: Mounted) -> None:
+    """He could hold the lock that a bind takes, and the daemon would not begin."""
+    mounted.ops.beginning = True
+    with refused("EAGAIN"):
+        complete(mounted.ops.opendir, mounted.inode(""), CONTEXT)
+    complete(mounted.ops.opendir, mounted.inode(""), binder(mounted))
+    complete(mounted.ops.opendir, mounted.inode("agent"), CONTEXT)
+    mounted.ops.beginning = False
+    complete(mounted.ops.opendir, mounted.inode(""), CONTEXT)
+
+
 def test_nobody_else_binds(mounted: Mounted) -> None:
     agent = mounted.make("x")
     for directory, name in (("", DAEMON_BIND_NAME), ("agent", bind_name(agent))):

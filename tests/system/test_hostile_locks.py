@@ -310,3 +310,42 @@ def test_a_daemon_stops_and_begins_while_somebody_holds_the_lock_of_agents() -> 
             assert daemon.stop() == 0
             daemon.start()
             wait_status(daemon.run("next", "sleep 100000"), "busy")
+
+
+#: lists a directory as soon as it may, if it is a mount, into a page that never comes; then wants
+#: the lock for writing
+CATCH = """if True:
+    import ctypes, mmap, os, sys, threading
+    with open(sys.argv[1], "rb") as file:
+        page = mmap.mmap(file.fileno(), 1 << 16, mmap.MAP_PRIVATE)
+    address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(page)))
+    print("waits", flush=True)
+    listed, above = sys.argv[2], os.path.dirname(sys.argv[2])
+    top = None
+    while top is None:
+        try:
+            if os.stat(listed).st_dev != os.stat(above).st_dev:
+                top = os.open(listed, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            pass
+    getdents = ctypes.CDLL(None).getdents64
+    threading.Thread(target=getdents, args=(top, address, 1 << 16)).start()
+    os.mkdir(listed + "/made")
+"""
+
+
+@pytest.mark.needs_root("nobody else lists what a user mounts")
+def test_a_daemon_begins_although_somebody_would_hold_its_root() -> None:
+    daemon = Daemon()
+    with ExitStack() as stack:
+        file = stack.enter_context(unfilled_file())
+        words = ["/usr/bin/python3", "-c", CATCH, str(file), str(daemon.runtime / "root" / "ctx")]
+        catcher = stack.enter_context(
+            subprocess.Popen(words, user=STRANGER, group=STRANGER, extra_groups=[],
+                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        )  # fmt: skip
+        stack.callback(catcher.kill)
+        assert catcher.stdout is not None
+        assert catcher.stdout.readline() == b"waits\n"
+        with running(daemon):
+            wait_status(daemon.run("lives", "sleep 100000"), "busy")
