@@ -22,7 +22,7 @@ class Detached(Exception):
 
 
 class Replies(Tail):
-    """What a resident agent answers, to anybody: its program's output does not have it."""
+    """The answers of a resident agent, to anybody: its program's output does not have it."""
 
     def __init__(self, root: Root, session: str) -> None:
         super().__init__(root, f"{session}/messages.jsonl", STDOUT, lines=BEFORE)

@@ -1,4 +1,5 @@
-"""What could come next on a command line: the hidden command `__complete` of completions.
+"""Completion: what could come next on a command line, by the hidden command `__complete` of
+completions.
 
 The shells' own files (contrib/completion) only ask for this and show it, so they need not change
 when a command does.

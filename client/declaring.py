@@ -12,7 +12,7 @@ Handler = Callable[[Root, "Arguments"], int]
 
 
 class Arguments(SimpleNamespace):
-    """What a command line gives for the arguments of its command, by name."""
+    """The values that a command line gives to the arguments of its command, by name."""
 
 
 def arg(*flags: str, **options: Any) -> Argument:

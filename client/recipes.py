@@ -27,7 +27,7 @@ DEFAULT_NETWORK = "default"  # all of the host's
 
 
 class Recipe:
-    """What a directory says."""
+    """A recipe, as its directory has it."""
 
     def __init__(self, directory: str) -> None:
         self.directory = os.path.abspath(directory)

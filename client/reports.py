@@ -1,4 +1,4 @@
-"""What agents reported, from their histories."""
+"""The reports of agents, from their histories."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""What the installed client alone can do: each use of the one in sandboxes would pay for it."""
+"""Commands that the installed client alone has: each use of the one in sandboxes would pay for
+it."""

@@ -66,7 +66,7 @@ class Row:
 
     @property
     def branches(self) -> str:
-        """What is drawn before the label."""
+        """The branches that are drawn before the label."""
         if self.above is None:
             return ""
         drawn, row = ("└─ " if self.last else "├─ "), self.above

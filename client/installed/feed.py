@@ -1,4 +1,4 @@
-"""What `ctx top` knows of a ctxfs, read by threads so that the screen never waits for ctxd.
+"""The knowledge of `ctx top` of a ctxfs, read by threads so that the screen never waits for ctxd.
 
 One thread reads `agents` when poll(2) tells that it changed. The other looks at the agents that
 are on the screen: their `usage`, at most each second, and their last event, when poll(2) tells of

@@ -119,8 +119,8 @@ class Life:
 
     @property
     def ender(self) -> str:
-        """Who ended it: `parent`, the name of an agent as `agent:NAME`, `operator uid:N`, or
-        nobody else: empty."""
+        """The one who ended it: `parent`, the name of an agent as `agent:NAME`, `operator uid:N`,
+        or nobody else: empty."""
         if self.reason.startswith("parent_dead"):
             return "parent"
         stopped = self.reason.partition(",")[0] in ("operator_stop", "supervisor_stop")

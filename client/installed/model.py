@@ -65,7 +65,7 @@ class Agent:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells this incarnation from others of its name."""
+        """The key that tells this incarnation from others of its name."""
         return self.name, self.created_at
 
     @property
@@ -83,7 +83,7 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an agent, with all that it owns, uses of the machine."""
+    """The use that an agent, with all that it owns, makes of the machine."""
 
     cpu: float | None  # processors, since the sample before; None of the first
     memory: int  # bytes
@@ -142,7 +142,7 @@ class Line:
 
 @dataclass(slots=True)
 class View:
-    """What the user wants to see of a snapshot."""
+    """The part of a snapshot that the user wants to see."""
 
     sort: str = SORTS[0]
     folded: set[tuple[str, str]] = field(default_factory=set)
