@@ -113,7 +113,7 @@ class Poller(Handed):
                 handle.notify()
 
     def changed_again(self, inode: int) -> None:
-        """The same of a file that changes often: told soon, at most ten times a second."""
+        """Pollers of a file that changes often are told soon, at most ten times a second."""
         self._again.add(inode)
         self._some_again.set()
 
@@ -127,7 +127,7 @@ class Poller(Handed):
             await trio.sleep(_OFTEN_SECONDS)
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
-        """Who waits is woken once, and the kernel asks anew."""
+        """Everybody who waits is woken once, and the kernel asks anew."""
         for waiting in self._waiting.values():
             for handle in waiting.values():
                 with suppress(OSError):
@@ -204,7 +204,7 @@ class Cache(Handed):
         self._known[inode] += 1
 
     def note_listed(self, inodes: Iterable[int]) -> None:
-        """The same of each of these (FUSE_READDIRPLUS)."""
+        """The kernel is told of each of these inodes once more (FUSE_READDIRPLUS)."""
         self._known.update(inodes)
 
     def note_forgotten(self, inode: int, count: int) -> None:
@@ -228,7 +228,7 @@ class Cache(Handed):
             self._some_early.set()
 
     def forget_attributes_of(self, inodes: Iterable[int]) -> None:
-        """The same of many inodes, few of which the kernel knows."""
+        """Forgets the attributes of many inodes, few of which the kernel knows."""
         known = self._known
         for inode in inodes:
             if inode in known:
@@ -248,7 +248,8 @@ class Cache(Handed):
                 self._pages.add((inode, False))
 
     def forget_polled(self, inode: int) -> None:
-        """The same of a value that can be polled; pollers are told once no page is left."""
+        """Forgets attributes and pages of a value that can be polled; pollers are told once no
+        page is left."""
         self.forget_attributes(inode)
         if self.mounted and inode in self._paged:
             # and it stays there: somebody may be about to read into a page, not knowing yet

@@ -415,7 +415,7 @@ def _check_config(config_file: Path, *, required: bool) -> int:
 
 
 def _reload(runtime: Runtime, config_file: Path, daemon_log: DaemonLog) -> str:
-    """What is wrong with the settings, which are then those of before; empty if nothing is."""
+    """The mistakes in the settings, which are then those of before; empty if nothing is."""
     try:
         config = load_config(config_file, required=False)
         runtime.reconfigure(config)

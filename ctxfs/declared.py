@@ -77,7 +77,7 @@ def schema() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What a file says of the agent of its name; ``values`` are by key, as in YAML."""
+    """The agent that a file of its name declares; ``values`` are by key, as in YAML."""
 
     name: str
     file: str
@@ -102,13 +102,13 @@ class Declaration:
 
     @classmethod
     def recorded(cls, name: str, file: str, values: Mapping[str, Any]) -> Declaration:
-        """What a file said earlier."""
+        """The declaration that a file made earlier."""
         return cls(name=name, file=file, values=values, marked=Marked(file))
 
 
 @dataclass(slots=True)
 class Declared:
-    """What a directory says: by name, and which files say nothing that can be used."""
+    """All declarations of a directory, by name, and which files say nothing that can be used."""
 
     agents: dict[str, Declaration] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
@@ -184,7 +184,7 @@ def _why_not_trusted(found: os.stat_result, trusted: Collection[int]) -> str:
 def read_file(
     path: Path, *, trusted: Collection[int]
 ) -> tuple[Declaration | None, list[Mistake]]:
-    """What one file declares, or all that is wrong with it."""
+    """The declaration of one file, or all that is wrong with it."""
     name = path.name.removesuffix(SUFFIX)
     try:
         text = _read_trusted(path, trusted)
@@ -221,7 +221,7 @@ def _read_trusted(path: Path, trusted: Collection[int]) -> str:
 
 
 def parse(name: str, file: str, text: str) -> tuple[Declaration | None, list[Mistake]]:
-    """What a text declares for an agent, or all that is wrong with it."""
+    """The declaration of an agent by a text, or all that is wrong with it."""
     marked = yaml_marks.read(file, text)
     values = yaml_marks.is_map(marked, "the agent's files") if not marked.mistakes else None
     if values is None:
@@ -314,7 +314,7 @@ def _parts(key: str, value: Any) -> Iterator[tuple[yaml_marks.Path, Any]]:
 def _misfits(
     declaration: Declaration, path: yaml_marks.Path, value: Any
 ) -> Iterator[tuple[yaml_marks.Path, str]]:
-    """What is wrong with a part of which the schema says nothing, as far as it is known here."""
+    """The mistakes in a part of which the schema says nothing, as far as it is known here."""
     shape: Shape = SHAPES[str(path[0])]
     try:
         for _, line in shape.lines(value):

@@ -236,7 +236,7 @@ class Declaring(Subscriber):
             await self._say(name, "start")
 
     def _why_waiting(self, declaration: Declaration) -> str:
-        """What has to happen before the agent can be there; empty if nothing has to.
+        """A sentence on what has to happen before the agent can be there; empty if nothing has to.
         ``_Refused`` if another agent than the one that is meant has the name of its parent."""
         if not declaration.parent:
             return ""

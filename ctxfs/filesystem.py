@@ -33,7 +33,7 @@ _BY_NUMBER: Final = {layout.number: layout for layout in LAYOUTS}
 
 
 class Filesystem:
-    """What ``/ctx`` looks like. Knows the runtime; knows no FUSE requests."""
+    """The tree of ``/ctx``. Knows the runtime; knows no FUSE requests."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.base = Base(runtime)
@@ -67,7 +67,7 @@ class Filesystem:
         return self._resolve(*split_inode(node.inode)) is None
 
     def opened_before(self, inode: int, path: str) -> Node:
-        """What is open by this inode number, whatever has become of it."""
+        """The node that is open by this inode number, whatever has become of it."""
         try:
             return self.node(inode)
         except GoneError:

@@ -1,4 +1,5 @@
-"""What the kernel must forget after a change, and which files poll(2) reports as changed."""
+"""After a change: forgetting in the kernel's caches, and the files that poll(2) reports as
+changed."""
 
 from __future__ import annotations
 
@@ -99,7 +100,7 @@ class Forgetting(Subscriber):
             self._cache.forget_name(children, agent.name, link)
 
     def _line_changed(self, index: AgentIndex) -> None:
-        """What ``agents`` says of an agent is another line, or none any more."""
+        """The line of an agent in ``agents`` is another one, or there is none any more."""
         self._kept_lines.drop(index)
         self._cache.poller.changed_again(self._list)
 

@@ -118,8 +118,8 @@ class Handshake:
 
 
 def _agreed(asked: bytes, answered: bytes) -> bytes:
-    """What the kernel has asked, with no more offered than what was agreed upon: another libfuse
-    may know more."""
+    """The kernel's question, with no more offered than what was agreed upon: another libfuse may
+    know more."""
     message = bytearray(asked)
     if _ASKED.unpack_from(asked)[1] != _OPCODE_INIT:
         raise StartupError("what the kernel asked first is unknown")

@@ -36,7 +36,7 @@ class KeptLines:
             self._lines[inside][index] = line
 
     def drop(self, index: AgentIndex) -> None:
-        """What they say of an agent changed, or it is gone."""
+        """Drops the lines of an agent: it changed, or is gone."""
         for lines in self._lines.values():
             lines.pop(index, None)
 

@@ -18,7 +18,7 @@ from typing import Final
 
 
 class Lock(Enum):
-    """What is locked while an answer is outstanding."""
+    """The lock that the kernel holds while an answer is outstanding."""
 
     NONE = "nothing"
     #: a fault inside write(2), or of a page that others want too
@@ -32,7 +32,7 @@ class Lock(Enum):
 
 
 class Over(Enum):
-    """What an owner over its account of the loop's time meets."""
+    """The answer to an owner over its account of the loop's time."""
 
     SERVED = "served"
     LATE = "late"

@@ -79,7 +79,7 @@ def _path(row: Row[Any]) -> str:
 
 
 def _decided(how: str, guard: AnyGuard) -> Iterator[str]:
-    """What a guard decides: who may, when, and what is refused whoever asks."""
+    """The decisions of a guard: who may, when, and what is refused whoever asks."""
     yield f"{how} by {said(guard.who)}, {times(guard.when)}."
     if guard.delegated:
         yield f"Of a private child by {said(guard.who & WITHIN_FAMILY)} only."
@@ -89,7 +89,7 @@ def _decided(how: str, guard: AnyGuard) -> Iterator[str]:
 
 
 def _guards(row: Row[Any]) -> Iterator[str]:
-    """Who changes a file, or what is in a directory."""
+    """The lines on who may change a file, or what is in a directory."""
     make = row.make if isinstance(row, Directory) else None
     if make is not None:
         yield from _decided("mkdir(2)", make.guard)
@@ -136,7 +136,8 @@ def _files(
 
 
 def _plain_files(layout: Layout[Any]) -> Callable[[], Iterator[str]]:
-    """Of objects that belong to no agent: no default, and modes tell the rest."""
+    """The files of objects that belong to no agent: they have no default, and modes tell the
+    rest."""
     return _files(layout, _guards)
 
 
@@ -150,7 +151,7 @@ def _verbs(verbs: Mapping[str, Verb[Any]]) -> Callable[[], Iterator[str]]:
 def _operations(
     operations: Mapping[str, Operation], *connecting: tuple[str, AnyGuard]
 ) -> Callable[[], Iterator[str]]:
-    """Who may use a socket, and what they may ask for there."""
+    """The table of a socket: who may use it, and what they may ask for there."""
 
     def section() -> Iterator[str]:
         for what, guard in connecting:
@@ -221,7 +222,7 @@ _FORMS: Final = {
 
 
 def _keys() -> Iterator[str]:
-    """What a file of agents.d may say."""
+    """The keys of a file of agents.d."""
     for name, shape in declared.SHAPES.items():
         row = declared.ROWS[name]
         yield f".It Va {name}"

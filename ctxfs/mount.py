@@ -169,7 +169,8 @@ def check_point(places: Places, privilege: Privilege) -> None:
 
 
 def _check_link(places: Places) -> None:
-    """The same without root, where nobody can bind the filesystem to a second place."""
+    """``StartupError`` unless a link to the mount can be made: without root nobody can bind the
+    filesystem to a second place."""
     point = places.mount
     # nobody else's, who could change it
     if (
@@ -344,7 +345,8 @@ def _tell_at_hand(guard: IO[bytes], operations: Operations) -> None:
 
 
 def _calls() -> list[str]:
-    """What each other thread is doing, the innermost call first; those that do the same are one."""
+    """The calls that each other thread is in, the innermost call first; those that do the same are
+    one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     doing: dict[str, list[str]] = {}
     for ident, frame in sys._current_frames().items():

@@ -1,4 +1,5 @@
-"""What callers have open, by the numbers that the kernel has, and what they are charged for it."""
+"""Files and directories that callers have open, by the numbers that the kernel has, and the
+charges for them."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class Opened:
         self._next = 1
 
     def by_whom(self, number: int) -> tuple[Caller, Node] | None:
-        """Who opened a file or directory, and what."""
+        """The caller that opened a file or directory, and its node."""
         opened, listing = self.files.get(number), self.listings.get(number)
         if opened is not None:
             return opened.caller, opened.node
@@ -50,7 +51,7 @@ class Opened:
 
     @contextmanager
     def opening(self, caller: Caller) -> Iterator[Charge]:
-        """What goes on its account if it can be opened; ``QuotaError``."""
+        """The charge on its account if it can be opened; ``QuotaError``."""
         charge = self.charge(caller, Resource.DESCRIPTORS, 1)
         try:
             yield charge
@@ -108,7 +109,7 @@ class Opened:
     # in the next daemon
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
-        """What is open, and by whom, while no request is at hand."""
+        """All that is open, and by whom, while no request is at hand."""
         return {
             "next": self._next,
             "files": [
@@ -179,7 +180,7 @@ class Opened:
 
 
 def _facts(number: int, node: Node, caller: Caller) -> dict[str, Any]:
-    """What is saved of files and directories alike."""
+    """The facts that are saved of files and directories alike."""
     return {
         "number": number,
         "inode": node.inode,

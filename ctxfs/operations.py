@@ -128,7 +128,8 @@ class Operations(pyfuse3.Operations):
     # plumbing
 
     def at_hand(self) -> list[str]:
-        """What is being done, oldest first, for the log; called by any thread."""
+        """The requests that are being answered, oldest first, for the log; called by any
+        thread."""
         now = time.monotonic()
         lines = []
         for operation, args, who, begun in sorted(

@@ -45,7 +45,7 @@ _NOTHING_HELD: Final = nullcontext()
 
 @dataclass(frozen=True, slots=True)
 class Meant:
-    """What a request is about, as far as it is there: a node, the open file or the name in it."""
+    """The subject of a request, as far as it is there: a node, the open file or the name in it."""
 
     node: Node | None
     file: OpenFile | None = None
@@ -53,7 +53,7 @@ class Meant:
 
     @property
     def is_ctl(self) -> bool:
-        """What somebody calls so in a folder is none."""
+        """Whether it is a ``ctl``; a file that somebody calls so in a folder is none."""
         node = self.node
         return isinstance(node, RowNode) and (isinstance(node.row, Verbs) or self.name == b"ctl")
 
@@ -83,7 +83,7 @@ class Pace:
         return self._runtime.agents.identity.payer(caller)
 
     def payer_of(self, uid: int, gid: int, pid: int) -> Payer | None:
-        """Of a request, as it was a moment ago; None if that cannot be told now."""
+        """The payer of a request, as it was a moment ago; None if that cannot be told now."""
         key, now = (uid, gid, pid), time.monotonic()
         known = self._known.get(key)
         if known is not None and now - known[0] < _KNOWN_SECONDS:

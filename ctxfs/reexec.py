@@ -82,7 +82,7 @@ _NOT_CHECKED: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "CTXD_C
 
 
 class Passing:
-    """What passes from one daemon to the next, as a table, and when."""
+    """The table of all that passes from one daemon to the next."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Passing:
 
 
 class _Outcome:
-    """Of one attempt, for all who asked for it meanwhile."""
+    """The outcome of one attempt, for all who asked for it meanwhile."""
 
     def __init__(self) -> None:
         self.over = trio.Event()
@@ -366,7 +366,7 @@ def checked() -> str:
 
 
 def _complaint(lines: Sequence[str]) -> str:
-    """What a program said last, as one sentence; of an error in Python also where that is."""
+    """The last words of a program, as one sentence; for an error in Python also where that is."""
     said = [line.strip() for line in lines if line.strip()]
     where = [line for line in said if line.startswith('File "')][-1:] if len(said) > 1 else []
     return " ".join((*where, *said[-1:]))[:_COMPLAINT_MAX] or "it says nothing"

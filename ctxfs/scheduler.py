@@ -164,8 +164,8 @@ class Scheduler:
 
 
 class _ReadLock(trio.abc.Instrument):
-    """Who reads the next request. A lock of trio would cost a pass of the loop for each: here
-    who has served one reads the next at once, and another task only if that one waits.
+    """The turn to read the next request. A lock of trio would cost a pass of the loop for each:
+    here who has served one reads the next at once, and another task only if that one waits.
 
     Whether it does is known once its step is over. Another task that was woken before would
     mostly find the lock taken again, and a step in vain costs as much as a small request.

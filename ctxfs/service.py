@@ -1,4 +1,4 @@
-"""What systemd is told while the daemon runs: that the event loop turns, and what there is.
+"""Telling systemd while the daemon runs: that the event loop turns, and what there is.
 
 Who hangs cannot say so. A task of the loop sends the keep-alives: they say that the loop turns,
 and nothing of the mount, which the guard asks (guard.c). systemd's time is longer than the guard
@@ -76,7 +76,8 @@ class Service(Subscriber):
             self._tell("READY=1")
 
     def _tell(self, *assignments: str) -> None:
-        """What may not be lost: without the end of a reload, systemd waits for it for ever."""
+        """Sends a message that may not be lost: without the end of a reload, systemd waits for it
+        for ever."""
         self._owed.append(assignments)
         self._pay()
 

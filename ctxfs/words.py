@@ -60,7 +60,7 @@ def _tools_that(*may: Does) -> tuple[str, ...]:
 
 
 def _hints() -> dict[str, tuple[str, ...]]:
-    """What a call of a tool may do, as the Model Context Protocol calls it."""
+    """The effects that calls of tools may have, as the Model Context Protocol calls them."""
     return {
         "readOnlyHint": _tools_that(Does.READS),
         "destructiveHint": _tools_that(Does.DESTROYS),

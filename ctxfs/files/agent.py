@@ -148,7 +148,7 @@ _OF_ITEMS: Final = {layout.name for layout in (task.LAYOUT, work.LAYOUT, waiting
 
 
 class _OfAgents(Layout[Agent]):
-    """What agents themselves have."""
+    """The rows that agents themselves have."""
 
     def find(self, base: Base, index: int, row: Row[Agent]) -> Agent | None:
         return base.runtime.agents.registry.get(AgentIndex(index))

@@ -51,7 +51,7 @@ def time(attribute: str) -> Render[Any]:
 
 
 def alone(check: Callable[[str], Any]) -> Parse[Any]:
-    """What a line says by itself, whoever writes it."""
+    """The meaning of a line by itself, whoever writes it."""
     return lambda base, obj, caller, line: check(line)
 
 

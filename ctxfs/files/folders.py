@@ -1,4 +1,4 @@
-"""What an agent gives back, and its episodes: folders of real files, as rows."""
+"""The artifacts of an agent, and the episodes of a session: folders of real files, as rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user's agents of one name have left, ``home/UID/agent/NAME``, as rows."""
+"""The histories that a user's agents of one name have left, ``home/UID/agent/NAME``, as rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What outlives agents, by user, ``home/UID``, as rows (ctxfs(5), Sessions)."""
+"""Homes: all that outlives the agents of a user, ``home/UID``, as rows (ctxfs(5), Sessions)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def _make_ready(base: Base, uid: int, call: Call) -> None:
 
 
 class _Homes(Layout[int]):
-    """Of users, by uid."""
+    """The homes of users, by uid."""
 
     def find(self, base: Base, index: int, row: Row[int]) -> int:
         return index

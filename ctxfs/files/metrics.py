@@ -65,7 +65,7 @@ def _figure(figure: float) -> str:
 
 
 def _plain(*families: tuple[str, str, float, str]) -> Iterator[_Family]:
-    """Of one sample each: name, kind, figure and doc."""
+    """Metrics of one sample each: name, kind, figure and doc."""
     for name, kind, figure, doc in families:
         yield _Family(name, kind, doc, [_Sample(figure, {})])
 

@@ -1,4 +1,4 @@
-"""What an agent sees of the host's tree: mounts, root, workspace, as rows.
+"""Mounts, root and workspace of an agent, as rows: all that it sees of the host's tree.
 
 A path is looked at in the creator's view before the file that names it is taken;
 runtime/texts/mounts.py parses the lines of ``mount``.
@@ -40,7 +40,7 @@ def _limiting(base: Base, caller: Caller) -> tuple[Agent, str] | None:
 
 
 def _look_at(base: Base, caller: Caller, paths: list[str]) -> list[str]:
-    """What has to be looked at to take some paths of a caller's."""
+    """The paths that have to be looked at before some of a caller's are taken."""
     for path in paths:
         _check_source(base, path)
     limited = _limiting(base, caller)

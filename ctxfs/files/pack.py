@@ -51,7 +51,7 @@ def pack(agents: Agents, session: Session, status: Callable[[Agent], str]) -> st
 
 
 def _given(agents: Agents, child: Agent, name: str, entries: Iterator[int]) -> Iterator[str]:
-    """What one child gave back: its result, then references and artifacts."""
+    """The lines on what one child gave back: its result, then references and artifacts."""
     source = file_source(agents.documents.path(child, "result.md"))
     result, _ = ends_of(source, _PART, 2 * _PART, f"child/{name}/result.md")
     if result:

@@ -57,7 +57,8 @@ def _agent_entry(base: Base, name: str) -> RowNode[Agent] | None:
 
 
 def _tell_agents(base: Base) -> Callable[[str], Attributes | None]:
-    """Of public agents, which everybody finds: those with the same owner and ids are alike."""
+    """Tells the attributes of public agents, which everybody finds: those with the same owner and
+    ids are alike."""
     alike: dict[tuple[str, int, int, int, bool], Attributes] = {}
 
     def tell(name: str) -> Attributes | None:
@@ -149,7 +150,7 @@ def _bind_daemon(base: Base, _: Base, name: str) -> Node | None:
 
 
 def _bind_agent(base: Base, _: Base, name: str) -> Node | None:
-    """The same of ``NAME.sock``."""
+    """``NAME.sock`` of an agent, by the name that the binder binds it under."""
     word = name.removeprefix(".bind-")
     index = AgentIndex(int(word)) if word.isdigit() else NO_AGENT
     found = base.runtime.agents.registry.get(index)

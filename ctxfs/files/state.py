@@ -1,4 +1,4 @@
-"""What the runtime tells of an agent: status, processes, output, as rows."""
+"""The status, processes and output of an agent, as the runtime tells of them: rows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _error(base: Base, agent: Agent, caller: Caller) -> str:
 
 
 def _printed(name: str, doc: str) -> Output[Agent]:
-    """What its program writes, as it is at each read."""
+    """The output of its program, as it is at each read."""
 
     def kept(base: Base, agent: Agent) -> Segments:
         last = agent.last_line if name == "log" else ""

@@ -110,7 +110,7 @@ def _started(base: Base, task: Task, caller: Caller) -> str:
 
 
 def _send(base: Base, task: Task, caller: Caller, text: str) -> None:
-    """What is written to a child's handle is a message to the child."""
+    """A line that is written to a child's handle is a message to the child."""
     agents = base.runtime.agents
     child = agents.tasks.child_of(task)
     if child is None:

@@ -128,5 +128,5 @@ def act(base: Base, agent: Agent, caller: Caller, line: str) -> None:
 
 
 def describe_verbs(base: Base, agent: Agent, caller: Caller) -> str:
-    """What reading ``ctl`` shows."""
+    """The text that reading ``ctl`` shows."""
     return "".join(f"{verb.usage}\n" for verb in VERBS.values())

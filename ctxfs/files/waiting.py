@@ -23,7 +23,7 @@ def _arm(base: Base, wait: Wait, caller: Caller, text: str) -> None:
 
 
 def _pending(field: str, doc: str) -> Control[Wait]:
-    """What may be said as long as the wait is not over."""
+    """A control that may be written as long as the wait is not over."""
 
     def check(base: Base, wait: Wait, caller: Caller, line: str) -> None:
         base.runtime.agents.waiting.check(agent_with(base, wait), wait, field, line)

@@ -145,7 +145,7 @@ async def _get(request: Request) -> dict[str, Any]:
 
 
 def _summary(request: Request, agent: Agent) -> dict[str, Any]:
-    """What a list tells of an agent, too."""
+    """The facts of an agent that a list tells, too."""
     return {
         "agent_id": agent.name,
         "profile": agent.profile,

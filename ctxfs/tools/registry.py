@@ -79,7 +79,7 @@ def refusal(base: Base, caller: Caller, tool: Tool) -> str:
 async def call(
     base: Base, root: Node, caller: Caller, name: str, given: Any, call_id: CallId | None = None
 ) -> dict[str, Any]:
-    """What a tool answers, which walks the files from their root.
+    """The answer of a tool, which walks the files from their root.
 
     A call with an id that is made again, and does more than to read, is carried out once and
     answered the same. Raises what the files would, with the field that it is about.
@@ -124,7 +124,7 @@ async def call(
 
 
 def _told(error: Exception) -> CtxError:
-    """What who called is told of it."""
+    """The words that the caller is told of it."""
     told = CtxError("an error inside ctxfs, see the daemon's log")
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         told = NoSpaceError("the disk under the daemon's state is full")
@@ -189,7 +189,7 @@ def check(tool: Tool, given: Any) -> None:
 
 
 def _check_sizes(tool: Tool, given: Any) -> None:
-    """What the validator would look at one by one is not very much."""
+    """Refuses input in which the validator would look at very much one by one."""
     if not isinstance(given, dict):
         return
     known = tool.schema.get("properties", {})
@@ -264,7 +264,7 @@ def _missing(error: ValidationError) -> tuple[str, str]:
 
 
 def _items(value: Any) -> list[Any]:
-    """What is in a list or an object; a single word as a list of one."""
+    """The values in a list or an object; a single word as a list of one."""
     return list(value) if isinstance(value, list | dict) else [value]
 
 

@@ -17,7 +17,7 @@ from runtime.texts.names import parse_duration, parse_env_line, quote, timestamp
 
 
 def handle_of(request: Request, task: Task) -> dict[str, Any]:
-    """What a call that starts something returns for it."""
+    """The answer of a call that starts something."""
     return {
         "task_id": task.name,
         "task_kind": task.task_kind,

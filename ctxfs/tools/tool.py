@@ -1,4 +1,4 @@
-"""What a tool is: a row that is called with one JSON object and answers with one.
+"""A tool: a row that is called with one JSON object and answers with one.
 
 The handler of a tool walks the nodes as its caller (``ctxfs.tools.paths``): it does what the files
 would do, or combines several steps on a plane into one change. Sockets get one function that calls
@@ -40,7 +40,8 @@ class Concerns(Enum):
 
 
 class Does(Flag):
-    """What a call may do, for who decides whether to make it, or to make it again."""
+    """The kinds of effect that a call may have, for who decides whether to make it, or to make it
+    again."""
 
     #: nothing more than to add
     ADDS = 0
@@ -86,7 +87,7 @@ class Request:
 
     @property
     def live_agent(self) -> Agent:
-        """The same, if its planes can be changed; ``WrongStateError``."""
+        """The subject of the call, if its planes can be changed; ``WrongStateError``."""
         agent = self.agent
         if not agent.live:
             raise WrongStateError(f"the agent {quote(agent.name)} is {agent.status}")
@@ -108,7 +109,7 @@ class Request:
         return self.agents.journal.answering(self.answer)
 
     def begin(self) -> None:
-        """What the call does next can be in no transaction: it is not done twice."""
+        """The call's next step can be in no transaction: it is not done twice."""
         if self.answer is not None:
             self.agents.answers.begin(self.answer)
 
@@ -159,7 +160,7 @@ class Tool:
 
     @cached_property
     def schema(self) -> Schema:
-        """Of what goes in."""
+        """The schema of what goes in."""
         added = {"agent_id": _AGENT_ID[self.concerns]} if self.concerns in _AGENT_ID else {}
         return shape(self.required, {**self.optional, **added})
 
@@ -188,7 +189,7 @@ def waking(request: Request, answer: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def about(field: str) -> Iterator[None]:
-    """What is refused inside is refused for this field of the input, not for a state."""
+    """Has a refusal inside name this field of the input, rather than a state."""
     try:
         yield
     except (WrongStateError, QuotaError):

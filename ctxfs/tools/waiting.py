@@ -36,7 +36,7 @@ def wait_of(request: Request, wait: Wait) -> dict[str, Any]:
 
 
 def _line(given: dict[str, Any]) -> str:
-    """What the file ``on`` would be given."""
+    """The line that would be written to the file ``on``."""
     word, resource = _WAKES[given["wake"]]
     wake = f"wake={given['wake']}"
     if resource:

@@ -1,4 +1,4 @@
-"""What the tree stands on: the runtime, and the daemon's own parts that nodes use.
+"""The ground of the tree: the runtime, and the daemon's own parts that nodes use.
 
 The functions of a row receive the ``Base`` and the row's object, and nothing from above. Only the
 roof knows all planes: ``ctxfs.filesystem`` finds the node of an inode number, and
@@ -27,7 +27,7 @@ from runtime.runtime import Runtime
 
 
 class View:
-    """What one caller finds of many agents, for as long as it lists them."""
+    """The agents that one caller finds, for as long as it lists them."""
 
     def __init__(self, identity: Identity, caller: Caller) -> None:
         self._identity = identity
@@ -67,7 +67,8 @@ class View:
 
 
 class Base(Handed):
-    """What nodes, rows, open files and tools share. It knows no layouts and no rows."""
+    """The one object that nodes, rows, open files and tools share. It knows no layouts and no
+    rows."""
 
     #: the time of what never changes, and what was counted
     HANDED = ("started", "requests")
@@ -101,9 +102,9 @@ class Base(Handed):
         return bool(self.runtime.agents.identity.roles(caller, agent) & INSIDERS)
 
     def view(self, caller: Caller) -> View:
-        """What the caller finds by listing."""
+        """The agents that the caller finds by listing."""
         return View(self.runtime.agents.identity, caller)
 
     def root_roles(self, caller: Caller) -> Role:
-        """What the caller is to what belongs to no agent."""
+        """The roles of the caller towards what belongs to no agent."""
         return self.runtime.agents.identity.root_roles(caller)

@@ -88,7 +88,7 @@ class Folder(Generic[_O]):
 
     @property
     def share(self) -> Share:
-        """Of its owner's disk account."""
+        """The share of its owner's disk account."""
         return self.row.share(self.runtime, self.obj)
 
     def ensure(self) -> None:

@@ -109,7 +109,8 @@ class Folders:
     def child(
         self, caller: Caller, directory: FolderNode, name: str, st: os.stat_result
     ) -> FolderNode:
-        """What was found in a directory; ``QuotaError`` if its owner has no room for a number."""
+        """The node of what was found in a directory; ``QuotaError`` if its owner has no room for a
+        number."""
         number = self._numbers.get((directory.inode, name))
         if number is None:
             directory.folder.check_memory(caller)
@@ -208,7 +209,7 @@ class Folders:
     # names
 
     def move(self, before: tuple[int, str], after: tuple[int, str]) -> None:
-        """What has one name gets another; what has that one, in exchange."""
+        """Notes that a file got another name; the one that had it gets the first, in exchange."""
         moved, other = self._numbers.pop(before, None), self._numbers.pop(after, None)
         for number, name in ((moved, after), (other, before)):
             if number is not None:
@@ -217,7 +218,7 @@ class Folders:
                 self.cache.forget_attributes(number)
 
     def unname(self, before: tuple[int, str]) -> int | None:
-        """What has a name has none any more; its number, if the kernel knows it."""
+        """Notes that a file has no name any more; returns its number, if the kernel knows it."""
         number = self._numbers.pop(before, None)
         if number is not None:
             self._places[number] = _Place(self._places[number].folder, 0, "")
@@ -261,7 +262,7 @@ class Folders:
     def reopened(
         self, number: int, caller: Caller, saved: dict[str, Any], rows: Mapping[str, FolderRow[Any]]
     ) -> OpenFile | None:
-        """What was open in the daemon before; None if its folder is gone."""
+        """The open file of the daemon before; None if its folder is gone."""
         place = self._places.get(number)
         if place is not None:
             folder = place.folder
@@ -408,7 +409,7 @@ class FolderNode(Node):
 
     @contextmanager
     def _making(self, call: Call, name: str) -> Iterator[int]:
-        """The same, in which there is one more afterwards."""
+        """A descriptor of this directory, in which there is one name more afterwards."""
         self.folder.may_write(call.caller)
         self.folder.check_room(call.caller)
         self.folder.ensure()
@@ -546,8 +547,8 @@ class _OpenInFolder(OpenRealFile):
 
 
 def saved_before(saved: dict[str, Any]) -> dict[str, Any]:
-    """What ``save`` gives, from what version 0.2 saved: more of each file, and of other trees, of
-    which no number is known any more."""
+    """The value that ``save`` would give, from what version 0.2 saved: more of each file, and of
+    other trees, of which no number is known any more."""
     found: dict[int, dict[str, Any]] = {}
     for at, space in enumerate(saved["spaces"]):
         row, key = space["place"]

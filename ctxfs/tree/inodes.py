@@ -1,4 +1,4 @@
-"""What the kernel does with an inode without asking: one table by kind of file.
+"""Grants of the kernel on an inode, which it makes without asking: one table by kind of file.
 
 The kernel gives leases to an inode's owner, pages to every process that has it open, and
 locks to everybody. This table decides, for each kind, who owns it and what is cached.

@@ -94,7 +94,7 @@ class Layout(ABC, Generic[_O]):
 
     @cached_property
     def numbers(self) -> dict[tuple[str, str], int]:
-        """Of what is in the object's directory, by directory in that and name."""
+        """The numbers of what is in the object's directory, by directory in that and name."""
         return {
             (row.within, row.name): number
             for number, row in self.numbered.items()
@@ -135,7 +135,7 @@ class Layout(ABC, Generic[_O]):
         return (index << 16) | (self.number << 8) | number
 
     def inodes(self, index: int) -> Iterator[int]:
-        """Of all rows of an object."""
+        """The inode numbers of all rows of an object."""
         return (self.inode(index, number) for number in self.numbered)
 
     def path_of(self, base: Base, obj: _O, row: Row[_O]) -> str:

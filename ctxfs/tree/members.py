@@ -139,7 +139,7 @@ class Member(Node, Generic[_O]):
         return b"".join(self.pieces(caller))
 
     def pieces(self, caller: Caller) -> Iterator[bytes]:
-        """What ``render`` makes, of something long one piece after the other."""
+        """The content that ``render`` makes, of something long one piece after the other."""
         assert isinstance(self.row, Rendered)
         return self.row.pieces(self.base, self.obj, caller)
 

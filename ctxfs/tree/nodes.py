@@ -1,4 +1,4 @@
-"""What every part of the tree is made of: nodes, open files and the calls on them.
+"""The elements of the tree: nodes, open files and the calls on them.
 
 Nothing here knows FUSE's requests or errnos: ``operations`` translates.
 """
@@ -85,7 +85,7 @@ class Attributes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewAttributes:
-    """What setattr is asked for beside the size; None where nothing is."""
+    """The attributes beside the size that setattr is to set; None where it is to set nothing."""
 
     mode: int | None = None
     uid: int | None = None
@@ -133,18 +133,18 @@ class OpenFile(Handed):
         raise ForbiddenError("this file is not open for writing")
 
     def writing(self, offset: int, data: bytes) -> Work[int] | None:
-        """Of a real file, which is written by this and not by ``write``."""
+        """The work of writing a real file, which is not written by ``write``."""
         return None
 
     async def prepare(self, data: bytes) -> None:
-        """What a write of this needs that takes a while, but not long; raises as it would."""
+        """Does what a write of this needs that takes a while, but not long; raises as it would."""
 
     def truncate(self, size: int) -> None:
-        """Of a control: alone it changes nothing."""
+        """Cuts off the staged text of a control: alone this changes nothing."""
 
     def truncating(self, size: int) -> Work[None] | None:
-        """Of a real file, which is cut off by this and not by ``truncate`` or ``open``; None if
-        it is empty and stays so."""
+        """The work of cutting off a real file, which ``truncate`` and ``open`` do not; None if it
+        is empty and stays so."""
         return None
 
     def flush(self) -> None:
@@ -270,7 +270,7 @@ class Node:
 
     @property
     def incarnation(self) -> Incarnation | None:
-        """Of the agent whose file it is."""
+        """The incarnation of the agent whose file it is."""
         return None
 
     def attributes(self) -> Attributes:
@@ -317,7 +317,7 @@ class Node:
         raise NotImplementedError(type(self).__name__)
 
     def check_writing(self, caller: Caller) -> None:
-        """The same at every write."""
+        """At every write: who opened it still lives, and still may."""
         raise NotImplementedError(type(self).__name__)
 
     def changed(self) -> None:
@@ -372,7 +372,8 @@ class Node:
 
 
 class GoneNode(Node):
-    """What an open file or directory is left with when its object is gone, in the next daemon."""
+    """The node that an open file or directory is left with when its object is gone, in the next
+    daemon."""
 
     def __init__(self, inode: int, path: str) -> None:
         self.inode = inode

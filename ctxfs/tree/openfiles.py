@@ -95,8 +95,9 @@ class OpenRow(OpenFile, Generic[_O]):
         return super().save(descriptors)
 
     def _read_rest(self, text: bytearray, pieces: Iterator[bytes]) -> bool:
-        """What makes a text does not outlive this daemon. False if the rest is more than the
-        opener's account has room for: then it could not have read on, either."""
+        """Reads the rest of a text, since the maker of it does not outlive this daemon. False if
+        the rest is more than the opener's account has room for: then it could not have read on,
+        either."""
         try:
             for piece in pieces:
                 self._charge(self._written + len(text) + len(piece))
@@ -285,7 +286,7 @@ class OpenControl(OpenRow[_O]):
         return self._staged
 
     def _before(self) -> bytes:
-        """What the staged text is added to."""
+        """The text that the staged one is added to."""
         return self.node.render(self.caller) if self._append and not self._truncated else b""
 
     def _size_before(self) -> int:
@@ -453,7 +454,7 @@ class OpenVerbs(OpenRow[_O]):
 
 
 class OpenOutput(OpenRow[_O]):
-    """What a program has written, as it grows."""
+    """The output of a program, as it grows."""
 
     def __init__(self, node: Member[_O], row: rows.Output[_O], caller: Caller) -> None:
         super().__init__(node, caller, writing=True)

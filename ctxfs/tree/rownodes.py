@@ -29,7 +29,7 @@ _O = TypeVar("_O")
 
 
 class RowNode(Member[_O]):
-    """What can be done with a row of one object."""
+    """The row of one object, with all that can be done with it."""
 
     # opening
 
@@ -87,7 +87,7 @@ class RowNode(Member[_O]):
         return node
 
     def _inside(self, call: Call, name: str) -> Node | None:
-        """What a row of the object's that is within this one says that the name is."""
+        """The node of a name, by a row of the object's that is within this one."""
         number = self.layout.numbers.get((self._within, name))
         if number is None:
             return None
@@ -120,7 +120,7 @@ class RowNode(Member[_O]):
 
     @property
     def _within(self) -> str:
-        """What the rows of this directory are ``within``."""
+        """The directory that its rows are ``within``."""
         return "" if self.row.top else self.row.name
 
     def _may_be_seen(self, call: Call) -> bool:

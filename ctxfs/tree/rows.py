@@ -74,7 +74,7 @@ class LinesCheck(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row(Generic[_O]):
-    """What there is to say of every name in the tree.
+    """The fields that every name in the tree has.
 
     ``within`` names the directory of the object that lists it. The ``top`` row is the
     object's own directory, which another plane lists. A row that is listed beside the top
@@ -115,7 +115,7 @@ class Row(Generic[_O]):
 
     @property
     def key(self) -> str:
-        """What it is called in the table of numbers (``ctxfs.tree.numbers``)."""
+        """Its name in the table of numbers (``ctxfs.tree.numbers``)."""
         if self.top:
             return "."
         if self.path is not None:
@@ -123,7 +123,7 @@ class Row(Generic[_O]):
         return f"{self.within}/{self.name}" if self.within else self.name
 
     def treated(self) -> Treatment:
-        """What ``treatment`` is."""
+        """The treatment of its inode by the kernel."""
         return NAMED
 
     def size_of(self, base: Base, obj: _O) -> int:
@@ -147,7 +147,8 @@ class Making(Generic[_O]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target(Generic[_R]):
-    """What is removed, what the caller is to it, and the agent whose status counts."""
+    """The object to be removed, the roles of the caller towards it, and the agent whose status
+    counts."""
 
     obj: _R
     roles: Role
@@ -456,7 +457,7 @@ class History(Real[_O]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output(Opened[_O]):
-    """What a program writes, as it grows. Each read at offset 0 calls ``content``, for what then
+    """The output of a program, as it grows. Each read at offset 0 calls ``content``, for what then
     reads from an offset, at most so many bytes."""
 
     volatile: bool = True
