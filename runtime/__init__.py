@@ -1,4 +1,4 @@
-"""What agents are and may do, without a filesystem.
+"""Agents, their rights and their processes, without a filesystem.
 
 Its floors, from below: the ground (errors, ids, callers), ``texts`` (parsers), ``kernel`` (Linux
 only, no agents), ``records`` (what is stored; no processes), ``authority`` (who calls, what the

@@ -1,4 +1,4 @@
-"""Who somebody is that asks for something, and what that makes it to one agent."""
+"""Callers: who asks for something, and what that makes it to one agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runtime.ids import NO_INCARNATION, AgentIndex, Incarnation
 
 
 class Role(Flag):
-    """What a caller is to one agent."""
+    """The roles of a caller towards one agent."""
 
     NONE = 0
     #: outside every agent, and uid 0 or the agent's owner
@@ -64,7 +64,7 @@ class Caller:
 
     @property
     def key(self) -> str:
-        """What its last rejection is kept under."""
+        """The key under which its last rejection is kept."""
         return self.incarnation or f"uid:{self.uid}"
 
 

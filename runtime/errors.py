@@ -1,4 +1,4 @@
-"""What can go wrong, named by whose fault it is.
+"""Errors, named by whose fault they are.
 
 The runtime knows no errno: the filesystem maps these classes in one table
 (``ctxfs.errnos``). The message of each is one sentence that names the
@@ -28,8 +28,8 @@ class DeniedError(CtxError):
 
 
 class ExceedingError(DeniedError):
-    """What was asked for an agent is more than its parent has, or than any agent may have; no
-    matter who asks."""
+    """An agent would get more than its parent has, or than any agent may have; no matter who
+    asks."""
 
 
 class ForbiddenError(CtxError):
@@ -73,7 +73,7 @@ class OverTimeError(AgainError):
 
 
 class UnansweredError(AgainError):
-    """What had to be asked for did not answer in time; it may, if it is tried again."""
+    """Somebody who had to be asked did not answer in time, but may, if it is tried again."""
 
 
 class TooLongError(CtxError):
@@ -93,11 +93,11 @@ class StaleError(CtxError):
 
 
 class GoneError(StaleError):
-    """What an inode of the kernel stood for is gone: its path has to be walked again."""
+    """The object of an inode of the kernel is gone: its path has to be walked again."""
 
 
 class CrossingError(CtxError):
-    """What is asked for ends at the border of a tree of real files."""
+    """The request would cross the border of a tree of real files."""
 
 
 class NotRunningError(CtxError):

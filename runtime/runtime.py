@@ -62,7 +62,7 @@ STATES: Final = ("starting", "ready", "stopping")
 
 @dataclass(kw_only=True, eq=False)
 class Runtime:
-    """What the filesystem is a view of."""
+    """The runtime, of which the filesystem is a view."""
 
     places: Places
     agents: Agents

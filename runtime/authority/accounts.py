@@ -1,4 +1,4 @@
-"""What the daemon holds for each owner: one account for each resource of the machine.
+"""Accounts of owners: one account for each resource of the machine.
 
 An owner is a uid; all its agents share its accounts, whichever agent made them, so that
 children do not multiply what one may have. Of each account a tenth is kept for the
@@ -37,7 +37,7 @@ _DELAY_MAX: Final = 0.5
 
 
 class Resource(StrEnum):
-    """What is accounted; amounts are numbers, of ``memory`` and ``disk`` bytes."""
+    """A resource that is accounted; amounts are numbers, of ``memory`` and ``disk`` bytes."""
 
     DESCRIPTORS = "descriptors"
     CONNECTIONS = "connections"
@@ -85,7 +85,7 @@ class Payer:
 
 
 class _Account:
-    """What one owner has of one resource."""
+    """The amount of one resource that one owner has."""
 
     __slots__ = ("holders", "use")
 
@@ -102,7 +102,7 @@ class _Account:
             self.holders.pop(name, None)
 
     def most(self) -> tuple[str, int]:
-        """Who holds most, and how much; an empty name if nobody does."""
+        """The one who holds most, and how much; an empty name if nobody does."""
         if not self.holders:
             return "", 0
         return max(self.holders.items(), key=lambda item: item[1])
@@ -146,7 +146,7 @@ class Charge:
         self.set(amount)
 
     def set(self, amount: int) -> None:
-        """The same for something that is there already: nothing is refused."""
+        """Holds so much from now on of something that is there already: nothing is refused."""
         self._accounts.pay_anyway(self.payer, self.resource, amount - self.amount)
         self.amount = amount
 
@@ -187,7 +187,7 @@ class Accounts:
         self._totals[resource] = total
 
     def limit(self, resource: Resource) -> int:
-        """Of one owner; never more than there is for all."""
+        """The most that one owner may have; never more than there is for all."""
         limit, total = self._limits[resource], self._totals.get(resource)
         return limit if total is None else min(limit, total)
 
@@ -199,7 +199,7 @@ class Accounts:
         self.pay_anyway(payer, resource, amount)
 
     def pay_anyway(self, payer: Payer, resource: Resource, amount: int) -> None:
-        """The same for what cannot be refused; less than 0 is given back."""
+        """Takes so much for what cannot be refused; less than 0 is given back."""
         account = self._accounts.setdefault((payer.owner, resource), _Account())
         account.add(payer.name, amount)
         self._used[resource] += amount
@@ -231,7 +231,7 @@ class Accounts:
         return charge
 
     def charged_anyway(self, payer: Payer, resource: Resource, amount: int) -> Charge:
-        """The same for what is there already; nothing is refused."""
+        """A charge for what is there already; nothing is refused."""
         charge = Charge(self, payer, resource)
         charge.set(amount)
         return charge
@@ -256,7 +256,7 @@ class Accounts:
         return self._used[resource]
 
     def total(self, resource: Resource) -> int | None:
-        """What all owners may have together; None without such a bound."""
+        """The most that all owners may have together; None without such a bound."""
         return self._totals.get(resource)
 
     def owners(self) -> list[int]:
@@ -298,7 +298,7 @@ def _descriptors() -> int:
 
 
 def _limits_of(config: Config, descriptors: int) -> dict[Resource, int]:
-    """What one owner may have; ``descriptors`` if nothing is said of those."""
+    """The limits of one owner; ``descriptors`` if nothing is said of those."""
     limits = {resource: getattr(config, setting) for resource, (setting, _) in _ABOUT.items()}
     return {name: descriptors if limit is None else limit for name, limit in limits.items()}
 
@@ -323,7 +323,7 @@ def _most(account: _Account) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """What an owner had left, and when."""
+    """The time that an owner had left, and when."""
 
     left: float
     at: float
@@ -369,7 +369,7 @@ class TimeAccounts:
         return self._level(owner).left < 0
 
     def is_charged(self, who: Payer) -> bool:
-        """What operators use is on no account."""
+        """Whether anybody pays: operators' time is on no account."""
         return who.reserve is Reserve.NONE
 
     def pay(self, who: Payer, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What agents may, never more than their parents (ctxfs-policy(5)).
+"""The rights of agents, never more than their parents have (ctxfs-policy(5)).
 
 An agent's effective policy is its own within what its parent may use or
 delegate, all the way up. It is looked at when it is asked for, so that what an
@@ -60,7 +60,7 @@ class Authority:
         self._kept = Recent[Hashable, tuple[Rules, tuple[object, ...]]](_KEPT_MAX)
 
     def _made(self, make: Callable[..., Rules], *of: object) -> Rules:
-        """What a function makes of texts and rules, of which it may have made it before."""
+        """The value that a function makes of texts and rules, or made of them before."""
         key = (make, *(each if isinstance(each, str | tuple) else id(each) for each in of))
         known = self._kept.get(key)
         if known is None:
@@ -77,12 +77,12 @@ class Authority:
         return self._made(policy.parse, agent.policy, agent.label)
 
     def effective_policy(self, agent: Agent) -> Rules:
-        """What the agent may, and what it may hand on (``delegate`` rules)."""
+        """The rules of what the agent may, and of what it may hand on (``delegate``)."""
         own, above = self.own_policy(agent), self.bound(agent)
         return own if above is None else self._made(policy.effective, own, above)
 
     def bound(self, agent: Agent) -> Rules | None:
-        """What its policy can say at most, delegations included; None for a root agent."""
+        """The most that its policy can say, delegations included; None for a root agent."""
         if agent.bound_policy is not None:
             return self._made(policy.parse, agent.bound_policy, agent.label)
         parent = self._registry.parent_of(agent)
@@ -172,7 +172,7 @@ class Authority:
                 yield from self._reached(child, perms)
 
     def _held(self, agent: Agent) -> Iterator[tuple[str, str, str]]:
-        """What no check can take from it while it runs: class, name and permission."""
+        """The rights that no check can take from it while it runs: class, name and permission."""
         yield "network", "default", "connect"
         for source, mode in self._trees_of(agent).items():
             space = mounts.space_of(source)
@@ -252,11 +252,11 @@ class Authority:
 
     @staticmethod
     def _sources(agent: Agent, name: str) -> mounts.Sources:
-        """What the paths of a control were found to be when it was written."""
+        """The objects that the paths of a control led to when it was written."""
         return mounts.Sources.load(agent.sources.get(name))
 
     def check_own_mounts(self, agent: Agent) -> None:
-        """The same for what was written: the parent may have less now."""
+        """Checks again the mounts that were written: the parent may have less now."""
         self.check_mounts(agent, self.own_mounts(agent))
         for name in ("root", "workspace"):
             for path in self._sources(agent, name).paths():
@@ -320,7 +320,8 @@ class Authority:
         return found, [mounts.space_of(tree) for tree in too_many]
 
     def space_mode(self, agent: Agent, space: str) -> str:
-        """What an agent may have of a space: who may write it where it is mounted can read it."""
+        """The mode in which an agent may have a space: who may write it where it is mounted can
+        read it."""
         if self.allows(agent, "shared", space, "write"):
             return "rw"
         return "ro" if self.allows(agent, "shared", space, "read") else "hide"
@@ -360,9 +361,9 @@ class Authority:
             )
 
     def _excess_of_tree(self, agent: Agent, mount: mounts.Mount, above: mounts.Index) -> str:
-        """What a child's line of a tree wants more than its parent has; empty if nothing. The tree
-        is handed in, not taken out of the parent's view: what that keeps from the parent is
-        compared here."""
+        """A sentence on what a child's line of a tree wants more than its parent has; empty if
+        nothing. The tree is handed in, not taken out of the parent's view: what that keeps from
+        the parent is compared here."""
         tree = self.places.named(mount, agent.owner)
         mode = self.places.left(above, tree)
         if not mounts.space_of(tree):
@@ -381,7 +382,7 @@ class Authority:
         return ""
 
     def check_start(self, agent: Agent) -> None:
-        """What was written is checked again: the parent may have less now."""
+        """Checks again what was written: the parent may have less now."""
         if agent.parent is not None:
             self.check_policy(agent, self.own_policy(agent))
         self.check_own_mounts(agent)

@@ -1,4 +1,4 @@
-"""What each owner has on the disk below the daemon's state.
+"""The disk account of each owner, below the daemon's state.
 
 A helper measures it (``runtime.kernel.walker``), now and then and soon after much was written;
 what requests wrote since is added at once. Removing makes room at once, too. What the filesystem
@@ -64,7 +64,7 @@ Holder = tuple[int, str]
 
 @dataclass(slots=True)
 class _Measure:
-    """What is known of one owner's trees."""
+    """The last measure of one owner's trees."""
 
     #: of each tree, who holds it, and its bytes
     sizes: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -336,7 +336,7 @@ class Disk:
         return project if known.bound == tops else None
 
     async def _limit(self, owner: int, project: int) -> None:
-        """What the trees of an owner may have: what the account has left for them."""
+        """Has the kernel bound the trees of an owner by what the account has left for them."""
         known = self._measures[owner]
         trees = sum(size for tree, (_, size) in known.sizes.items() if tree.startswith(_TREES))
         most = trees + self.room(owner)
@@ -346,8 +346,8 @@ class Disk:
             known.most = most
 
     def _note_full(self, owner: int, grown: set[str]) -> None:
-        """Of trees that ctxd sees nobody write, those that grow over the account; until there is
-        some room again, lest who goes on be over at once."""
+        """Notes the trees, of those that ctxd sees nobody write, that grow over the account; until
+        there is some room again, lest who goes on be over at once."""
         known, much = self._measures[owner], self._accounts.limit(Resource.DISK) // _MUCH
         trees = {tree.removeprefix(_TREES) for tree in known.sizes if tree.startswith(_TREES)}
         if self.room(owner) > much:
@@ -405,7 +405,7 @@ class Share:
         self.disk.check(self.owner(), size, reserve=self.reserve(caller))
 
     def reserve(self, caller: Caller) -> Reserve:
-        """What this caller may use of what is kept back."""
+        """The reserve that this caller may use."""
         who = self.payer(caller)
         # another uid's operators have no part in what is kept for this owner's
         if who.reserve is Reserve.OWNER and who.owner != self.owner():

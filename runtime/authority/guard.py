@@ -1,4 +1,4 @@
-"""Who may do a thing, when, and what stands in its way: said once, beside the thing.
+"""Guards: each says who may do a thing, when, and what stands in its way, once, beside the thing.
 
 Writes of files, ``mkdir`` and ``rmdir``, verbs and the operations of sockets are decided by
 guards and by nothing else that knows callers or statuses; the manual is made of the same.
@@ -43,7 +43,7 @@ TAKING: Final = ANY_STATUS - {Status.NEW, Status.STOPPING, Status.DEAD}
 
 
 class Facts(Protocol):
-    """What guards look things up in."""
+    """The places in which guards look things up."""
 
     @property
     def registry(self) -> Registry: ...

@@ -41,7 +41,7 @@ _GROUPS_MAX: Final = 256
 
 
 def _peer_groups(connection: socket.socket) -> tuple[int, ...]:
-    """Of a peer as it connected (unix(7)); none if they are more than are asked for."""
+    """The groups of a peer as it connected (unix(7)); none if they are more than are asked for."""
     try:
         raw = connection.getsockopt(socket.SOL_SOCKET, linux.SO_PEERGROUPS, _GROUPS_MAX * 4)
     except OSError:
@@ -137,7 +137,7 @@ class Identity:
         return Payer(caller.uid, OPERATORS_SHARE, Reserve.MASTER if master else Reserve.OWNER)
 
     def root_roles(self, caller: Caller) -> Role:
-        """What the caller is to the daemon, and to what belongs to no agent."""
+        """The roles of the caller towards the daemon, and towards what belongs to no agent."""
         if not caller.known:
             return Role.NONE
         if caller.agent is not None:
@@ -145,7 +145,7 @@ class Identity:
         return (OPERATORS if self.is_master(caller) else Role.OPERATOR) | Role.ANYONE
 
     def roles(self, caller: Caller, agent: Agent) -> Role:
-        """What the caller is to this agent, now."""
+        """The roles of the caller towards this agent, now."""
         if not caller.known:
             return Role.NONE
         if caller.agent is None:

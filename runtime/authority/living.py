@@ -1,4 +1,4 @@
-"""What agents and their records hold of the daemon's, on their owners' accounts.
+"""Charges for what agents and their records hold of the daemon's, on their owners' accounts.
 
 It follows from their fields alone, so that what is adopted after a crash counts like
 what was started, and nothing is left of what was removed.
@@ -52,7 +52,7 @@ _RUNNING: Final = frozenset({TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.C
 
 
 class _Texts:
-    """What the texts of one agent and of its records take."""
+    """The sizes of the texts of one agent and of its records."""
 
     __slots__ = ("disk", "items", "memory", "own")
 
@@ -304,7 +304,7 @@ _NOTED: Final = frozenset((*_AGENT_TEXTS, "owner"))
 
 
 def _length(value: Json) -> int:
-    """Of a text, or of all that are in a value."""
+    """The length of a text, or of all that are in a value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
@@ -330,12 +330,12 @@ def _growth(agent: Agent, values: Mapping[str, Any]) -> int:
 
 
 def _part(length: int) -> tuple[int, int]:
-    """What a long text takes in memory and on the disk."""
+    """The bytes that a long text takes in memory and on the disk."""
     return (0, length) if length > LONG_ABOVE else (length, 0)
 
 
 def _sizes_of(item: Item) -> tuple[int, int]:
-    """What the texts of a record take in memory and on the disk."""
+    """The bytes that the texts of a record take in memory and on the disk."""
     parts = [_part(item.length(name)) for name in item.long]
     memory = sum(part[0] for part in parts)
     if isinstance(item, Work):

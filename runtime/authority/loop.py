@@ -1,4 +1,4 @@
-"""What the event loop costs: how long its steps are, and how late others are for them.
+"""The cost of the event loop: how long its steps are, and how late others are for them.
 
 One loop serves everybody, so no call may take more than 50 ms of it; a test tries each row, tool
 and operation with the largest contents that there may be (tests/adapter/test_cost.py). What is
@@ -247,7 +247,7 @@ class AtHand:
 
 
 class Batches(Generic[_T]):
-    """What a thread does for the event loop: whatever came together while it was at work.
+    """Work of a thread for the event loop: whatever came together while it was at work.
 
     ``done`` is called with each batch that is done, on the loop.
     """
@@ -273,7 +273,7 @@ class Batches(Generic[_T]):
 
     @property
     def waiting(self) -> list[_T]:
-        """What no thread has begun."""
+        """The work that no thread has begun."""
         return list(self._waiting)
 
     async def idle(self) -> None:

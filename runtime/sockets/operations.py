@@ -1,4 +1,4 @@
-"""What can be asked for at the sockets: rows with a guard, a handler and a line of the manual.
+"""Operations of the sockets: rows with a guard, a handler and a line of the manual.
 
 A handler gets one ``Request``; the server has checked the guard, and sends what the handler
 raises to the peer.
@@ -96,7 +96,7 @@ class Calls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What the handlers work with."""
+    """The objects that the handlers work with."""
 
     agents: Agents
     streams: Streams
@@ -128,7 +128,7 @@ class Request:
 
     @property
     def agent(self) -> Agent:
-        """The same, of whom the guard knows that there is one."""
+        """The agent that the request is about, of whom the guard knows that there is one."""
         assert self.about is not None
         return self.about
 
@@ -158,8 +158,8 @@ Handler = Callable[[Request], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What guards look at: a request, and whether the message or call that it means is the
-    caller's own, which was asked for before."""
+    """The facts that guards look at: a request, and whether the message or call that it means is
+    the caller's own, which was asked for before."""
 
     request: Request
     own: bool
@@ -422,7 +422,7 @@ CONNECTING_DAEMON: Final[AnyGuard] = Guard(who=OPERATORS)
 
 
 def connecting(agent: Agent | None) -> AnyGuard:
-    """Who may use a socket."""
+    """The guard of who may use a socket."""
     if agent is None:
         return CONNECTING_DAEMON
     return CONNECTING_PRIVATE if agent.private else CONNECTING

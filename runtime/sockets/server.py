@@ -109,7 +109,7 @@ class Sockets(Subscriber):
             self.close(agent)
 
     async def run(self) -> None:
-        """What goes on beside connections."""
+        """Does what goes on beside connections."""
         await self._replays.run()
 
     # opening and closing
@@ -137,7 +137,7 @@ class Sockets(Subscriber):
         self._nursery.start_soon(self._accept, server, listener)
 
     async def open_daemon(self) -> None:
-        """The same for ``ctxd.sock``, in the mount and beside it."""
+        """Makes ``ctxd.sock`` a socket that answers, in the mount and beside it."""
         if self._beside.listener is None:
             self._listen(self._beside, _bound(self._places.socket))
         if self._daemons.listener is None:

@@ -1,4 +1,4 @@
-"""What a forked child inherits: a bounded view of its parent, derived from a snapshot.
+"""The context that a forked child inherits: a bounded view of its parent, derived from a snapshot.
 
 Pure: the same snapshot, hand-off and limit give the same bytes. There are two
 renderings of one content, ``inherited.md`` for the child to read and
@@ -130,7 +130,7 @@ class Inherited:
 
 
 def derive(snapshot: Snapshot, handoff: str, limit: int) -> Inherited:
-    """What a child with this hand-off inherits, in at most ``limit`` bytes each.
+    """The context that a child with this hand-off inherits, in at most ``limit`` bytes each.
 
     JSON: ``{agent, session, work, waits, related, memory, episodes, results, tail,
     left_out}``; ``work`` and ``memory`` are an object or null, ``left_out`` maps
@@ -171,7 +171,7 @@ class Thing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a child told its supervisor."""
+    """A report of a child to its supervisor."""
 
     child: str
     ts: str
@@ -397,7 +397,7 @@ def _text(key: str, text: Text) -> _Text:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """What is left of a text that had ``size`` bytes."""
+    """The part that is left of a text that had ``size`` bytes."""
 
     key: str
     text: str

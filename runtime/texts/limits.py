@@ -27,5 +27,5 @@ def network_limit(limits: Mapping[str, str], name: str) -> int | None:
 
 
 def variable(name: str) -> str:
-    """Of the environment, for a network's URL."""
+    """The variable of the environment with a network's URL."""
     return f"CTX_NET_{_OTHER.sub('_', name.upper())}"

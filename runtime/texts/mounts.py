@@ -157,14 +157,15 @@ def parse(text: str) -> tuple[Mount, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a source was when it was written: its path without links, and ``DEVICE:INODE``."""
+    """The object that a source was when it was written: its path without links, and
+    ``DEVICE:INODE``."""
 
     path: str
     identity: str
 
 
 class Sources:
-    """What the sources of one value were when it was written, and in which boot."""
+    """The objects that the sources of one value were when it was written, and in which boot."""
 
     def __init__(self, boot: BootId, found: Mapping[str, Source]) -> None:
         self.boot = boot
@@ -192,7 +193,7 @@ class Sources:
     def joined(
         self, boot: BootId, more: Mapping[str, Source], paths: Iterable[str]
     ) -> Sources:
-        """What is known of some paths, with what was looked at in this boot."""
+        """The knowledge of some paths, with what was looked at in this boot."""
         known = {**self._of_boot(boot), **more}
         return Sources(boot, {path: known[path] for path in paths if path in known})
 
@@ -276,7 +277,7 @@ class Index:
         return max([last.get(above, -1) for above in ancestry(path)])
 
     def least(self, path: str) -> str:
-        """What gives least of the lines whose target it is, or is below."""
+        """The mode that gives least, of the lines whose target it is, or is below."""
         if self._least is None:
             self._least = {}
             for mount in self.table:
@@ -301,7 +302,7 @@ class Index:
 
 
 def excess(own: Mount, above: Index, base: Iterable[str]) -> str:
-    """What a child's line wants more than its parent has; empty if nothing.
+    """A sentence on what a child's line wants more than its parent has; empty if nothing.
 
     ``above`` is the parent's effective table, ``base`` the read-only entries of
     its base view. What neither knows is left to the sandbox, which is made
@@ -370,8 +371,9 @@ class TreePlaces:
         return any(path == kind or path.startswith(f"{kind}/") for kind in kinds)
 
     def left(self, table: Index, tree: str) -> str:
-        """What a table leaves of a tree at its own place: a line that hides or narrows any of its
-        names, or a directory above, counts; what covers the directory of all trees hides it."""
+        """The mode that a table leaves of a tree at its own place: a line that hides or narrows
+        any of its names, or a directory above, counts; what covers the directory of all trees
+        hides it."""
         if table.last(self.directory) >= 0:
             return "hide"
         return least(table.least(name) for name in self.names(tree))

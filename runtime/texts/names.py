@@ -70,12 +70,12 @@ def escape(text: str) -> str:
 
 
 def words(line: str) -> list[str]:
-    """What is between the blanks of a line."""
+    """The words between the blanks of a line."""
     return [word for word in line.replace("\t", " ").split(" ") if word]
 
 
 class Usage(Protocol):
-    """What a word at the beginning of a line stands for: ``session NAME``, ``abort [RUN]``."""
+    """The meaning of a word at the beginning of a line: ``session NAME``, ``abort [RUN]``."""
 
     @property
     def usage(self) -> str: ...
@@ -86,7 +86,8 @@ _K = TypeVar("_K")
 
 
 def parse_usage(line: str, known: Mapping[str, _U], what: str = "verb") -> tuple[_U, list[str]]:
-    """What the first word of a line stands for, and the words after it; ``MalformedError``."""
+    """The thing that the first word of a line stands for, and the words after it;
+    ``MalformedError``."""
     name, *arguments = words(line) or [""]
     found = check_known(name, known, what)
     wanted = found.usage.split(" ")[1:]
@@ -97,7 +98,7 @@ def parse_usage(line: str, known: Mapping[str, _U], what: str = "verb") -> tuple
 
 
 def check_known(name: str, known: Mapping[str, _K], what: str) -> _K:
-    """What is known by a name; ``MalformedError`` that tells the others."""
+    """The thing that is known by a name; ``MalformedError`` that tells the others."""
     found = known.get(name)
     if found is None:
         raise MalformedError(f"unknown {what} {quote(name)}; use {', '.join(known)}")

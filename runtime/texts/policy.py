@@ -281,7 +281,7 @@ def default_child(parent: Rules, label: str) -> str:
 
 
 def _within(own: _Objects, bound: _Objects) -> list[str]:
-    """What is in both, said by the objects of either."""
+    """The rules that are in both, said by the objects of either."""
     found: list[str] = []
     widest: str | None = None
     for wanted in own.all:
@@ -294,7 +294,7 @@ def _within(own: _Objects, bound: _Objects) -> list[str]:
 
 
 def effective(own: Rules, parent: Rules | None) -> Rules:
-    """What an agent may: its own rules within its parent's effective and delegated ones.
+    """The rights of an agent: its own rules within its parent's effective and delegated ones.
 
     ``parent`` is the parent's effective policy, delegations included; None for
     a root agent, whose own policy is the bound.
@@ -337,7 +337,7 @@ def find_line(
 
 
 def as_bound(rules: Rules) -> Rules:
-    """What bounds the children of an agent with these rules: delegations included."""
+    """The rules that bound the children of an agent with these rules: delegations included."""
     return Rules(
         {
             ("allow", cls, perm): rules.joined(cls, perm).all

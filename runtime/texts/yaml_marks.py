@@ -37,7 +37,7 @@ _KNOWN: Final = {f"{_TAG}{name}" for name in
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """What is wrong on one line of a file, about a key, in one sentence.
+    """A mistake on one line of a file, about a key, in one sentence.
 
     ``line`` is 0 if it is about the file as a whole, ``key`` empty if it is about none.
     """
@@ -54,7 +54,7 @@ class Mistake:
 
 @dataclass(slots=True)
 class Marked:
-    """What a text says: JSON-like values, the line of each by its path, and what is wrong."""
+    """The content of a text: JSON-like values, the line of each by its path, and what is wrong."""
 
     file: str
     values: Any = None
@@ -62,7 +62,7 @@ class Marked:
     mistakes: list[Mistake] = field(default_factory=list)
 
     def line(self, path: Path) -> int:
-        """Of the value, else of the nearest one that holds it."""
+        """The line of the value, else of the nearest one that holds it."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 1)
@@ -87,7 +87,8 @@ def shown(path: Path) -> str:
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """What to use instead of an unknown word: the nearest known one, else all of them."""
+    """Advice on what to use instead of an unknown word: the nearest known one, else all of
+    them."""
     near = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {near[0]}?" if near else f"use {', '.join(known)}"
 
