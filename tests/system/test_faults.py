@@ -406,7 +406,7 @@ def _play(scene: Scene, stages: tuple[Stage, ...]) -> bool:
 def _kill_programs(scene: Scene) -> None:
     """While there is no daemon, every program ends, and with it what it owned."""
     for path in scene.daemon.cgroup.path.glob("user-*/agent-*"):
-        wait_until(lambda p=path: _is_killed(Cgroup(p)), f"{path} is empty", 10)  # type: ignore[misc]
+        wait_until(lambda p=path: _is_killed(Cgroup(p)), f"{path} is empty")  # type: ignore[misc]
 
 
 def _is_killed(node: Cgroup) -> bool:
@@ -551,11 +551,11 @@ def test_a_death_of_a_runs_process(role: str, with_daemon: bool) -> None:
             end_process(pid)
         if with_daemon:
             for name in ("boss", "kid", "lower", "bottom"):
-                wait_dead(daemon.agent_dir(name), 10)
+                wait_dead(daemon.agent_dir(name))
         else:
             for tree in trees:
                 wait_until(lambda t=tree: not t.populated(),  # type: ignore[misc]
-                           f"{tree} is empty without a daemon", 10)
+                           f"{tree} is empty without a daemon")
             daemon.start()
         scene.invariants.check(scene.operator)
         for name in ("boss", "kid", "lower", "bottom"):

@@ -135,7 +135,7 @@ def test_a_death_that_is_the_agents(mode: str, role: str, alone: bool) -> None:
             scene.daemon.kill()
         end_process(victim)
         if alone and role != "run monitor":
-            wait_until(lambda: not node.populated(), "all of it ends without a daemon", 10)
+            wait_until(lambda: not node.populated(), "all of it ends without a daemon")
         if alone:
             scene.daemon.start()
         wait_dead(agent)
@@ -454,7 +454,7 @@ def test_what_is_started_while_its_agent_ends_does_not_outlive_it() -> None:
             for title in range(number):
                 stages.task(scene, "one", f"t{title}", SLEEP)
             scene.operator.verb("one", "stop")
-            wait_dead(agent, 5)
+            wait_dead(agent)
             node = scene.daemon.cgroup.child("user-0", "agent-one")
             wait_until(lambda c=node: not c.exists(), "it is removed")  # type: ignore[misc]
             scene.operator.remove("one")

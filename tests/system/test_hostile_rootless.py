@@ -228,7 +228,7 @@ def test_a_stranger_who_is_faster_is_noticed(stopped: OrdinaryDaemon, name: str)
                           stdout=subprocess.PIPE) as toggles:
         try:
             assert toggles.stdout is not None and toggles.stdout.readline() == b"begins\n"
-            for _ in range(8):
+            for _ in range(4):
                 said = _begun(stopped)
                 assert "Traceback" not in said and "a bug in ctxfs" not in said, said
                 assert "ready\n" in said or said.count("\n") == 1, said

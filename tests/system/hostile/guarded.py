@@ -334,10 +334,11 @@ def guarded(
     shares, and those that take a moment. What is in ``kept`` is neither killed nor removed
     in the end, nor is what was there before.
     """
-    REMOVALS.wait()  # of earlier tests: their disk is everybody's
     log = daemon.log.stat().st_size
     before = agents_of(daemon)
     guard = Guard(daemon, alone=bystanders or BESIDE)
+    if guard.alone:
+        REMOVALS.wait()  # of earlier tests: their disk is everybody's
     try:
         opened = len(daemon.descriptors())
         guard.prepare(bystanders)
