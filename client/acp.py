@@ -38,6 +38,8 @@ from client.words import AGENT_FILES
 Method = Callable[["Editor", dict[str, Any], object], None]
 
 
+#: of the protocol
+VERSION = 1
 #: the protocol's code for a thing that is not there
 NOT_FOUND = -32002
 #: in which words a bridge says that a model stopped (client/bridge.py), which the protocol has too
@@ -423,28 +425,25 @@ class Editor(Peer):
         self.root = root
         self.source = source
         self.sessions: dict[str, Session] = {}
-        #: by method; by the version that was agreed on, once it is
-        self.methods: dict[str, Method] = {}
+        self.begun = False  # a version was agreed on
 
     def serve(self, method: str, params: dict[str, Any], ident: object) -> None:
         if ident is None and method != "session/cancel":
             return  # nobody would hear what came of it
         if method == "initialize":
             self.initialize(params, ident)
-        elif method in self.methods:
-            self.methods[method](self, params, ident)
+        elif self.begun and method in METHODS:
+            METHODS[method](self, params, ident)
         else:
-            hint = "" if self.methods else "; begin with initialize"
+            hint = "" if self.begun else "; begin with initialize"
             raise Refused(NO_METHOD, f"{method}: this agent does not offer it{hint}")
 
     def initialize(self, params: dict[str, Any], ident: object) -> None:
-        """Agree on a version: that of the editor, else the newest that is known here."""
-        wanted = params.get("protocolVersion")
-        version = wanted if type(wanted) is int and wanted in VERSIONS else max(VERSIONS)
-        self.methods = VERSIONS[version]
+        """Offer the version that is known here, whatever the editor wants."""
+        self.begun = True
         lasting: dict[str, Any] = {"resume": {}} if self.source.lasting else {}
         self.answer(ident, {
-            "protocolVersion": version,
+            "protocolVersion": VERSION,
             "agentCapabilities": {
                 "loadSession": self.source.lasting,
                 "promptCapabilities": {"image": False, "audio": False, "embeddedContext": True},
@@ -471,18 +470,20 @@ class Editor(Peer):
 
     def resume(self, params: dict[str, Any], ident: object) -> None:
         """Answer session/resume."""
-        session = text_in(params, "sessionId")
-        if session not in self.sessions:
-            self.sessions[session] = Session(self, self.source.find(session), session)
+        self.known(params)
         self.answer(ident, {})
 
     def load(self, params: dict[str, Any], ident: object) -> None:
         """Answer session/load: as session/resume, after all that was said."""
+        self.known(params).replay()
+        self.answer(ident, {})
+
+    def known(self, params: dict[str, Any]) -> Session:
+        """Return the session that a request is about, which may be one of an earlier process."""
         session = text_in(params, "sessionId")
         if session not in self.sessions:
             self.sessions[session] = Session(self, self.source.find(session), session)
-        self.sessions[session].replay()
-        self.answer(ident, {})
+        return self.sessions[session]
 
     def prompt(self, params: dict[str, Any], ident: object) -> None:
         """Send a message; the answer comes when it has ended."""
@@ -507,16 +508,13 @@ class Editor(Peer):
         self.answer(ident, {})
 
 
-#: what is offered in each version of the protocol
-VERSIONS: dict[int, dict[str, Method]] = {
-    1: {
-        "session/new": Editor.new,
-        "session/load": Editor.load,
-        "session/resume": Editor.resume,
-        "session/prompt": Editor.prompt,
-        "session/cancel": Editor.cancel,
-        "session/close": Editor.close,
-    },
+METHODS: dict[str, Method] = {
+    "session/new": Editor.new,
+    "session/load": Editor.load,
+    "session/resume": Editor.resume,
+    "session/prompt": Editor.prompt,
+    "session/cancel": Editor.cancel,
+    "session/close": Editor.close,
 }
 
 

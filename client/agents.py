@@ -6,12 +6,12 @@ import errno
 import os
 
 from client.arguments import NAME, NAMES, PARENT, VALUES
-from client.control import for_each
+from client.control import all_worked, for_each
 from client.declaring import Arguments, command, declare, operand
-from client.exits import FAILED, OK, USAGE, Failure
+from client.exits import OK, USAGE, Failure
 from client.files import read_stdin, value_of
 from client.output import STDOUT, write_all
-from client.planes import path_of
+from client.planes import path_of, plane_path
 from client.root import Root, agent, below
 from client.types import Sequence
 
@@ -100,9 +100,18 @@ def fill(root: Root, owner: str, files: Sequence[tuple[str, Value]]) -> None:
         raise
 
 
-def create_numbered(root: Root, stem: str, files: Sequence[tuple[str, bytes]]) -> str:
-    """Create an object with the first free name of `stem`-1, `stem`-2, ... and return its path."""
-    number = 1
+def create_object(
+    root: Root, args: Arguments, kind: str, files: Sequence[tuple[str, bytes]]
+) -> str:
+    """Create an object in the plane of the command, and return its path.
+
+    Without a name it gets the first free one of `kind`-1, `kind`-2, ...
+    """
+    if args.name is not None:
+        owner = path_of(root, args, args.name)
+        create(root, owner, files)
+        return owner
+    stem, number = f"{plane_path(root, args)}/{kind}", 1
     while True:
         owner = f"{stem}-{number}"
         try:
@@ -146,9 +155,7 @@ def do_get(root: Root, args: Arguments) -> int:
 @command("rm", NAMES)
 def do_rm(root: Root, args: Arguments) -> int:
     """Remove new or dead agents."""
-    owners = [path_of(root, args, name) for name in args.names]
-    worked = for_each(owners, root.remove)
-    return OK if len(worked) == len(owners) else FAILED
+    return all_worked([path_of(root, args, name) for name in args.names], root.remove)
 
 
 SET_NOTES = "FILE - writes standard input unchanged."

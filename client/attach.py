@@ -81,8 +81,6 @@ def do_attach(root: Root, args: Arguments) -> int:
     Each line is sent as a message. Ctrl-C or Ctrl-D detaches and leaves the agent running.
     Exits 0 when detached, else as the agent ended.
     """
-    import select
-
     name, owner = args.name, agent(args.name)
     status = root.field(name, "status") if root.present(owner) else ""
     if status in ("new", "dead"):
@@ -100,11 +98,11 @@ def do_attach(root: Root, args: Arguments) -> int:
     following = Following(root)
     following.add(owner, pumps)
     if mode != "once" or os.isatty(0):
-        following.on(0, select.POLLIN, Typed(root, name).read)
+        following.watch(0, Typed(root, name).read)
     try:
         for pump in pumps:
             pump.pump()
-        following.run()
+        following.copy()
     except (KeyboardInterrupt, Detached):
         now = root.field(name, "status")
         complain(f"detached: {name} goes on ({now})" if now else f"detached from {name}")

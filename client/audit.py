@@ -31,7 +31,7 @@ def audited_events(root: Root, name: str, block: int) -> Iterator[dict[str, Any]
 
 def audited_refusals(root: Root, name: str) -> list[dict[str, Any]]:
     """Return the recent refusals of the daemon."""
-    about = {"agent": name} if name and not own_agent(root) else {}
+    about: dict[str, Any] = {"agent": name} if name and not own_agent(root) else {}
     found = answer(connect_own(root), op="audit", **about)
     return [item for item in found.get("refusals", ()) if isinstance(item, dict)]
 

@@ -26,14 +26,16 @@ from client.jsonrpc import (
 from client.loop import Lines, Loop
 from client.output import complain, write_all
 from client.root import Root
-from client.types import Any, Callable, Sequence
+from client.types import Any, Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from subprocess import Popen
 
-#: what is done at the end of a turn: why it ended, or the error
-Ended = Callable[[str, str], None]
+#: of the protocol
+VERSION = 1
+#: a way to continue a session that first tells all of it
+REPLAYING = "session/load"
 
 
 #: of tool calls, as the protocol names them
@@ -62,79 +64,37 @@ PIECE, TITLE = 64 << 10, 500
 CALLS_MAX = 1000
 
 
-class Version1:
-    """Version 1 of the Agent Client Protocol: the answer to a prompt ends the turn.
-
-    This is all that depends on the version. Another one is another row of `VERSIONS`.
-    """
-
-    number = 1
-    #: ways to continue a session that first tell all of it
-    replaying = ("session/load",)
-
-    def __init__(self, peer: Peer, capabilities: dict[str, Any]) -> None:
-        self.peer = peer
-        self.capabilities = capabilities
-        sessions = object_in(capabilities, "sessionCapabilities")
-        #: how a session is continued, the best way first
-        self.ways = ["session/resume"] * isinstance(sessions.get("resume"), dict)
-        self.ways += ["session/load"] * (capabilities.get("loadSession") is True)
-
-    def servers(self, servers: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return MCP servers in the form of the protocol, as far as the agent takes them."""
-        taken = []
-        for name, server in servers.items():
-            if "command" in server:
-                env = object_in(server, "env").items()
-                taken.append({
-                    "name": name,
-                    "command": server["command"],
-                    "args": server.get("args", []),
-                    "env": [{"name": key, "value": value} for key, value in env],
-                })  # fmt: skip
-                continue
-            kind, headers = server.get("type", "http"), object_in(server, "headers").items()
-            if object_in(self.capabilities, "mcpCapabilities").get(kind) is not True:
-                complain(f"the agent takes no MCP servers of type {kind}: {name} is left out")
-                continue
-            taken.append({
-                "type": kind,
-                "name": name,
-                "url": server.get("url"),
-                "headers": [{"name": key, "value": value} for key, value in headers],
-            })  # fmt: skip
-        return taken
-
-    def prompt(self, session: str, texts: Sequence[str], ended: Ended) -> None:
-        """Begin a turn."""
-
-        def then(result: dict[str, Any], error: dict[str, Any] | None) -> None:
-            ended(text_in(result, "stopReason"), said_of(error) if error is not None else "")
-
-        blocks = [{"type": "text", "text": text} for text in texts]
-        self.peer.request("session/prompt", {"sessionId": session, "prompt": blocks}, then)
-
-    def cancel(self, session: str) -> None:
-        """Have the turn ended."""
-        self.peer.notify("session/cancel", {"sessionId": session})
-
-    def piece(self, update: dict[str, Any]) -> str:
-        """Return the piece of the answer in an update, empty if it is another update."""
-        if update.get("sessionUpdate") != "agent_message_chunk":
-            return ""
-        content = object_in(update, "content")
-        if content.get("type") == "text":
-            return text_in(content, "text")
-        return f"[{text_in(content, 'uri') or text_in(content, 'type')}]"
-
-    def call(self, update: dict[str, Any]) -> dict[str, Any] | None:
-        """Return what an update tells of a tool call; None if it is another update."""
-        if update.get("sessionUpdate") not in ("tool_call", "tool_call_update"):
-            return None
-        return update
+def taken_servers(
+    servers: dict[str, dict[str, Any]], capabilities: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Return MCP servers in the form of the protocol, as far as the agent takes them."""
+    taken = []
+    for name, server in servers.items():
+        if "command" in server:
+            env, args = pairs_of(object_in(server, "env")), server.get("args", [])
+            taken.append({"name": name, "command": server["command"], "args": args, "env": env})
+            continue
+        kind, headers = server.get("type", "http"), pairs_of(object_in(server, "headers"))
+        if object_in(capabilities, "mcpCapabilities").get(kind) is True:
+            taken.append({"type": kind, "name": name, "url": server.get("url"), "headers": headers})
+        else:
+            complain(f"the agent takes no MCP servers of type {kind}: {name} is left out")
+    return taken
 
 
-VERSIONS = {1: Version1}
+def pairs_of(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the values of an object as the protocol lists them."""
+    return [{"name": key, "value": value} for key, value in values.items()]
+
+
+def piece_in(update: dict[str, Any]) -> str:
+    """Return the piece of the answer in an update, empty if it is another update."""
+    if update.get("sessionUpdate") != "agent_message_chunk":
+        return ""
+    content = object_in(update, "content")
+    if content.get("type") == "text":
+        return text_in(content, "text")
+    return f"[{text_in(content, 'uri') or text_in(content, 'type')}]"
 
 
 def said_of(error: dict[str, Any]) -> str:
@@ -222,7 +182,6 @@ class Bridge(Peer):
         self.servers = servers
         self.memory = memory
         self.session = ""
-        self.protocol: Version1 | None = None
         #: the message at hand, the turn that goes on, and the message that ended last
         self.turn: Turn | None = None
         self.going: Turn | None = None
@@ -266,11 +225,11 @@ class Bridge(Peer):
         elif message.get("type") == "cancel" and turn is not None and turn.id == message["id"]:
             if not turn.prompted:
                 self.finish("message")
-            elif not turn.cancelled and self.protocol is not None:
+            elif not turn.cancelled:
                 turn.cancelled = True
                 # permissions are answered at once, so none is pending now; later ones are
                 # cancelled until the turn has ended
-                self.protocol.cancel(self.session)
+                self.notify("session/cancel", {"sessionId": self.session})
 
     def finish(self, kind: str, text: str = "") -> None:
         """End the message at hand."""
@@ -286,34 +245,38 @@ class Bridge(Peer):
         """Begin the conversation."""
         client = {"name": "ctx", "title": "ctxfs", "version": "1"}
         none = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
-        params = {"protocolVersion": max(VERSIONS), "clientCapabilities": none}
+        params = {"protocolVersion": VERSION, "clientCapabilities": none}
         self.request("initialize", {**params, "clientInfo": client}, self.greeted)
 
     def greeted(self, result: dict[str, Any], error: dict[str, Any] | None) -> None:
         """Open a session in the version that the agent speaks."""
         self.demand("initialize", error)
         version = result.get("protocolVersion")
-        if type(version) is not int or version not in VERSIONS:
-            known = ", ".join(map(str, VERSIONS))
-            raise Failure(f"{self.name}: it speaks version {version} of the protocol, not {known}")
-        self.protocol = VERSIONS[version](self, object_in(result, "agentCapabilities"))
-        known_session = self.memory.recall()
-        self.open(self.protocol, self.protocol.ways if known_session else [], known_session)
+        if type(version) is not int or version != VERSION:
+            said = f"it speaks version {version} of the protocol, not {VERSION}"
+            raise Failure(f"{self.name}: {said}")
+        capabilities = object_in(result, "agentCapabilities")
+        sessions = object_in(capabilities, "sessionCapabilities")
+        # how a session is continued, the best way first
+        ways = ["session/resume"] * isinstance(sessions.get("resume"), dict)
+        ways += [REPLAYING] * (capabilities.get("loadSession") is True)
+        known = self.memory.recall()
+        servers = taken_servers(self.servers, capabilities)
+        self.open({"cwd": os.getcwd(), "mcpServers": servers}, ways if known else [], known)
 
-    def open(self, protocol: Version1, ways: Sequence[str], known: str) -> None:
+    def open(self, params: dict[str, Any], ways: Sequence[str], known: str) -> None:
         """Open the session that there was before, by one of these ways, or a new one."""
-        params = {"cwd": os.getcwd(), "mcpServers": protocol.servers(self.servers)}
 
         def resumed(result: dict[str, Any], error: dict[str, Any] | None) -> None:
             if error is None:
-                if ways[0] in protocol.replaying:
+                if ways[0] == REPLAYING:
                     self.heard = time.monotonic()
                     self.settle(known)
                 else:
                     self.opened(known)
                 return
             complain(f"{self.name}: {ways[0]}: {said_of(error)}")
-            self.open(protocol, ways[1:], known)
+            self.open(params, ways[1:], known)
 
         def made(result: dict[str, Any], error: dict[str, Any] | None) -> None:
             self.demand("session/new", error)
@@ -356,14 +319,16 @@ class Bridge(Peer):
     def begin(self) -> None:
         """Begin the turn of the message at hand, if nothing else goes on."""
         turn = self.turn
-        if turn is None or turn.prompted or self.going or not self.session or not self.protocol:
+        if turn is None or turn.prompted or self.going or not self.session:
             return
         turn.prompted, self.going = True, turn
         self.calls.clear()
-        self.protocol.prompt(self.session, turn.texts, self.ended)
+        blocks = [{"type": "text", "text": text} for text in turn.texts]
+        self.request("session/prompt", {"sessionId": self.session, "prompt": blocks}, self.ended)
 
-    def ended(self, stop: str, error: str) -> None:
+    def ended(self, result: dict[str, Any], failed: dict[str, Any] | None) -> None:
         """Tell how the turn ended, and begin the next one."""
+        stop, error = text_in(result, "stopReason"), "" if failed is None else said_of(failed)
         turn, self.going = self.going, None
         if turn is not None and turn is self.turn:
             if turn.cancelled or (stop == "end_turn" and not error):
@@ -379,29 +344,28 @@ class Bridge(Peer):
         self.heard = time.monotonic()
         own = text_in(params, "sessionId") == self.session
         if method == "session/update":
-            if own and self.protocol is not None and self.going is not None:
-                self.update(self.protocol, self.going, object_in(params, "update"))
+            if own and self.going is not None:
+                self.update(self.going, object_in(params, "update"))
         elif method == "session/request_permission":
             outcome = self.permit(params) if own else {"outcome": "cancelled"}
             self.answer(ident, {"outcome": outcome})
         elif ident is not None:
             raise Refused(NO_METHOD, f"{method}: this client does not offer it")
 
-    def update(self, protocol: Version1, turn: Turn, update: dict[str, Any]) -> None:
+    def update(self, turn: Turn, update: dict[str, Any]) -> None:
         """Pass on what the agent says and does; what it replays of old turns is not said now."""
         if turn is not self.turn:
             return  # ctxfs has given up that message
-        piece = protocol.piece(update)
+        piece = piece_in(update)
         if piece:
             if turn.apart and turn.spoken:
                 piece = "\n\n" + piece
             turn.spoken, turn.apart = True, False
             for start in range(0, len(piece), PIECE):
                 self.tell(type="delta", id=turn.id, text=piece[start : start + PIECE])
-        call = protocol.call(update)
-        if call is not None:
+        if update.get("sessionUpdate") in ("tool_call", "tool_call_update"):
             turn.apart = True
-            self.note(turn, call)
+            self.note(turn, update)
 
     def note(self, turn: Turn, call: dict[str, Any]) -> None:
         """Write a line about a tool call, which is no reply and is kept in `out`, if it is news."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from client.declaring import DECLARED, Command
 from client.exits import USAGE, Failure
 from client.types import Iterator
+from client.words import VERBS
 
 #: the module of each command by the first word of its name, by chapter, in the order of help
 CHAPTERS = {
@@ -24,8 +25,7 @@ CHAPTERS = {
     },
     "Running and ending": {
         **dict.fromkeys(("spawn", "run"), "spawn"),
-        **dict.fromkeys(("start", "stop", "kill", "pause", "resume"), "verbs"),
-        **dict.fromkeys(("reset", "abort", "wait"), "verbs"),
+        **dict.fromkeys((*VERBS, "abort", "wait"), "verbs"),
     },
     "Talking": {
         **dict.fromkeys(("send", "chat"), "messages"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from client.exits import USAGE, Failure
+from client.exits import FAILED, OK, USAGE, Failure
 from client.files import value_of
 from client.output import complain
 from client.root import Root, label
@@ -65,6 +65,11 @@ def control(root: Root, owner: str, line: str) -> None:
         raise Failure(f'"{line}" has more than one line; a verb is one line', USAGE)
     if not say(root, owner, line):
         root.write(f"{owner}/ctl", value_of(line))
+
+
+def all_worked(names: Sequence[str], action: Callable[[str], object]) -> int:
+    """Do as `for_each`, and return the exit status."""
+    return OK if len(for_each(names, action)) == len(names) else FAILED
 
 
 def for_each(names: Sequence[str], action: Callable[[str], object]) -> list[str]:

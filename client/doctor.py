@@ -10,7 +10,7 @@ from contextlib import suppress
 from client.arguments import LISTING
 from client.declaring import Arguments, command
 from client.exits import FAILED, OK, Failure
-from client.files import find_program, first_line, read_file
+from client.files import find_program, first_line, pairs, read_file
 from client.output import STDOUT, as_json, decode
 from client.root import DEFAULT_ROOT, Root, agent, start_hint, user_directory
 from client.types import Iterator
@@ -217,8 +217,7 @@ def check_identity(uid: int) -> Iterator[Finding]:
 
 def read_status(root: Root) -> dict[str, str]:
     """Return the lines of the root's `status`."""
-    lines = decode(root.read("status")).splitlines()
-    return dict(line.partition("=")[::2] for line in lines)
+    return pairs(decode(root.read("status")))
 
 
 def check_daemon(root: Root) -> Finding:
@@ -287,11 +286,10 @@ def check_trees(root: Root) -> Iterator[Finding]:
 def check_networks(root: Root) -> Iterator[Finding]:
     """Judge the sockets of the networks that the daemon has."""
     try:
-        lines = decode(root.read("status")).splitlines()
+        status = read_status(root)
     except Failure:
         return
-    for line in lines:
-        key, _, value = line.partition("=")
+    for key, value in status.items():
         if key.startswith("network."):
             _, uid, path = value.split(" ", 2)
             yield from check_network("network:" + key[len("network.") :], int(uid), path)

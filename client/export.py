@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from client import files
 from client.arguments import NAME
 from client.declaring import Arguments, command
 from client.exits import FAILED, OK, Failure
@@ -161,8 +162,7 @@ class Exported:
 
     def limits(self) -> str:
         """Return its limits without those that the configuration sets."""
-        status = self.root.value("status").split("\n")
-        configured = dict(line.partition("=")[::2] for line in status).get("limits", "").split(",")
+        configured = files.pairs(self.root.value("status")).get("limits", "").split(",")
         lines = self.text("limits").split("\n")
         return "".join(
             f"{line}\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 
 from client.exits import USAGE, Failure
 from client.output import decode, write_all
@@ -26,19 +27,6 @@ def read_file(path: str) -> bytes:
     fd = os.open(path, os.O_RDONLY)
     try:
         return read_all(fd)
-    finally:
-        os.close(fd)
-
-
-def read_lines(path: str) -> Iterator[bytes]:
-    """Yield the lines of a file that may be larger than the memory."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        rest = b""
-        while chunk := os.read(fd, LARGE):
-            *lines, rest = (rest + chunk).split(b"\n")
-            yield from lines
-        yield from filter(None, [rest])
     finally:
         os.close(fd)
 
@@ -159,6 +147,17 @@ def find_program(name: str) -> str:
         if os.path.isfile(path) and os.access(path, os.X_OK):
             return path
     return ""
+
+
+def pairs(text: str) -> dict[str, str]:
+    """Return the values of key=value lines."""
+    return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)
+
+
+def stamp(when: float) -> str:
+    """Return a time in seconds as ctxd writes it."""
+    seconds, milliseconds = divmod(round(when * 1000), 1000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{milliseconds:03}Z"
 
 
 def timestamp(text: str) -> float:

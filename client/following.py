@@ -6,6 +6,7 @@ import os
 import time
 
 from client.files import BLOCK
+from client.loop import POLLPRI, Loop
 from client.output import Output, shown_line
 from client.root import Root, label
 from client.types import Callable, Iterable, Iterator, Sequence
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 
 TICK_MS = 100  # how often to look at growing files
-LONGEST = 86400.0  # seconds of one poll(2), which takes at most 24 days
 SHARE = 10  # looking takes at most one part in so many of the time
 
 
@@ -151,23 +151,27 @@ def open_wait(root: Root, owner: str) -> int:
 
 def wait_ended(root: Root, owners: Iterable[str], timeout: float | None = None) -> Iterator[str]:
     """Yield agents or tasks as they end, until all have ended; `TimeoutError` after `timeout`."""
-    import select
-
     allow_descriptors()
     waiting = {open_wait(root, owner): owner for owner in owners}
-    deadline = None if timeout is None else time.monotonic() + timeout
-    poller = select.poll()
+    loop = Loop()
+    ended: list[int] = []
+
+    def watch(fd: int) -> None:
+        loop.watch(fd, lambda: ended.append(fd))
+
     for fd in waiting:
-        poller.register(fd, select.POLLIN)
-    while waiting:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = poller.poll(None if left is None else 1000 * min(left, LONGEST))
-        if not ready and (left or 0.0) <= LONGEST:
-            raise TimeoutError(", ".join(map(label, waiting.values())))
-        for fd, _ in ready:
-            poller.unregister(fd)
+        watch(fd)
+    if timeout is not None:
+        loop.later(timeout, lambda: setattr(loop, "over", True))
+    while waiting and not loop.over:
+        loop.step()
+        while ended:
+            fd = ended.pop(0)
+            loop.forget(fd)
             os.close(fd)
             yield waiting.pop(fd)
+    if waiting:
+        raise TimeoutError(", ".join(map(label, waiting.values())))
 
 
 def nobody_reads() -> None:
@@ -185,7 +189,7 @@ def sleep_for_reader(seconds: float) -> None:
         nobody_reads()
 
 
-class Following:
+class Following(Loop):
     """Files of agents or tasks, copied as they grow until their owners have ended.
 
     With `for_reader`, only as long as somebody reads standard output: otherwise the reader's end
@@ -193,56 +197,46 @@ class Following:
     """
 
     def __init__(self, root: Root, for_reader: bool = True) -> None:
-        import select
-
+        super().__init__()
         self.root = root
-        self.poller = select.poll()
         self.pumps: dict[int, Sequence[Pump]] = {}  # by the descriptor that tells of the end
-        self.actions: dict[int, Callable[[], object]] = {}
         self.tick = TICK_MS / 1000  # seconds
+        self.begun = 0.0
         if for_reader:
-            self.on(1, 0, nobody_reads)  # poll(2) tells of errors unasked
+            self.watch(1, nobody_reads, 0)  # poll(2) tells of errors unasked
 
     def add(
-        self, owner: str, pumps: Sequence[Pump], ended: Callable[[], object] | None = None
+        self, owner: str, pumps: Sequence[Pump], ended: Callable[[], object] = lambda: None
     ) -> None:
         """Copy files of an owner; call `ended` when it has ended and all is copied."""
-        import select
-
         fd = open_wait(self.root, owner)
         self.pumps[fd] = pumps
-        self.on(fd, select.POLLIN, ended or (lambda: None))
 
-    def on(self, fd: int, events: int, action: Callable[[], object]) -> None:
-        """Call `action` at each of these events of a descriptor, after all files are copied."""
-        self.poller.register(fd, events)
-        self.actions[fd] = action
+        def end() -> None:
+            ended()
+            del self.pumps[fd]
+            self.forget(fd)
+            os.close(fd)
 
-    def off(self, fd: int) -> None:
-        """Forget a descriptor."""
-        self.poller.unregister(fd)
-        del self.actions[fd]
+        self.watch(fd, end)
 
-    def run(self, look: Callable[[], bool] = lambda: False) -> None:
+    def woken(self) -> None:
+        self.begun = time.monotonic()
+        for pumps in self.pumps.values():
+            for pump in pumps:
+                pump.pump()
+
+    def copy(self, look: Callable[[], bool] = lambda: False) -> None:
         """Copy until all owners have ended, and `look`, which may add some, wants no more.
 
         Looking at many files takes at most a tenth of the time.
         """
         pause = self.tick
         while self.pumps or look():
-            ready = self.poller.poll(1000 * pause)
-            begun = time.monotonic()
-            for pumps in self.pumps.values():
-                for pump in pumps:
-                    pump.pump()
-            for fd, _ in ready:
-                self.actions[fd]()
-                if self.pumps.pop(fd, None) is not None:
-                    self.off(fd)
-                    os.close(fd)
+            self.step(most=pause)
             if self.pumps:
                 look()
-            pause = max(self.tick, SHARE * (time.monotonic() - begun))
+            pause = max(self.tick, SHARE * (time.monotonic() - self.begun))
 
 
 def follow(
@@ -253,11 +247,9 @@ def follow(
     for_reader: bool = True,
 ) -> None:
     """Copy growing files until their owner has ended; `events_fd` reports growth at once."""
-    import select
-
     following = Following(root, for_reader)
     following.add(owner, pumps)
     if events_fd is not None:
         following.tick = 1.0
-        following.on(events_fd, select.POLLPRI, lambda: time.sleep(0.02))  # collect bursts
-    following.run()
+        following.watch(events_fd, lambda: time.sleep(0.02), POLLPRI)  # collect bursts
+    following.copy()

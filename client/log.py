@@ -95,7 +95,7 @@ class Several:
         failed = [name for name in wanted if not self.add(name)]
         if self.args.follow:
             self.looked = time.monotonic()
-            self.following.run(self.look)
+            self.following.copy(self.look)
         return FAILED if any(name in self.args.names for name in failed) else OK
 
     def agents(self) -> dict[str, str]:

@@ -118,6 +118,7 @@ class Loop:
         waits += [] if most is None else [most]
         wait = 1000 * max(0.0, min(*waits, LONGEST)) if waits else None
         ready = poller.poll(wait)
+        self.woken()
         for fd, found in ready:
             if fd in self.unwritten and found & ~(POLLIN | POLLPRI):
                 self._flush(fd)
@@ -130,6 +131,9 @@ class Loop:
             for action in due:
                 action()
         return bool(ready or due)
+
+    def woken(self) -> None:
+        """Do what comes first after each wait."""
 
     def _flush(self, fd: int) -> None:
         data = self.unwritten[fd]

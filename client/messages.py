@@ -10,7 +10,7 @@ from client.declaring import Arguments, arg, command, operand
 from client.events import parse_event
 from client.exits import FAILED, INTERRUPTED, OK, USAGE, Failure
 from client.files import given
-from client.output import STDOUT, complain, escape, gist, show_table
+from client.output import STDOUT, complain, escape, gist, show_rows
 from client.root import Root, agent, own_name
 from client.sockets import MESSAGE_CODES, ask, connect, frames, refusal
 from client.types import Any, Iterator, Sequence
@@ -208,8 +208,7 @@ def do_queue(root: Root, args: Arguments) -> int:
     if args.json:
         STDOUT.copy(data)
         return OK
+    messages = [*filter(None, map(parse_event, data.splitlines()))]
     columns = ("id", "ts", "from", "provenance", "priority", "text")
-    messages = filter(None, map(parse_event, data.splitlines()))
-    cells = [[gist(str(message.get(column, ""))) for column in columns] for message in messages]
-    show_table([column.upper() for column in columns], cells)
+    show_rows(messages, columns, lambda message, column: gist(str(message.get(column, ""))))
     return OK

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from client.types import Iterable, Iterator, Sequence
+from client.types import Any, Callable, Iterable, Iterator, Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -276,6 +276,20 @@ def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     plain = not (width or colored)  # which may be very long, and is made in a fifth of the time
     lines = table(header, rows) if plain else screen_table(header, rows, width, colored)
     STDOUT.text("\n".join(lines) + "\n")
+
+
+def show_rows(
+    rows: Sequence[dict[str, Any]],
+    columns: Sequence[str],
+    cell: Callable[[dict[str, Any], str], str] = lambda row, column: row[column],
+    raw: bool = False,
+) -> None:
+    """Print rows as a table whose headings are the names of columns; `raw` ones as JSON."""
+    if raw:
+        STDOUT.text(as_json(rows))
+    else:
+        table = ([cell(row, column) for column in columns] for row in rows)
+        show_table([column.upper() for column in columns], table)
 
 
 def gist(text: str, width: int = 72) -> str:

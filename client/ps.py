@@ -9,7 +9,7 @@ from client.arguments import LISTING
 from client.declaring import Arguments, command, flag, operand
 from client.exits import OK, USAGE, Failure
 from client.files import timestamp
-from client.output import STDOUT, Part, age, as_json, show_table, size
+from client.output import STDOUT, Part, age, as_json, show_rows, show_table, size
 from client.root import Root, agent, own_agent
 from client.types import Any, Callable, Iterator, Sequence
 
@@ -121,20 +121,16 @@ def show_processes(root: Root, args: Arguments) -> int:
         if own and own not in names:
             names.append(own)
         names = [name for name in names if os.access(root.join(agent(name, "processes")), os.R_OK)]
-    rows = processes(root, names)
-    if args.json:
-        STDOUT.text(as_json(rows))
-        return OK
-    lines = []
-    for row in rows:
-        shown = {key: "-" if value is None else str(value) for key, value in row.items()}
-        if row["age"] is not None:
-            shown["age"] = age(row["age"])
-        if row["memory"] is not None:
-            shown["memory"] = size(row["memory"])
-        lines.append([shown[column] for column in PROCESS_COLUMNS])
-    show_table([column.upper() for column in PROCESS_COLUMNS], lines)
+    show_rows(processes(root, names), PROCESS_COLUMNS, process_cell, args.json)
     return OK
+
+
+def process_cell(row: dict[str, Any], column: str) -> str:
+    """Return what a table says of a process."""
+    value = row[column]
+    if value is None:
+        return "-"
+    return {"age": age, "memory": size}.get(column, str)(value)
 
 
 @command(

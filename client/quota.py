@@ -5,7 +5,7 @@ from __future__ import annotations
 from client.arguments import LISTING
 from client.declaring import Arguments, command
 from client.exits import OK
-from client.output import STDOUT, as_json, show_table, size
+from client.output import show_rows, size
 from client.root import Root
 from client.sockets import answer, connect_own
 from client.types import Any
@@ -30,9 +30,6 @@ def do_quota(root: Root, args: Arguments) -> int:
     accounts of all owners. In JSON, sizes are in bytes and time is in milliseconds.
     """
     rows = answer(connect_own(root), op="quota").get("accounts", [])
-    if args.json:
-        STDOUT.text(as_json(rows))
-        return OK
-    keys = ("owner", "account", "use", "limit", "reserve", "most", "held")
-    show_table([key.upper() for key in keys], [[cell(row, key) for key in keys] for row in rows])
+    columns = ("owner", "account", "use", "limit", "reserve", "most", "held")
+    show_rows(rows, columns, cell, args.json)
     return OK

@@ -7,8 +7,8 @@ import os
 from client.agents import Line
 from client.arguments import LISTING
 from client.declaring import Arguments, command
-from client.exits import USAGE, Failure
-from client.files import find_program, read_limited
+from client.exits import OK, USAGE, Failure
+from client.files import find_program, pairs, read_limited
 from client.output import STDOUT, as_json, show_table
 from client.root import Root
 from client.shipped import find_shipped
@@ -281,8 +281,11 @@ def lacking_keys(recipe: Recipe, given: Sequence[str] = ()) -> Iterator[str]:
 
 def configured_networks(root: Root) -> list[str]:
     """Return the names of the networks that this ctxd can give to agents."""
-    keys = (line.partition("=")[0] for line in root.value("status").splitlines())
-    return [key.removeprefix("network.") for key in keys if key.startswith("network.")]
+    return [
+        key.removeprefix("network.")
+        for key in pairs(root.value("status"))
+        if key.startswith("network.")
+    ]
 
 
 def network_for(root: Root, recipe: Recipe, wanted: str | None = None) -> str:
@@ -404,7 +407,7 @@ def do_agents(root: Root, args: Arguments) -> int:
         rows.append({"name": name, "directory": directory, "summary": summary, "lacks": missing})
     if args.json:
         STDOUT.text(as_json(rows))
-        return 0
-    cells = [[row["name"], row["directory"], "; ".join(row["lacks"])] for row in rows]
-    show_table(("AGENT", "DIRECTORY", "LACKS"), cells)
-    return 0
+    else:
+        cells = [[row["name"], row["directory"], "; ".join(row["lacks"])] for row in rows]
+        show_table(("AGENT", "DIRECTORY", "LACKS"), cells)
+    return OK

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from client.declaring import Arguments, command
-from client.exits import NOT_RUNNING, OK, Failure
+from client.exits import OK
 from client.output import STDOUT
 from client.root import Root
-from client.sockets import MESSAGE_CODES, ask, connect_daemon, frames, refusal
+from client.sockets import answer, connect_daemon
 
 
 @command("reexec")
@@ -17,12 +17,8 @@ def do_reexec(root: Root, args: Arguments) -> int:
     ctxd first runs the program with --check. If that fails, nothing happens, and this command
     says why. Only for root, or for the user that runs ctxd.
     """
-    with connect_daemon(root) as connection:
-        ask(connection, op="reexec")
-        for frame in frames(connection):
-            if frame.get("type") == "error":
-                raise refusal(frame, MESSAGE_CODES)
-            before, version = frame.get("before"), frame.get("version")
-            STDOUT.lines([f"ctxd {version}{f' (was {before})' if before != version else ''}"])
-            return OK
-    raise Failure("ctxd has ended meanwhile; its log says why", NOT_RUNNING)
+    lost = "ctxd has ended meanwhile; its log says why"
+    frame = answer(connect_daemon(root), lost=lost, op="reexec")
+    before, version = frame.get("before"), frame.get("version")
+    STDOUT.lines([f"ctxd {version}{f' (was {before})' if before != version else ''}"])
+    return OK

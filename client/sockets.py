@@ -168,15 +168,22 @@ def connect_own(root: Root, name: str = "") -> socket.socket:
     return connect(root, name or own) if own else connect_daemon(root)
 
 
-def answer(connection: socket.socket, **fields: object) -> dict[str, Any]:
-    """Send a request and return its only answer; `Failure` if it is an error."""
+def answer(
+    connection: socket.socket,
+    /,
+    codes: dict[str, int] = MESSAGE_CODES,
+    lost: str = "the daemon did not answer",
+    **fields: object,
+) -> dict[str, Any]:
+    """Send a request and return its only answer; `Failure` if it is an error, or `lost`."""
     with connection:
         ask(connection, **fields)
         for frame in frames(connection):
             if frame.get("type") == "error":
-                raise refusal(frame, MESSAGE_CODES)
-            return frame
-    raise Failure("the daemon did not answer", NOT_RUNNING)
+                raise refusal(frame, codes)
+            if frame.get("id") is None:  # as the request
+                return frame
+    raise Failure(lost, NOT_RUNNING)
 
 
 def say(root: Root, owner: str, line: str) -> bool:

@@ -11,7 +11,7 @@ from client.declaring import Arguments, command, operand, option
 from client.ends import awaited_restart
 from client.events import parse_event
 from client.exits import OK, Failure
-from client.files import timestamp
+from client.files import pairs, stamp, timestamp
 from client.output import STDOUT, Part, age, as_json, decode, gist, size
 from client.planes import PLANES, describe, objects
 from client.ps import Forest
@@ -61,10 +61,9 @@ def last_lines(root: Root, path: str, count: int) -> list[str]:
     return lines[-count:] if count else []
 
 
-def pairs(text: str) -> dict[str, int | str]:
-    """Return the values of key=value lines."""
-    split = (line.partition("=") for line in text.splitlines())
-    return {key: int(value) if value.isdigit() else value for key, _, value in split}
+def numbers(text: str) -> dict[str, int | str]:
+    """Return the values of key=value lines, as numbers where they are."""
+    return {key: int(value) if value.isdigit() else value for key, value in pairs(text).items()}
 
 
 def items(root: Root, name: str, group: str) -> list[dict[str, str]]:
@@ -93,9 +92,9 @@ def facts_of(root: Root, name: str, lines: int) -> dict[str, Any]:
     if facts["status"] == "starting" and not facts["reason"]:
         facts["reason"] = awaited_restart(root, name)
     changed = root.call(agent(name, "status"), os.stat).st_mtime
-    facts["since"] = listed.get("since") or rfc3339(changed)
+    facts["since"] = listed.get("since") or stamp(changed)
     facts["handoff.md"] = gist(root.field(name, "handoff.md"))
-    facts["usage"] = pairs(root.field(name, "usage"))
+    facts["usage"] = numbers(root.field(name, "usage"))
     queue = readable(lambda: root.read(agent(name, "queue")), b"")
     facts["queue"] = len(queue.splitlines())
     message = parse_event(readable(lambda: root.read(agent(name, "message")), b""))
@@ -107,12 +106,6 @@ def facts_of(root: Root, name: str, lines: int) -> dict[str, Any]:
         facts[file] = last_lines(root, agent(name, file), lines)
     facts["tree"] = forest
     return facts
-
-
-def rfc3339(seconds: float) -> str:
-    """Return a time as ctxd writes it."""
-    text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-    return f"{text}.{int(seconds % 1 * 1000):03}Z"
 
 
 def ago(when: str) -> str:
@@ -193,7 +186,7 @@ def message_line(message: dict[str, Any] | None) -> str:
 
 def about_daemon(root: Root) -> tuple[dict[str, Any], list[list[Part]]]:
     """Return what the daemon says of itself, and the lines about it."""
-    facts = pairs(decode(root.read("status")))
+    facts = numbers(decode(root.read("status")))
     state = str(facts.get("state", "?"))
     counts = [
         (key.partition(".")[2], value) for key, value in facts.items() if key.startswith("agents.")

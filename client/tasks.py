@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from client.agents import create, create_numbered, do_rm
+from client.agents import create_object, do_rm
 from client.arguments import CWD, ENDED, ENV, LISTING, OF, TIMEOUT, WAIT, line_count
 from client.declaring import Arguments, command, declare, flag, operand, option
 from client.ends import TASK_OUTCOMES, exit_status, task_ending
@@ -12,7 +12,7 @@ from client.exits import OK, USAGE, Failure
 from client.files import given, value_of
 from client.following import Tail, follow
 from client.output import STDOUT, complain
-from client.planes import do_list, do_show, path_of, plane_path
+from client.planes import do_list, do_show, path_of
 from client.root import Root, below, label
 from client.spawn import run_foreground
 from client.verbs import do_verb, do_wait
@@ -57,11 +57,7 @@ def do_task_start(root: Root, args: Arguments) -> int:
     }
     files = [(file, value_of("\n".join(items))) for file, items in lines.items() if items]
     files += [] if args.wait else [("ctl", b"start\n")]
-    if args.name is None:
-        owner = create_numbered(root, f"{plane_path(root, args)}/task", files)
-    else:
-        owner = path_of(root, args, args.name)
-        create(root, owner, files)
+    owner = create_object(root, args, "task", files)
     if not args.wait:
         STDOUT.lines([label(owner)])
         return OK

@@ -8,10 +8,11 @@ from client.arguments import LISTING
 from client.declaring import Arguments, command, operand
 from client.exits import DENIED, NOT_RUNNING, OK, USAGE, Failure
 from client.files import read_stdin
+from client.loop import encode
 from client.output import STDOUT, as_json, gist, show_table
 from client.planes import describe
 from client.root import Root, tool
-from client.sockets import ask, connect_own, frames, refusal
+from client.sockets import answer, connect_own
 from client.types import Any, Sequence
 
 TOOL_CODES = {
@@ -39,23 +40,15 @@ def tool_input(words: Sequence[str]) -> dict[str, Any]:
 
 def call_tool(root: Root, name: str, words: Sequence[str]) -> int:
     """Call a tool and print its output as one line; its errors become exit statuses."""
-    import json
-
     value = tool_input(words)
-    with connect_own(root) as connection:
-        # without an id: nobody asks again for the answer, so ctxd need not keep it
-        ask(connection, op="tool", name=name, input=value)
-        for frame in frames(connection):
-            if frame.get("id") is not None:
-                continue
-            if frame.get("type") == "tool":
-                output = json.dumps(frame.get("output"), ensure_ascii=False) + "\n"
-                STDOUT.copy(output.encode("utf-8", "backslashreplace"))
-                return OK
-            if frame.get("type") == "error":
-                absent = {} if root.present(f"tool/{name}") else {"ENOENT": NOT_RUNNING}
-                raise refusal(frame, {**TOOL_CODES, **absent})
-    raise Failure(f"{name}: the connection ended before the answer", NOT_RUNNING)
+    absent = {} if root.present(f"tool/{name}") else {"ENOENT": NOT_RUNNING}
+    lost = f"{name}: the connection ended before the answer"
+    # without an id: nobody asks again for the answer, so ctxd need not keep it
+    frame = answer(
+        connect_own(root), {**TOOL_CODES, **absent}, lost, op="tool", name=name, input=value
+    )
+    STDOUT.copy(encode(frame.get("output")))
+    return OK
 
 
 def describe_tool(root: Root, name: str) -> str:
@@ -91,9 +84,9 @@ def do_tool_list(root: Root, args: Arguments) -> int:
     rows = [describe(root, tool(name), files) for name in root.names("tool")]
     if args.json:
         STDOUT.text(as_json(rows))
-        return OK
-    cells = [[row["name"], row["family"], gist(row["description"])] for row in rows]
-    show_table(["TOOL", "FAMILY", "DESCRIPTION"], cells)
+    else:
+        cells = [[row["name"], row["family"], gist(row["description"])] for row in rows]
+        show_table(["TOOL", "FAMILY", "DESCRIPTION"], cells)
     return OK
 
 

@@ -11,6 +11,7 @@ from client.following import wait_ended
 from client.output import STDOUT, complain
 from client.planes import path_of
 from client.root import Root, agent, label
+from client.words import VERBS
 
 
 def do_verb(root: Root, args: Arguments) -> int:
@@ -59,11 +60,9 @@ def do_wait(root: Root, args: Arguments) -> int:
     return OK if all(outcome in ("done", "completed") for outcome in outcomes) else FAILED
 
 
-declare(do_verb, "start", "Start agents.", NAMES)
-declare(do_verb, "stop", "Stop agents; kill them after their grace period.", NAMES, WAIT)
-declare(do_verb, "kill", "Stop agents at once.", NAMES, WAIT)
-declare(do_verb, "pause", "Freeze agents and all that they own.", NAMES)
-declare(do_verb, "resume", "Let paused agents continue.", NAMES)
+for verb, what in VERBS.items():
+    more = [WAIT] if verb in ("stop", "kill") else []
+    declare(do_verb, verb, f"{what[0].upper()}{what[1:]}.", NAMES, *more)
 declare(
     do_order,
     "abort",
@@ -72,7 +71,6 @@ declare(
     option("--run", "RUN", "only if this is the current run", dest="word"),
     NAME,
 )
-declare(do_verb, "reset", "Replace dead agents with new ones.", NAMES)
 declare(
     do_order,
     "session",

@@ -72,6 +72,15 @@ PLANE_FILES = {
 }
 #: the cgroup controllers that limits need
 CONTROLLERS = ("memory", "pids", "cpu")
+#: the verbs that take no word, as commands
+VERBS = {
+    "start": "start agents",
+    "stop": "stop agents; kill them after their grace period",
+    "kill": "stop agents at once",
+    "pause": "freeze agents and all that they own",
+    "resume": "let paused agents continue",
+    "reset": "replace dead agents with new ones",
+}
 #: in each unit of a duration
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 #: the tools

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from client.agents import SET_NOTES, create, create_numbered, do_set
+from client.agents import SET_NOTES, create_object, do_set
 from client.arguments import ENDED, LISTING, OF, VALUES
-from client.control import for_each
+from client.control import all_worked
 from client.declaring import Arguments, command, declare, flag, operand
-from client.exits import FAILED, OK
+from client.exits import OK
 from client.files import value_of
 from client.output import STDOUT
 from client.planes import do_list, do_show, path_of, plane_path
@@ -28,11 +28,7 @@ declare(do_show, "work show", "Show all about a work item.", OF, *LISTING, WORK)
 def do_work_new(root: Root, args: Arguments) -> int:
     """Create a work item and print its id."""
     files = [("objective", value_of(args.objective))]
-    if args.name is None:
-        owner = create_numbered(root, f"{plane_path(root, args)}/work", files)
-    else:
-        owner = path_of(root, args, args.name)
-        create(root, owner, files)
+    owner = create_object(root, args, "work", files)
     STDOUT.lines([label(owner)])
     return focus(root, args, label(owner)) if args.focus else OK
 
@@ -57,8 +53,7 @@ def do_work_end(root: Root, args: Arguments) -> int:
     """Mark work items as done or as cancelled."""
     status = value_of({"done": "done", "cancel": "cancelled"}[args.command])
     paths = [path_of(root, args, name, "status") for name in args.names]
-    worked = for_each(paths, lambda path: root.write(path, status))
-    return OK if len(worked) == len(paths) else FAILED
+    return all_worked(paths, lambda path: root.write(path, status))
 
 
 declare(do_work_end, "work done", "Mark work items as done.", OF, WORKS)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from ctxfs import declared
 from ctxfs.files import agent
+from ctxfs.files.verbs import VERBS
 from ctxfs.filesystem import LAYOUTS
 from ctxfs.tools.registry import TOOLS
 from ctxfs.tools.tool import Does
@@ -126,6 +127,10 @@ WORDS: Final[dict[str, tuple[str, Any]]] = {
     ),
     "PLANE_FILES": ("the values of an object in a directory of an agent", _plane_files()),
     "CONTROLLERS": ("the cgroup controllers that limits need", CONTROLLERS),
+    "VERBS": (
+        "the verbs that take no word, as commands",
+        {verb.name: verb.told for verb in VERBS.values() if verb.told},
+    ),
     "SECONDS": ("in each unit of a duration", SECONDS),
     "TOOLS": ("the tools", tuple(tool.name for tool in TOOLS)),
     "HINTS": ("what calls may do, and of which tools", _hints()),

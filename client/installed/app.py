@@ -284,14 +284,16 @@ class Top(App[int]):
 
     def warn(self, text: str) -> None:
         """Show a line about ctxd, or none."""
-        line = self.query_one("#away", Static)
-        line.display = bool(text)
-        line.update(Text(escape(text)))
+        self.show_line("#away", text)
 
     def notice(self, text: str) -> None:
         """Show a line about what was just asked, for a while."""
         self.noticed = time.monotonic() if text else 0.0
-        line = self.query_one("#notice", Static)
+        self.show_line("#notice", text)
+
+    def show_line(self, name: str, text: str) -> None:
+        """Show a text in a line of its own, or hide the line."""
+        line = self.query_one(name, Static)
         line.display = bool(text)
         line.update(Text(escape(text)))
 

@@ -6,6 +6,7 @@ import os
 import time
 
 from client.installed.lives import Life, last_moment
+from client.output import cut
 from client.types import Iterator, Sequence
 
 GROUP = 3  # agents that share a line, at least
@@ -218,22 +219,17 @@ class Chart:
         return "".join(line).rstrip()
 
 
-def shortened(text: str, width: int) -> str:
-    """Return a text in at most so many characters."""
-    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
-
-
 def legend(several: bool, width: int) -> Iterator[str]:
     """Yield the lines that say what the characters stand for."""
     first, *others = (*LEGEND, OF_SEVERAL) if several else LEGEND
     line = first
     for each in others:
         if len(line) + 2 + len(each) > width:
-            yield shortened(line, width)
+            yield cut(line, width)
             line = each
         else:
             line += f"  {each}"
-    yield shortened(line, width)
+    yield cut(line, width)
 
 
 def text_of(top: Life, rows: Sequence[Row], width: int) -> Iterator[str]:
@@ -245,12 +241,12 @@ def text_of(top: Life, rows: Sequence[Row], width: int) -> Iterator[str]:
     right = min(max(map(len, fates)), max(14, width * 2 // 5))
     chart = Chart(top.made, end, width - left - right - 3)
     for line in summary(top):
-        yield shortened(line, width)
+        yield cut(line, width)
     yield ""
     yield " " * (left + 1) + chart.axis(end)
     for row, name, fate in zip(rows, names, fates, strict=True):
         drawn = chart.several(row.lives, end) if row.grouped else chart.life(row.life, end)
-        line = f"{shortened(name, left):<{left}} {drawn:<{chart.width}}  {shortened(fate, right)}"
+        line = f"{cut(name, left):<{left}} {drawn:<{chart.width}}  {cut(fate, right)}"
         yield line.rstrip()
     yield ""
     yield from legend(any(row.grouped for row in rows), width)

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from client.events import parse_event
 from client.exits import Failure
-from client.files import read_control
+from client.files import pairs, read_control
 from client.installed.model import Agent, Event, Snapshot, Usage, told
 from client.output import decode
 from client.ps import families
@@ -184,8 +184,7 @@ class Sampler(Reader):
             text = decode(read_control(self.root.join(agent(of.name, "usage"))))
         except OSError:
             return False
-        pairs = (line.partition("=") for line in text.splitlines())
-        values = {key: int(value) for key, _, value in pairs if value.isdigit()}
+        values = {key: int(value) for key, value in pairs(text).items() if value.isdigit()}
         if not values:
             return False
         now, cpu = time.monotonic(), values.get("cpu_usec", 0)

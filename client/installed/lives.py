@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 
-from client.events import parse_event
+from client.events import parse_event, whole_lines
 from client.exits import Failure
-from client.files import read_lines, timestamp
+from client.files import LARGE, stamp, timestamp
 from client.ps import abreast
 from client.root import Root, agent
 from client.types import Any, Iterable, Iterator
@@ -158,7 +158,7 @@ class Life:
             "made": stamp(self.made),
             "made_by": self.made_by,
             "status": self.status,
-            "ended": stamp(self.end),
+            "ended": "" if self.end is None else stamp(self.end),
             "outcome": self.outcome,
             "reason": self.reason,
             "ended_by": self.ended_by,
@@ -167,7 +167,7 @@ class Life:
                 {
                     "status": span.status,
                     "begin": stamp(span.begin),
-                    "end": stamp(span.end),
+                    "end": "" if span.end is None else stamp(span.end),
                     "run": span.run,
                     "after": span.after,
                 }
@@ -175,15 +175,6 @@ class Life:
                 if span.status != "dead"
             ],
         }
-
-
-def stamp(when: float | None) -> str:
-    """Return a moment as the events have it, empty if it has not come."""
-    if when is None:
-        return ""
-    milliseconds = round(when * 1000)
-    text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
-    return f"{text}.{milliseconds % 1000:03d}Z"
 
 
 def parent_in(lineage: str) -> str:
@@ -268,7 +259,7 @@ class Histories:
             lines: Iterable[bytes] = head.split(b"\n")
             if len(head) == HEAD:  # there may be more
                 path = f"home/{owner}/agent/{name}/session/{session}/events.jsonl"
-                lines = read_lines(self.root.join(path))
+                lines = (line for line, _ in whole_lines(self.root.join(path), 0, LARGE))
             try:
                 first = True
                 for event in filter(None, map(parse_event, lines)):

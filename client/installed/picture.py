@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from client.installed.chart import Row, clock, shortened, span, step_for, summary
+from client.installed.chart import Row, clock, span, step_for, summary
 from client.installed.lives import Life, last_moment
-from client.output import escape
+from client.output import cut, escape
 from client.types import Sequence
 
 WIDTH, MARGIN, INDENT = 1200, 24, 16
@@ -32,8 +32,8 @@ class Picture:
         self.top = top
         self.rows = rows
         self.end = last_moment(top)
-        self.names = [shortened(escape(row.label), 44) for row in rows]
-        self.fates = [shortened(escape(row.fate), 60) for row in rows]
+        self.names = [cut(escape(row.label), 44) for row in rows]
+        self.fates = [cut(escape(row.fate), 60) for row in rows]
         self.actors = actors_of(rows)
         labels = [
             len(name) * CHAR + INDENT * depth(row)
@@ -217,7 +217,7 @@ class Picture:
             })  # fmt: skip
         at = x + (6 if len(outcomes) else 20)
         colour = RED if outcome in ("error", "interrupted") else INK
-        self.text((at, y + 4), shortened(text, int((WIDTH - MARGIN - at) / CHAR)), fill=colour)
+        self.text((at, y + 4), cut(text, int((WIDTH - MARGIN - at) / CHAR)), fill=colour)
 
     def enders(self, row: Row, place: int) -> None:
         """Add arrows from who ended the lives of a row to where they ended."""

@@ -20,7 +20,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from client.installed.feed import Sampler
-from client.installed.model import Agent, Line, percent, size
+from client.installed.model import Agent, Line, Usage, percent, size
 from client.output import age
 
 #: by the kind of an agent; NO_COLOR leaves bold and dim
@@ -124,12 +124,12 @@ class AgentTable(ScrollView, can_focus=True):
         columns = [
             Column("NAME", name, drawn_name, sort="name"),
             Column("STATE", state, lambda line: line.agent.state),
-            Column("CPU%", 5, self.cpu, right=True, sort="cpu"),
-            Column("MEM", 5, self.memory, right=True, sort="memory"),
+            self.used("CPU%", lambda used: percent(used.cpu), sort="cpu"),
+            self.used("MEM", lambda used: size(used.memory), sort="memory"),
         ]
         if wide:
             columns += [
-                Column("PROCS", 5, self.processes, right=True),
+                self.used("PROCS", lambda used: str(used.processes)),
                 Column("RUN", 6, lambda line: line.agent.run or ""),
                 Column("QUEUE", 5, lambda line: str(line.agent.queue or ""), right=True),
             ]
@@ -138,17 +138,14 @@ class AgentTable(ScrollView, can_focus=True):
         columns.append(Column("LAST EVENT", max(1, left), self.event))
         return columns
 
-    def cpu(self, line: Line) -> str:
-        used = self.sampler.usage.get(line.agent.key) if line.agent.lives else None
-        return percent(used.cpu) if used else ""
+    def used(self, title: str, text: Callable[[Usage], str], sort: str = "") -> Column:
+        """Return a column with what living agents use."""
 
-    def memory(self, line: Line) -> str:
-        used = self.sampler.usage.get(line.agent.key) if line.agent.lives else None
-        return size(used.memory) if used else ""
+        def shown(line: Line) -> str:
+            used = self.sampler.usage.get(line.agent.key) if line.agent.lives else None
+            return text(used) if used else ""
 
-    def processes(self, line: Line) -> str:
-        used = self.sampler.usage.get(line.agent.key) if line.agent.lives else None
-        return str(used.processes) if used else ""
+        return Column(title, 5, shown, right=True, sort=sort)
 
     def since(self, line: Line) -> str:
         return age(time.time() - line.agent.since)

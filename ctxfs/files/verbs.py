@@ -25,12 +25,16 @@ _O = TypeVar("_O")
 
 @dataclass(frozen=True, slots=True)
 class Verb(Generic[_O]):
-    """``usage`` is the verb with its arguments, those in brackets may be left out."""
+    """``usage`` is the verb with its arguments, those in brackets may be left out.
+
+    ``told`` is what ``ctx help`` says of it, if it is a command that takes agents only.
+    """
 
     usage: str
     doc: str
     guard: Guard[_O]
     handler: Callable[[Base, _O, Caller, list[str]], None]
+    told: str = ""
 
     @property
     def name(self) -> str:
@@ -98,20 +102,24 @@ _STOPPERS: Final = CONTROLLERS | Role.STOPPER
 VERBS: Final[dict[str, Verb[Agent]]] = {
     verb.name: verb
     for verb in (
-        Verb("start", "begin a run", STARTING, _start),
+        Verb("start", "begin a run", STARTING, _start, "start agents"),
         Verb("stop", "cancel: SIGTERM, grace, SIGKILL",
-             of_move(_STOPPERS | Role.SELF, Cue.STOP), _stop),
-        Verb("kill", "cancel without grace", of_move(_STOPPERS, Cue.KILL), _kill),
-        Verb("pause", "freeze it and everything below it", of_move(_STOPPERS, Cue.PAUSE), _pause),
+             of_move(_STOPPERS | Role.SELF, Cue.STOP), _stop,
+             "stop agents; kill them after their grace period"),
+        Verb("kill", "cancel without grace", of_move(_STOPPERS, Cue.KILL), _kill,
+             "stop agents at once"),
+        Verb("pause", "freeze it and everything below it", of_move(_STOPPERS, Cue.PAUSE), _pause,
+             "freeze agents and all that they own"),
         Verb("resume", "continue",
              of_move(_STARTERS, Cue.RESUME,
                      Unless("its run is still ending", WrongStateError, _why_ending),
                      Unless("a tree that it may write has no room", QuotaError, _why_full)),
-             _resume),
+             _resume, "let paused agents continue"),
         Verb("abort [RUN]", "end the current run and pause",
              of_move(_STOPPERS, Cue.ABORT,
                      Unless("it has no run", NotRunningError, _why_between)), _abort),
-        Verb("reset", "replace a dead agent with a new one", RESETTING, _reset),
+        Verb("reset", "replace a dead agent with a new one", RESETTING, _reset,
+             "replace dead agents with new ones"),
         Verb("session NAME", "switch or make a session", SWITCHING, _session),
     )
 }  # fmt: skip
