@@ -49,7 +49,6 @@ TOO_LONG = 4096
 DEEPER = "?" * TOO_LONG + "*"
 #: where the copy of the database waits, which may be large: nobody else can replace it there
 STAGE = "/var/tmp"
-BLOCK = 1 << 20
 #: an agent may hold a directory of a tree for as long as it likes: then the tree is left out
 HELD_SECONDS = 60.0
 #: between two lines of progress
@@ -551,33 +550,11 @@ def cut_history(path: str, letter: bytes, last: int) -> None:
     except FileNotFoundError:
         return
     with open(fd, "r+b") as file:
-        position, text = file.seek(0, os.SEEK_END), b""
-        end = position
-        while position:
-            size = min(BLOCK, position)
-            position -= size
-            file.seek(position)
-            text = file.read(size) + text
-            begin = 0 if not position else text.find(b"\n") + 1
-            if not begin and position:
-                continue  # a line longer than a block
-            if (kept := end_of_kept(text[begin:], letter, last)) is not None:
-                end = position + begin + kept
-                break
-            text = text[:begin]
-            end = position + begin
+        position = end = 0
+        for line in file:
+            position += len(line)
+            mark, _, rest = line.partition(b'"id":"' + letter)
+            number = rest.partition(b'"')[0]
+            if line.endswith(b"\n") and mark == b"{" and number.isdigit() and int(number) <= last:
+                end = position
         file.truncate(end)
-
-
-def end_of_kept(text: bytes, letter: bytes, last: int) -> int | None:
-    """Return where the last whole line ends that has this number or a smaller one, None if none."""
-    end = len(text)
-    while end:
-        begin = text.rfind(b"\n", 0, end - 1) + 1
-        line = text[begin:end]
-        mark, _, rest = line.partition(b'"id":"' + letter)
-        number = rest.partition(b'"')[0]
-        if line.endswith(b"\n") and mark == b"{" and number.isdigit() and int(number) <= last:
-            return end
-        end = begin
-    return None

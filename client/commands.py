@@ -35,9 +35,9 @@ CHAPTERS = {
     },
     "Tasks, work items and waits": {"task": "tasks", "work": "work", "waits": "waits"},
     "Tools": {"tool": "tools", "mcp": "mcp"},
-    "Rights and accounts": {name: name for name in ("why", "audit", "quota")},
+    "Rights and accounts": {"why": "asking", "audit": "audit", "quota": "asking"},
     "The daemon and help": {
-        **{name: name for name in ("ping", "reexec")},
+        **dict.fromkeys(("ping", "reexec"), "asking"),
         **dict.fromkeys(("backup", "restore"), "backup"),
         **{name: name for name in ("doctor", "help")},
     },

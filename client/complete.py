@@ -13,6 +13,7 @@ from client.commands import GROUPS, SUBJECTS, commands_of, find_command
 from client.declaring import Argument, Arguments, Command, command, operand
 from client.exits import OK, Failure
 from client.output import STDOUT, escape
+from client.parsing import parse_options
 from client.root import Root, agent, default_root, own_agent
 from client.types import Iterable, Iterator, Sequence
 from client.words import AGENT_FILES, LIVES, MODES
@@ -120,7 +121,7 @@ class Line:
         elif kind in PLACES:
             owner = self.values.get("--agent") or own_agent(self.root)
             if owner:
-                for name in self.listed(agent(owner, PLACES[kind])):
+                for name in self.root.listed(agent(owner, PLACES[kind])):
                     yield name, self.value(agent(owner, f"{PLACES[kind]}/{name}/status"))
         elif kind == "TOOL":
             yield from ((name, "") for name in self.root.names("tool"))
@@ -136,7 +137,7 @@ class Line:
         elif kind == "SESSION" and self.given:
             session = agent(self.given[0], "session")
             target = os.path.dirname(os.path.realpath(self.root.join(session)))
-            yield from ((name, "") for name in self.listed(target))
+            yield from ((name, "") for name in self.root.listed(target))
         elif kind == "DIR":
             yield DIRECTORIES, ""
         elif kind == "TOPIC":
@@ -157,7 +158,7 @@ class Line:
         owner = agent(self.given[0])
         below = current.rpartition("/")[0]
         directory = f"{owner}/{below}" if below else owner
-        for name in self.listed(directory):
+        for name in self.root.listed(directory):
             path = f"{below}/{name}" if below else name
             if os.path.isdir(self.root.join(f"{directory}/{name}")):
                 yield f"{path}/", ""
@@ -171,13 +172,6 @@ class Line:
         for rows in listed(self.root):
             for row in rows:
                 yield row["name"], row["status"]
-
-    def listed(self, directory: str) -> list[str]:
-        """Return the names in a directory; none if it cannot be read."""
-        try:
-            return sorted(os.listdir(self.root.join(directory)))
-        except OSError:
-            return []
 
     def value(self, relative: str) -> str:
         """Return a value; empty if there is none."""
@@ -203,13 +197,10 @@ def commands(words: Sequence[str]) -> Iterator[Candidate]:
 def candidates(words: list[str]) -> Iterator[Candidate]:
     """Yield what the last of the words after `ctx` could be."""
     *words, current = words or [""]
-    named = ""
-    while words and words[0].startswith("--root"):
-        _, equals, value = words.pop(0).partition("=")
-        if not equals and not words:
-            yield DIRECTORIES, ""
-            return
-        named = value if equals else words.pop(0)
+    if words[-1:] == ["--root"]:
+        yield DIRECTORIES, ""
+        return
+    named, (*words, _) = parse_options([*words, ""])
     if not words:
         yield from commands(words)
         yield from OPTIONS

@@ -110,19 +110,11 @@ class Events(Tail):
 
 def last_session(root: Root, name: str) -> str:
     """Return the newest session in the history of a removed agent, empty if there is none."""
-    try:
-        owners = root.call("home", os.listdir)
-    except Failure:
-        return ""
     own = str(os.getuid())
-    for owner in sorted(owners, key=lambda uid: (uid != own, uid)):
+    for owner in sorted(root.listed("home"), key=lambda uid: (uid != own, uid)):
         directory = f"home/{owner}/agent/{name}/session"
-        try:
-            sessions = root.call(directory, os.listdir)
-        except Failure:
-            continue
-        if sessions:
-            found = [f"{directory}/{session}" for session in sessions]
+        found = [f"{directory}/{session}" for session in root.listed(directory)]
+        if found:
             return max(found, key=lambda session: root.value(f"{session}/updated_at"))
     return ""
 

@@ -9,13 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from client.types import Any, Callable, Iterable, Iterator, Sequence
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeVar
-
-    Item = TypeVar("Item")
+from client.types import Any, Callable, Item, Iterable, Iterator, Sequence
 
 #: a piece of a line, perhaps with a word of `STYLES`
 Part = str | tuple[str, str]

@@ -11,15 +11,7 @@ from client.exits import OK, USAGE, Failure
 from client.files import timestamp
 from client.output import STDOUT, Part, age, as_json, show_rows, show_table, size
 from client.root import Root, agent, own_agent
-from client.types import Any, Callable, Iterator, Sequence
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeVar
-
-    Item = TypeVar("Item")
-    Result = TypeVar("Result")
-
+from client.types import Any, Callable, Item, Iterator, Result, Sequence
 
 PROCESS_COLUMNS = ("agent", "pid", "state", "cpu", "memory", "age", "command")
 COLUMNS = ("name", "status", "outcome", "reason", "parent", "run", "pid", "age")
@@ -161,14 +153,6 @@ def do_ps(root: Root, args: Arguments) -> int:
     return OK
 
 
-def children(root: Root, name: str) -> list[str]:
-    """Return the names of an agent's children; none if the caller may not list them."""
-    try:
-        return os.listdir(root.join(agent(name, "child")))
-    except OSError:
-        return []
-
-
 def families(root: Root, rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     """Return the names of the children of each agent that has some.
 
@@ -182,7 +166,7 @@ def families(root: Root, rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]
         kind, _, parent = row["parent"].partition(" ")[0].partition(":")
         if kind != "agent" or parent not in place:
             continue
-        if place[parent] < number or name in children(root, parent):
+        if place[parent] < number or name in root.listed(agent(parent, "child")):
             below.setdefault(parent, []).append(name)
     return {name: sorted(below[name]) for name in below}
 

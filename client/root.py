@@ -9,14 +9,7 @@ import time
 from client.exits import NOT_RUNNING, USAGE, Failure
 from client.files import read_ahead, read_control, read_file, timestamp, write_file
 from client.output import decode, escape
-from client.types import Callable, Iterator
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeVar
-
-    Result = TypeVar("Result")
-
+from client.types import Callable, Iterator, Result
 
 DEFAULT_ROOT = "/ctx"
 SOME = 1 << 16  # bytes of lines that are looked at together: more memory takes longer
@@ -206,6 +199,13 @@ class Root:
         """Return the names of all agents, or of all tools, that the caller may see."""
         names = self.call(directory, os.listdir)
         return sorted(name[:-2] for name in names if name.endswith(".d"))
+
+    def listed(self, relative: str) -> list[str]:
+        """Return the names in a directory; none if it is gone, or not for the caller."""
+        try:
+            return sorted(os.listdir(self.join(relative)))
+        except OSError:
+            return []
 
     def value(self, relative: str) -> str:
         """Return a control, empty if the caller may not read it or it is gone."""

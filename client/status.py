@@ -16,14 +16,7 @@ from client.output import STDOUT, Part, age, as_json, decode, gist, size
 from client.planes import PLANES, describe, objects
 from client.ps import Forest
 from client.root import Root, agent, own_agent
-from client.types import Any, Callable, Iterator
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeVar
-
-    Result = TypeVar("Result")
-
+from client.types import Any, Callable, Iterator, Result
 
 FILES = (
     "status", "outcome", "reason", "run", "pid", "exec", "mode", "model", "parent", "supervisor",

@@ -12,5 +12,9 @@ if TYPE_CHECKING:
     from typing import Any as Any
     from typing import NoReturn as NoReturn
     from typing import TypeGuard as TypeGuard
+    from typing import TypeVar
+
+    Item = TypeVar("Item")
+    Result = TypeVar("Result")
 else:
-    Any = NoReturn = TypeGuard = object
+    Any = NoReturn = TypeGuard = Item = Result = object

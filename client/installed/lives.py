@@ -201,17 +201,12 @@ class Histories:
         self.made_by: dict[str, set[tuple[str, str]]] = {}
         self.moved: dict[str, set[str]] = {}
 
-    def names(self, directory: str) -> list[str]:
-        """Return the names in a directory; none if it is gone or the caller may not list it."""
-        try:
-            return os.listdir(self.root.join(directory))
-        except OSError:
-            return []
-
     def find_parents(self) -> None:
         """Look at the beginnings of all sessions, to know who is below whom."""
         owners = self.root.call("home", os.listdir)
-        known = [(owner, name) for owner in owners for name in self.names(f"home/{owner}/agent")]
+        known = [
+            (owner, name) for owner in owners for name in self.root.listed(f"home/{owner}/agent")
+        ]
         for (owner, name), heads in zip(known, abreast(self.beginnings, known), strict=True):
             self.heads[owner, name] = heads
             for head in heads.values():
@@ -225,8 +220,8 @@ class Histories:
     def beginnings(self, of: tuple[str, str]) -> dict[str, bytes]:
         """Return the beginnings of the sessions of a name."""
         owner, name = of
-        sessions = self.names(f"home/{owner}/agent/{name}/session")
-        return {session: self.head(owner, name, session) for session in sorted(sessions)}
+        sessions = self.root.listed(f"home/{owner}/agent/{name}/session")
+        return {session: self.head(owner, name, session) for session in sessions}
 
     def head(self, owner: str, name: str, session: str) -> bytes:
         """Return the beginning of a session's events, empty if it cannot be read."""
@@ -300,7 +295,7 @@ class Histories:
                     yield child
         for session in life.sessions:
             directory = f"home/{life.owner}/agent/{life.name}/session/{session}/context/child"
-            for channel in self.names(directory):
+            for channel in self.root.listed(directory):
                 name = channel.partition("~")[0]
                 for owner in self.moved.get(name, ()):
                     yield from self.of_channel(life, owner, name, f"{directory}/{channel}")
