@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xml.etree.ElementTree import Element, SubElement, tostring
+from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
 
 from client.installed.chart import Row, clock, span, step_for, summary
 from client.installed.lives import Life, last_moment
@@ -23,6 +23,23 @@ STATUSES = {
     "busy": (GREEN, BAR), "paused": (AMBER, BAR), "stopping": (RED, 6), "starting": (PALE, 6),
     "idle": (GREEN, 2), "ready": (GREEN, 2), "new": (GREY, 2),
 }  # fmt: skip
+
+
+#: the head of arrows, and the hatching of what is paused
+DEFINITIONS = f"""<defs>\
+<marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" \
+orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="{RED}" /></marker>\
+<pattern id="paused" width="6" height="6" patternUnits="userSpaceOnUse" \
+patternTransform="rotate(45)"><rect width="6" height="6" fill="#fbeecb" />\
+<rect width="2" height="6" fill="{AMBER}" /></pattern></defs>"""
+
+
+def add(parent: Element, tag: str, **attributes: float | str) -> Element:
+    """Add an element; of fractions one digit is written."""
+    return SubElement(parent, tag, {
+        key.replace("_", "-"): f"{value:.1f}" if isinstance(value, float) else str(value)
+        for key, value in attributes.items()
+    })  # fmt: skip
 
 
 class Picture:
@@ -53,26 +70,11 @@ class Picture:
         })  # fmt: skip
         self.heading, self.told = summary(top)
         SubElement(self.svg, "title").text = f"Timeline of {self.heading}"
-        self.define()
+        self.svg.append(fromstring(DEFINITIONS))
+        add(self.svg, "rect", width="100%", height="100%", fill="#ffffff")
         #: from the back to the front
         self.back, self.bars, self.arrows, self.texts = (SubElement(self.svg, "g") for _ in "1234")
         self.texts.set("style", "paint-order:stroke;stroke:#fff;stroke-width:3")
-
-    def define(self) -> None:
-        """Add the background, the head of arrows and the hatching of what is paused."""
-        definitions = SubElement(self.svg, "defs")
-        head = SubElement(definitions, "marker", {
-            "id": "head", "viewBox": "0 0 8 8", "refX": "7", "refY": "4", "markerWidth": "7",
-            "markerHeight": "7", "orient": "auto",
-        })  # fmt: skip
-        SubElement(head, "path", {"d": "M0 0 L8 4 L0 8 z", "fill": RED})
-        hatch = SubElement(definitions, "pattern", {
-            "id": "paused", "width": "6", "height": "6", "patternUnits": "userSpaceOnUse",
-            "patternTransform": "rotate(45)",
-        })  # fmt: skip
-        SubElement(hatch, "rect", {"width": "6", "height": "6", "fill": "#fbeecb"})
-        SubElement(hatch, "rect", {"width": "2", "height": "6", "fill": AMBER})
-        SubElement(self.svg, "rect", {"width": "100%", "height": "100%", "fill": "#ffffff"})
 
     def x(self, when: float) -> float:
         """Return where a moment is."""
@@ -84,22 +86,17 @@ class Picture:
 
     def text(self, at: tuple[float, float], text: str, **more: str) -> None:
         """Add a text in front of everything."""
-        named = {key.replace("_", "-"): value for key, value in more.items()}
-        place = {"x": f"{at[0]:.1f}", "y": f"{at[1]:.1f}"}
-        SubElement(self.texts, "text", {**place, **named}).text = text
+        add(self.texts, "text", x=float(at[0]), y=float(at[1]), **more).text = text
 
     def line(self, group: Element, ends: tuple[float, float, float, float], **more: str) -> None:
         """Add a line from x, y to x, y."""
-        named = {key.replace("_", "-"): value for key, value in more.items()}
-        places = zip(("x1", "y1", "x2", "y2"), (f"{end:.1f}" for end in ends), strict=True)
-        SubElement(group, "line", {**dict(places), **named})
+        x1, y1, x2, y2 = map(float, ends)
+        add(group, "line", x1=x1, y1=y1, x2=x2, y2=y2, **more)
 
-    def box(self, begin: float, end: float, y: float, height: float, fill: str) -> None:
+    def box(self, begin: float, end: float, y: float, height: int, fill: str) -> None:
         """Add a bar; of a short time at least a pixel is seen."""
-        SubElement(self.bars, "rect", {
-            "x": f"{begin:.1f}", "y": f"{y - height / 2:.1f}", "height": f"{height}",
-            "width": f"{max(1.0, end - begin):.1f}", "fill": fill,
-        })  # fmt: skip
+        width = max(1.0, end - begin)
+        add(self.bars, "rect", x=begin, y=y - height / 2, height=height, width=width, fill=fill)
 
     def draw(self) -> bytes:
         """Return the whole picture."""
@@ -142,7 +139,7 @@ class Picture:
         if row.above is not None:
             above = self.y(self.rows.index(row.above) + len(self.actors))
             path = f"M{x - 11} {above + 8} V{y} H{x - 3}"
-            SubElement(self.back, "path", {"d": path, "fill": "none", "stroke": "#b6bcc8"})
+            add(self.back, "path", d=path, fill="none", stroke="#b6bcc8")
 
     def life(self, life: Life, y: float) -> None:
         """Add the statuses of one life, named where there is room."""
@@ -167,8 +164,8 @@ class Picture:
 
     def inside(self, at: tuple[float, float], text: str, colour: str) -> None:
         """Add a text on a bar."""
-        place = {"x": f"{at[0]:.1f}", "y": f"{at[1]:.1f}", "fill": colour, "font-size": "11"}
-        SubElement(self.bars, "text", place).text = text
+        x, y = map(float, at)
+        add(self.bars, "text", x=x, y=y, fill=colour, font_size="11").text = text
 
     def several(self, row: Row, y: float) -> None:
         """Add how many of several lives there were at each time, as a hill."""
@@ -188,7 +185,7 @@ class Picture:
         base = y + height / 2
         hill = " ".join(f"L{x:.1f} {base - height * count / most:.1f}" for x, count in steps)
         path = f"M{steps[0][0]:.1f} {base:.1f} {hill} L{steps[-1][0]:.1f} {base:.1f} z"
-        SubElement(self.bars, "path", {"d": path, "fill": GREEN, "fill-opacity": "0.55"})
+        add(self.bars, "path", d=path, fill=GREEN, fill_opacity="0.55")
         told = f"up to {most} at once"
         if self.x(max(life.end or self.end for life in row.lives)) - steps[0][0] > 130:
             self.text((steps[0][0] + 6, y + 5), told, font_size="10")
@@ -207,14 +204,11 @@ class Picture:
             "cancelled": "M-3 -3 H3 V3 H-3 z M-3 0 H3",
         }
         if None in ends:
-            SubElement(self.texts, "path", {
-                "d": f"M{x + 3:.1f} {y - 5} l8 5 l-8 5 z", "fill": QUIET,
-            })  # fmt: skip
+            add(self.texts, "path", d=f"M{x + 3:.1f} {y - 5} l8 5 l-8 5 z", fill=QUIET)
         elif outcome in shapes:
-            SubElement(self.texts, "path", {
-                "d": shapes[outcome], "transform": f"translate({x + 9:.1f} {y})", "fill": "none",
-                "style": f"stroke:{COLOURS[outcome]};stroke-width:3",
-            })  # fmt: skip
+            style, place = f"stroke:{COLOURS[outcome]};stroke-width:3", f"{x + 9:.1f} {y}"
+            mark = {"d": shapes[outcome], "transform": f"translate({place})", "fill": "none"}
+            add(self.texts, "path", **mark, style=style)
         at = x + (6 if len(outcomes) else 20)
         colour = RED if outcome in ("error", "interrupted") else INK
         self.text((at, y + 4), cut(text, int((WIDTH - MARGIN - at) / CHAR)), fill=colour)
@@ -232,9 +226,7 @@ class Picture:
                 continue
             here = place + len(self.actors)
             x, down = self.x(when), 1 if source < here else -1
-            SubElement(self.arrows, "circle", {
-                "cx": f"{x:.1f}", "cy": str(self.y(source)), "r": "3.5", "fill": RED,
-            })  # fmt: skip
+            add(self.arrows, "circle", cx=x, cy=self.y(source), r="3.5", fill=RED)
             if source < len(self.actors):
                 self.text((x + 8, self.y(source) + 4), "stop", fill=RED, font_size="11")
             ends = (x, self.y(source) + down * 4, x, self.y(here) - down * (BAR / 2 + 1))
