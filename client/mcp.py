@@ -27,7 +27,7 @@ from client.links import LOST_MAX, RETRY, RETRY_MAX, Frame
 from client.loop import POLLPRI, Loop, encode
 from client.output import decode, escape
 from client.root import Root, agent, own_agent, tool
-from client.types import Any, Callable, TypeGuard
+from client.types import Any, Callable, Result, TypeGuard
 from client.words import ABOUT_ONE, HINTS, TOOLS, VERSION
 
 Object = dict[str, Any]
@@ -258,12 +258,9 @@ class Server(Peer):
         self.reply(request)
 
     def initialize(self, request: Request, params: Object) -> None:
-        wanted = params.get("protocolVersion")
-        if not isinstance(wanted, str):
-            raise Refused(INVALID_PARAMS, "protocolVersion is missing")
+        wanted = needed(params, "protocolVersion", str)
         for field in ("capabilities", "clientInfo"):
-            if not isinstance(params.get(field), dict):
-                raise Refused(INVALID_PARAMS, f"{field} is missing")
+            needed(params, field, dict)
         self.legacy = wanted if wanted in LEGACY else LEGACY[0]
         self.reply(
             request,
@@ -292,9 +289,7 @@ class Server(Peer):
         self.go_on_listing(time.monotonic())
 
     def call_tool(self, request: Request, params: Object) -> None:
-        name, given = params.get("name"), params.get("arguments", {})
-        if not isinstance(name, str):
-            raise Refused(INVALID_PARAMS, "name is missing")
+        name, given = needed(params, "name", str), params.get("arguments", {})
         if not isinstance(given, dict):
             raise Refused(INVALID_PARAMS, "arguments is an object")
         if not is_name(name):
@@ -306,9 +301,7 @@ class Server(Peer):
         self.calls.add(request.call)
 
     def listen(self, request: Request, params: Object) -> None:
-        wanted = params.get("notifications")
-        if not isinstance(wanted, dict):
-            raise Refused(INVALID_PARAMS, "notifications is missing")
+        wanted = needed(params, "notifications", dict)
         honored = {"toolsListChanged": True} if wanted.get("toolsListChanged") is True else {}
         request.listens = bool(honored)
         self.requests[key_of(request.id)] = request
@@ -435,6 +428,14 @@ class Server(Peer):
         return escape(line[-LAST_LINE_MAX:])
 
 
+def needed(fields: Object, name: str, kind: type[Result]) -> Result:
+    """Return a field that has to be there; `Refused`."""
+    value = fields.get(name)
+    if not isinstance(value, kind):
+        raise Refused(INVALID_PARAMS, f"{name} is missing")
+    return value
+
+
 def check_meta(meta: Object) -> None:
     """Check what each request says since 2026-07-28; `Refused`."""
     version = meta[f"{META}protocolVersion"]
@@ -444,8 +445,7 @@ def check_meta(meta: Object) -> None:
         raise Refused(
             NO_VERSION, "unsupported protocol version", supported=list(MODERN), requested=version
         )
-    if not isinstance(meta.get(f"{META}clientCapabilities"), dict):
-        raise Refused(INVALID_PARAMS, f"{META}clientCapabilities is missing")
+    needed(meta, f"{META}clientCapabilities", dict)
     about = meta.get(f"{META}clientInfo", {"name": "", "version": ""})
     if not isinstance(about, dict) or not all(
         isinstance(about.get(field), str) for field in ("name", "version")

@@ -18,8 +18,9 @@ from contextlib import suppress
 from client.events import parse_event
 from client.exits import Failure
 from client.files import pairs, read_control
+from client.following import Tail
 from client.installed.model import Agent, Event, Snapshot, Usage, told
-from client.output import decode
+from client.output import STDOUT, decode
 from client.ps import families
 from client.root import Root, agent
 
@@ -29,8 +30,6 @@ SHARE = 10  # how many times as long as reading takes a reader rests
 RETRY = 0.5  # seconds between two attempts to find a ctxd that went away
 SILENT = 3.0  # seconds after which a ctxd is said not to answer
 OTHERS = 50  # agents that are not on the screen, of which one round reads the usage
-TAIL = 4096  # bytes of events that are read at first, to find the last one
-LONGEST = 1 << 20
 
 
 def close(fd: int) -> None:
@@ -118,25 +117,20 @@ class Lister(Reader):
         return Snapshot(agents, families(self.root, rows))
 
 
-class Events:
+class Events(Tail):
     """The events of one session, of which only the last is of interest."""
 
     def __init__(self, root: Root, of: Agent) -> None:
+        super().__init__(root, agent(of.name, "session/events.jsonl"), STDOUT, lines=0)
         self.of = of
-        self.fd = root.open(agent(of.name, "session/events.jsonl"))
 
     def last(self) -> Event | None:
         """Return the last event; None if there is none that can be read."""
-        os.pread(self.fd, 1, 0)  # from now on poll(2) tells of changes
-        end = os.fstat(self.fd).st_size
-        length = TAIL
-        while True:
-            begin = max(0, end - length)
-            *head, line = os.pread(self.fd, end - begin, begin).rstrip(b"\n").split(b"\n")
-            if head or begin == 0 or length >= LONGEST:
-                event = parse_event(line)
-                return told(event) if event else None
-            length *= 8
+        self.read(1, 0)  # from now on poll(2) tells of changes
+        self.size = os.fstat(self.fd).st_size
+        self.offset = self.start_of_last(1)
+        event = parse_event(b"".join(self.chunks()))
+        return told(event) if event else None
 
 
 class Sampler(Reader):
@@ -231,7 +225,7 @@ class Sampler(Reader):
         events = self.events[of.key]
         try:
             last = events.last()
-        except OSError:  # its ctxd is gone
+        except (Failure, OSError):  # its ctxd is gone
             last = None
         if last is not None:
             self.last[of.key] = last
