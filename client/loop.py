@@ -19,13 +19,10 @@ POLLIN, POLLPRI, POLLOUT = 1, 2, 4  # of poll(2); select is imported where it is
 
 
 def encode(value: object) -> bytes:
-    """Return one line of JSON."""
+    """Return one line of JSON; half of a surrogate pair is escaped, as JSON can have it."""
     import json
 
-    try:
-        return json.dumps(value, ensure_ascii=False).encode() + b"\n"
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return json.dumps(value).encode() + b"\n"
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 class Lines:

@@ -22,11 +22,7 @@ def cut(tmp_path: Path, data: bytes, last: int) -> bytes:
 
 
 @pytest.mark.parametrize("last", [0, 1, 5, 9, 10, 11, 1000])
-@pytest.mark.parametrize("block", [1, 7, 64, 1 << 20])
-def test_what_is_newer_is_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int, block: int
-) -> None:
-    monkeypatch.setattr(backup, "BLOCK", block)
+def test_what_is_newer_is_cut_off(tmp_path: Path, last: int) -> None:
     rows = [line(number, "x" * (number * 13 % 50)) for number in range(1, 11)]
     assert cut(tmp_path, b"".join(rows), last) == b"".join(rows[:last])
 
@@ -40,13 +36,6 @@ def test_what_is_not_a_whole_line_is_cut_off(tmp_path: Path, torn: bytes) -> Non
 def test_ids_in_texts_are_no_ids(tmp_path: Path) -> None:
     data = line(1) + line(2, '"id":"e1"') + line(3, '{"id":"e1"}')
     assert cut(tmp_path, data, 1) == line(1)
-
-
-def test_lines_longer_than_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backup, "BLOCK", 100)
-    rows = [line(1, "y" * 1000), line(2, "z" * 5000), line(3, "w" * 350)]
-    assert cut(tmp_path, b"".join(rows), 1) == rows[0]
-    assert cut(tmp_path, b"".join(rows), 2) == b"".join(rows[:2])
 
 
 def test_an_empty_and_a_missing_history(tmp_path: Path) -> None:

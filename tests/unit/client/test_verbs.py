@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from client import ends, following
+from client import ends, loop
 from client.root import Root
 from tests.unit.client.fakes import EVENT, FakeRoot, Run, eventually, has_open, is_asleep
 
@@ -99,7 +99,7 @@ def test_a_wait_may_be_longer_than_one_poll(
     root.agent("a", status="busy")
     root.agent("b", status="dead", outcome="done", reason="exit:0")
     assert run("wait", "-t", "999999999d", "b") == (0, "b done exit:0\n", "")
-    monkeypatch.setattr(following, "LONGEST", 0.01)
+    monkeypatch.setattr(loop, "LONGEST", 0.01)
     began = time.monotonic()
     assert run("wait", "-t", "30ms", "a")[0] == 124
     assert time.monotonic() - began >= 0.03
