@@ -10,8 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from client.files import stamp
 from client.installed.chart import LEGEND, SHADES, planned, span, step_for, text_of
-from client.installed.lives import Histories, Life, family_of, stamp
+from client.installed.lives import Histories, Life, family_of
 from client.output import ASCII
 from client.root import Root
 from tests.unit.client.fakes import FakeRoot, Run
@@ -273,7 +274,7 @@ def test_a_restart_is_no_end(home: Home, root: FakeRoot, run: Run, tmp_path: Pat
         {"ts": when(12), "type": "agent.stop", "status": "cancelled", "reason": "operator_stop"},
     )
     life = family_of(Root(str(root.path)), "flaky")
-    assert (stamp(life.stopped), life.ended_by) == (when(12), "operator uid:0")
+    assert (stamp(life.stopped or 0.0), life.ended_by) == (when(12), "operator uid:0")
     busy = [(each.run, stamp(each.begin)) for each in life.spans if each.status == "busy"]
     assert busy == [("r1", when(1)), ("r2", when(9))]
     said = texts(drawn(run, tmp_path / "x.svg", "flaky"))
