@@ -11,6 +11,7 @@ from client.events import parse_event
 from client.exits import NOT_RUNNING, OK, Failure
 from client.files import BLOCK
 from client.following import Following, Labelled, Tail
+from client.loop import Lines
 from client.output import STDOUT, complain
 from client.root import Root, agent
 
@@ -24,15 +25,10 @@ class Detached(Exception):
 class Replies(Tail):
     """The answers of a resident agent, to anybody: its program's output does not have it."""
 
-    def __init__(self, root: Root, session: str) -> None:
-        super().__init__(root, f"{session}/messages.jsonl", STDOUT, lines=BEFORE)
-        self.partial = b""
-
     def pump(self) -> None:
         """Show the replies since the last call."""
-        lines = (self.partial + b"".join(self.chunks())).split(b"\n")
-        self.partial = lines.pop()
-        for message in filter(None, map(parse_event, lines)):
+        for line in (line for lines in self.batches() for line in lines):
+            message = parse_event(line) or {}
             if message.get("role") == "assistant":
                 text = str(message.get("content", ""))
                 self.output.copy(text.rstrip("\n").encode("utf-8", "backslashreplace") + b"\n")
@@ -44,7 +40,7 @@ class Typed:
     def __init__(self, root: Root, name: str) -> None:
         self.root = root
         self.name = name
-        self.partial = b""
+        self.splitter = Lines(0)
 
     def read(self) -> None:
         """Send the lines that are there; at the end of the input, leave."""
@@ -54,10 +50,7 @@ class Typed:
             return
         except OSError:  # the terminal is gone, or standard input is closed
             data = b""
-        *lines, self.partial = (self.partial + data).split(b"\n")
-        if not data:
-            lines, self.partial = [self.partial], b""
-        for line in lines:
+        for line in self.splitter.add(data or b"\n"):
             self.send(line)
         if not data:
             raise Detached
@@ -91,7 +84,7 @@ def do_attach(root: Root, args: Arguments) -> int:
         Labelled([Tail(root, agent(name, file), STDOUT, BEFORE) for file in ("log", "out")])
     ]
     if mode == "resident" and session:
-        pumps.append(Replies(root, session))
+        pumps.append(Replies(root, f"{session}/messages.jsonl", STDOUT, BEFORE))
     if os.isatty(0) and os.isatty(2):
         sends = "its input is closed" if mode == "once" else "each line is sent as a message"
         complain(f"attached to {name} ({mode}): {sends}; Ctrl-C or Ctrl-D leaves it running")

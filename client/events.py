@@ -95,13 +95,11 @@ class Events(Tail):
     def __init__(self, root: Root, relative: str, raw: bool) -> None:
         super().__init__(root, relative, STDOUT)
         self.raw = raw
-        self.partial = b""
 
     def pump(self) -> None:
         """Show the events since the last call."""
         self.read(1, 0)  # arms POLLPRI again, which reports changes since the last read at offset 0
-        for chunk in self.chunks():
-            *lines, self.partial = (self.partial + chunk).split(b"\n")
+        for lines in self.batches():
             if self.raw:
                 self.output.copy(b"".join(line + b"\n" for line in lines))
             else:

@@ -149,6 +149,14 @@ def find_program(name: str) -> str:
     return ""
 
 
+def close(fd: int) -> None:
+    """Close a descriptor; the kernel says of one whose ctxd is gone that it is not connected."""
+    try:
+        os.close(fd)
+    except OSError:
+        return
+
+
 def pairs(text: str) -> dict[str, str]:
     """Return the values of key=value lines."""
     return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)

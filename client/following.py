@@ -6,7 +6,7 @@ import os
 import time
 
 from client.files import BLOCK
-from client.loop import POLLPRI, Loop
+from client.loop import POLLPRI, Lines, Loop
 from client.output import Output, shown_line
 from client.root import Root, label
 from client.types import Callable, Iterable, Iterator, Sequence
@@ -34,6 +34,7 @@ class Tail:
         self.fd = root.open(relative)
         self.size = os.fstat(self.fd).st_size
         self.offset = 0 if lines is None else self.start_of_last(lines)
+        self.splitter = Lines(self.fd)
 
     def start_of_last(self, lines: int) -> int:
         """Return the offset at which the last `lines` lines begin."""
@@ -62,6 +63,10 @@ class Tail:
         while chunk := self.read(BLOCK, self.offset):
             self.offset += len(chunk)
             yield chunk
+
+    def batches(self) -> Iterator[list[bytes]]:
+        """Yield the whole lines added since the last call, some at a time."""
+        return map(self.splitter.add, self.chunks())
 
     def pump(self) -> None:
         """Copy the data added since the last call."""

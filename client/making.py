@@ -12,7 +12,7 @@ from client.exits import FAILED, USAGE, Failure
 from client.files import value_of
 from client.output import complain
 from client.root import Root, agent, label, own_agent
-from client.types import Iterator, Sequence
+from client.types import Callable, Iterator, Sequence
 from client.words import AGENT_FILES, LIVES, MODES, MOUNT_MODES
 
 TYPE_CHECKING = False
@@ -148,10 +148,11 @@ def value(files: Files, file: str) -> str:
     return ""
 
 
-def possible(root: Root, args: Arguments) -> Iterator[Making]:
-    """Yield the name and the control files of the agent, for each name that it may get."""
+def possible(root: Root, args: Arguments, fitted: Callable[[Files], Files]) -> Iterator[Making]:
+    """Yield the name and the control files of the agent, as `fitted` makes them, for each name that
+    it may get."""
     if not args.agent:
-        files = program_files(args)
+        files = fitted(program_files(args))
         yield args.words[0], files
         return
     from client.recipes import find
@@ -161,7 +162,7 @@ def possible(root: Root, args: Arguments) -> Iterator[Making]:
     if not (args.cwd or args.workspace):
         check_directory(recipe)
     for name in [args.name] if args.name else made_up_names(root, recipe):
-        yield name, recipe_files(args, recipe, name, network)
+        yield name, fitted(recipe_files(args, recipe, name, network))
 
 
 def warn_of_directory(root: Root, owner: str) -> None:

@@ -14,6 +14,7 @@ from client.arguments import OF
 from client.calls import WAITS, Call, Calls
 from client.declaring import Arguments, command
 from client.exits import OK, PIPE_CLOSED, USAGE, Failure
+from client.files import close
 from client.jsonrpc import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -140,10 +141,7 @@ class Watch:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             self.loop.forget(fd)
-            try:
-                os.close(fd)
-            except OSError:  # the daemon has ended
-                return
+            close(fd)
 
 
 class Server(Peer):

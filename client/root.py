@@ -191,6 +191,15 @@ class Root:
         """Return a descriptor for a file."""
         return self.call(relative, lambda path: os.open(path, flags))
 
+    def end_of(self, relative: str, most: int) -> tuple[int, bytes]:
+        """Return the last bytes of a file, and how many there are before them."""
+        fd = self.open(relative)
+        try:
+            begin = max(0, os.fstat(fd).st_size - most)
+            return begin, self.call(relative, lambda _: os.pread(fd, most, begin))
+        finally:
+            os.close(fd)
+
     def remove(self, owner: str) -> None:
         """Remove an agent, or a task, work item or wait of an agent."""
         self.call(owner, os.rmdir)

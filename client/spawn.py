@@ -10,12 +10,11 @@ from client.ends import ending, exit_status, session_of
 from client.exits import FAILED, NOT_RUNNING, OK, USAGE, Failure
 from client.files import read_stdin
 from client.following import Tail, follow, wait_ended
-from client.making import MAKING_OPTIONS, Making, make, possible, value
+from client.making import MAKING_OPTIONS, Files, make, possible, value
 from client.messages import converse, message_text
 from client.output import STDERR, STDOUT, Output, complain
 from client.root import Root, agent, below, label
 from client.sockets import connect_started
-from client.types import Iterator
 
 WORDS = operand("words", "[NAME...]", "the agent; with --agent, instead: the words of its task")
 
@@ -39,22 +38,22 @@ def do_spawn(root: Root, args: Arguments) -> int:
     if args.rm and not args.wait:
         raise Failure("--rm needs --wait", USAGE)
 
-    def checked() -> Iterator[Making]:
-        for name, files in possible(root, args):
-            if args.wait and value(files, "life") == "temp":
-                message = "the output of a temp agent is removed with it: use --wait --rm instead"
-                raise Failure(message, USAGE)
-            yield name, files
+    def checked(files: Files) -> Files:
+        if args.wait and value(files, "life") == "temp":
+            message = "the output of a temp agent is removed with it: use --wait --rm instead"
+            raise Failure(message, USAGE)
+        return files
 
+    makings = possible(root, args, checked)
     handoff = os.fsencode(" ".join(args.words)) if args.agent else b""
     if not handoff and not os.isatty(0):
         handoff = read_stdin()
     more = [("handoff.md", handoff)] if handoff else []
     if not args.wait:
-        owner = make(root, args, checked(), *more, ("ctl", b"start\n"))
+        owner = make(root, args, makings, *more, ("ctl", b"start\n"))
         STDOUT.lines([label(owner)])
         return OK
-    owner = make(root, args, checked(), *more)
+    owner = make(root, args, makings, *more)
     session = session_of(root, owner)
     run_foreground(root, owner, {"out": STDOUT, "log": STDERR})
     outcome, reason = ending(root, owner, session)
@@ -99,17 +98,16 @@ def do_run(root: Root, args: Arguments) -> int:
     spawn --wait, for the message's run; 13 denied, 69 not running.
     """
 
-    def taking_messages() -> Iterator[Making]:
-        for name, files in possible(root, args):
-            mode = value(files, "mode")
-            if mode == "once":
-                raise Failure("mode once accepts no messages; use ctx spawn", USAGE)
-            yield name, files if mode else [*files, ("mode", b"turn\n")]
+    def taking_messages(files: Files) -> Files:
+        mode = value(files, "mode")
+        if mode == "once":
+            raise Failure("mode once accepts no messages; use ctx spawn", USAGE)
+        return files if mode else [*files, ("mode", b"turn\n")]
 
     text = message_of(args)
     if args.agent and args.name and root.present(agent(args.name)):
         return run_message(root, agent(args.name), text)
-    makings = taking_messages()
+    makings = possible(root, args, taking_messages)
     if not args.agent:
         [(name, files)] = makings
         if root.present(agent(name)):

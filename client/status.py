@@ -40,16 +40,7 @@ def readable(function: Callable[[], Result], otherwise: Result) -> Result:
 
 def last_lines(root: Root, path: str, count: int) -> list[str]:
     """Return the last lines of a file, as far as they are in its last bytes."""
-
-    def read() -> bytes:
-        fd = root.open(path)
-        try:
-            end = os.fstat(fd).st_size
-            return root.call(path, lambda _: os.pread(fd, LAST, max(0, end - LAST)))
-        finally:
-            os.close(fd)
-
-    lines = decode(readable(read, b"")).split("\n")
+    lines = decode(readable(lambda: root.end_of(path, LAST)[1], b"")).split("\n")
     lines = lines[:-1] if not lines[-1] else lines
     return lines[-count:] if count else []
 

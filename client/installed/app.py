@@ -392,15 +392,8 @@ class Top(App[int]):
 
     def end_of(self, name: str, file: str) -> str:
         """Return the last part of a file of an agent, or why it cannot be had."""
-        path = agent(name, file)
         try:
-            fd = self.root.open(path)
-            try:
-                length = os.fstat(fd).st_size
-                begin = max(0, length - TEXT_MAX)
-                data = self.root.call(path, lambda _: os.pread(fd, TEXT_MAX, begin))
-            finally:
-                os.close(fd)
+            begin, data = self.root.end_of(agent(name, file), TEXT_MAX)
         except (Failure, OSError) as failure:
             return f"({escape(str(failure))})"
         before, *lines = data.rsplit(b"\n", LINES_MAX)

@@ -13,11 +13,10 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from client.events import parse_event
 from client.exits import Failure
-from client.files import pairs, read_control
+from client.files import close, pairs, read_control
 from client.following import Tail
 from client.installed.model import Agent, Event, Snapshot, Usage, told
 from client.output import STDOUT, decode
@@ -30,12 +29,6 @@ SHARE = 10  # how many times as long as reading takes a reader rests
 RETRY = 0.5  # seconds between two attempts to find a ctxd that went away
 SILENT = 3.0  # seconds after which a ctxd is said not to answer
 OTHERS = 50  # agents that are not on the screen, of which one round reads the usage
-
-
-def close(fd: int) -> None:
-    """Close a descriptor; the kernel says of one whose ctxd is gone that it is not connected."""
-    with suppress(OSError):
-        os.close(fd)
 
 
 class Reader(threading.Thread):
