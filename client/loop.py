@@ -64,6 +64,9 @@ class Loop:
     """Calls whoever waits for a descriptor or for a time, and writes what can be written."""
 
     def __init__(self) -> None:
+        import select
+
+        self.poller = select.poll()
         self.readers: dict[int, tuple[int, Callable[[], object]]] = {}
         self.unwritten: dict[int, bytearray] = {}
         self.times: list[tuple[float, Callable[[], object]]] = []
@@ -73,12 +76,22 @@ class Loop:
     def watch(self, fd: int, action: Callable[[], object], events: int = POLLIN) -> None:
         """Call `action` whenever there is something to read, or another event."""
         self.readers[fd] = events, action
+        self._register(fd)
 
     def forget(self, fd: int) -> None:
-        """Call nobody for a descriptor, and write no more to it."""
+        """Call nobody for a descriptor, and write no more to it; it is still open."""
         self.readers.pop(fd, None)
         self.unwritten.pop(fd, None)
         self.broken.discard(fd)
+        self._register(fd)
+
+    def _register(self, fd: int) -> None:
+        if fd in self.readers or fd in self.unwritten:
+            events = self.readers[fd][0] if fd in self.readers else 0
+            self.poller.register(fd, events | POLLOUT * (fd in self.unwritten))
+        else:
+            self.poller.register(fd)  # or it may be unknown
+            self.poller.unregister(fd)
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
         """Call `action` after some time."""
@@ -86,7 +99,10 @@ class Loop:
 
     def write(self, fd: int, data: bytes) -> None:
         """Write data as soon as they can be written."""
-        self.unwritten.setdefault(fd, bytearray()).extend(data)
+        if fd not in self.unwritten:
+            self.unwritten[fd] = bytearray()
+            self._register(fd)
+        self.unwritten[fd] += data
 
     def run(self) -> None:
         """Serve until somebody says that it is over."""
@@ -103,14 +119,12 @@ class Loop:
         was one."""
         import select
 
-        masks = dict.fromkeys(self.unwritten, POLLOUT)
         late = any(len(data) > BACKLOG_MAX for data in self.unwritten.values())
-        watched = self.readers.copy() if reading and not late else {}
-        for fd, (events, _) in watched.items():
-            masks[fd] = masks.get(fd, 0) | events
-        poller = select.poll()
-        for fd, mask in masks.items():
-            poller.register(fd, mask)
+        hears, poller = reading and not late, self.poller
+        if not hears:
+            poller = select.poll()
+            for fd in self.unwritten:
+                poller.register(fd, POLLOUT)
         waits = [when - time.monotonic() for when, _ in self.times] if reading else []
         waits += [] if most is None else [most]
         wait = 1000 * max(0.0, min(*waits, LONGEST)) if waits else None
@@ -119,7 +133,7 @@ class Loop:
         for fd, found in ready:
             if fd in self.unwritten and found & ~(POLLIN | POLLPRI):
                 self._flush(fd)
-            if fd in watched and found & ~POLLOUT and fd in self.readers:
+            if hears and found & ~POLLOUT and fd in self.readers:
                 self.readers[fd][1]()
         now = time.monotonic()
         due = [action for when, action in self.times if when <= now] if reading else []
@@ -141,3 +155,4 @@ class Loop:
             self.broken.add(fd)
         if not data:
             del self.unwritten[fd]
+            self._register(fd)

@@ -149,10 +149,8 @@ class Server(Peer):
 
     strict = True
 
-    def __init__(
-        self, loop: Loop, root: Root, name: str, *, outside: bool, read_fd: int = 0
-    ) -> None:
-        super().__init__(loop, read_fd, 1, LINE_MAX)
+    def __init__(self, loop: Loop, root: Root, name: str, *, outside: bool) -> None:
+        super().__init__(loop, 0, 1, LINE_MAX)
         self.root = root
         self.outside = outside
         self.given_name = name

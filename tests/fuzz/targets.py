@@ -211,7 +211,7 @@ def mcp_lines(data: bytes) -> None:
     """What a client says to ``ctx mcp`` while there is no daemon: each answer is one of the
     protocol, and nothing else comes of it."""
     loop = Loop()
-    server = Server(loop, Root(str(_scratch() / "none")), "x", outside=False, read_fd=-1)
+    server = Server(loop, Root(str(_scratch() / "none")), "x", outside=False)
     size = data[0] + 1 if data else 1
     for piece in (*(data[i : i + size] for i in range(1, len(data), size)), b"\n"):
         for heard in server.lines.add(piece):

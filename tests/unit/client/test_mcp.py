@@ -151,8 +151,8 @@ class Talk:
 
     def __init__(self, root: FakeRoot, version: str, *, begun: bool = True) -> None:
         self.loop = Heard()
-        self.server = Server(self.loop, Root(str(root.path)), "x", outside=False, read_fd=-1)
-        self.loop.forget(-1)
+        self.server = Server(self.loop, Root(str(root.path)), "x", outside=False)
+        self.loop.forget(0)
         OPENED.append(self.server.close)
         self.lines = self.server.lines
         self.version = version
