@@ -232,9 +232,9 @@ class Root:
     def failure(self, error: OSError, relative: str, began: float) -> Failure:
         """Return what to tell of an operation that failed."""
         number = error.errno or errno.EIO
-        if number == errno.ENOTCONN:
+        if number in (errno.ENOTCONN, errno.ECONNABORTED):  # the latter in the middle of a request
             message = f"the ctxd of {self.path} died (ENOTCONN); {start_hint(self.path)}"
-            return Failure(message, NOT_RUNNING, number)
+            return Failure(message, NOT_RUNNING, errno.ENOTCONN)
         if not self.present("agent"):
             message = f"no ctxd answers at {self.path}; {start_hint(self.path)}"
             return Failure(message, NOT_RUNNING, errno.ENOTCONN)
