@@ -88,7 +88,7 @@ def _status(base: Base, task: Task, caller: Caller) -> str:
 
 
 def _title(base: Base, task: Task, caller: Caller) -> str:
-    title = base.runtime.agents.tasks.title(task)
+    title = base.runtime.agents.results.title(task)
     return title + "\n" if title else ""
 
 
@@ -97,7 +97,7 @@ def _accepts(base: Base, task: Task, caller: Caller) -> str:
 
 
 def _output(base: Base, task: Task) -> Callable[[int, int], bytes]:
-    return base.runtime.agents.tasks.source(task).read
+    return base.runtime.agents.results.source(task).read
 
 
 def _agent(base: Base, task: Task, caller: Caller) -> str:
@@ -112,7 +112,7 @@ def _started(base: Base, task: Task, caller: Caller) -> str:
 def _send(base: Base, task: Task, caller: Caller, text: str) -> None:
     """A line that is written to a child's handle is a message to the child."""
     agents = base.runtime.agents
-    child = agents.tasks.child_of(task)
+    child = agents.results.child_of(task)
     if child is None:
         raise WrongStateError("the agent of this handle was removed")
     agents.messages.send(caller, child, text)
@@ -173,7 +173,7 @@ def act(base: Base, task: Task, caller: Caller, line: str) -> None:
     if not task.child or verb is _FETCH:
         verb.handler(base, task, caller, words)
         return
-    child = base.runtime.agents.tasks.child_of(task)
+    child = base.runtime.agents.results.child_of(task)
     if child is None:
         raise WrongStateError("the agent of this handle was removed")
     act_on_agent(base, child, caller, verb.name)
@@ -205,11 +205,11 @@ ROWS: Final[tuple[Row[Task], ...]] = (
     Shown(name="pid", render=fields.value("pid"), volatile=True,
         doc="its shell, as a PID of the host"),
     Output(name="output", content=_output,
-        size=lambda base, task: base.runtime.agents.tasks.source(task).size(),
+        size=lambda base, task: base.runtime.agents.results.source(task).size(),
         doc="everything it wrote; for a child's handle: the end of its out, then its latest "
         "reply, then its result; a read at offset 0 determines which of these it is"),
     Shown(name="preview", volatile=True,
-        render=lambda base, task, caller: base.runtime.agents.tasks.preview(task)[0],
+        render=lambda base, task, caller: base.runtime.agents.results.preview(task)[0],
         doc="head and tail of output, at most 8 KiB"),
     Inlet(name="input", guard=INPUT, send=_send, feed=_feed,
         doc="its standard input; for a child's handle: one message per flush"),

@@ -22,7 +22,7 @@ def handle_of(request: Request, task: Task) -> dict[str, Any]:
         "task_id": task.name,
         "task_kind": task.task_kind,
         "status": request.agents.tasks.status(task),
-        "initial_output": request.agents.tasks.preview(task)[0],
+        "initial_output": request.agents.results.preview(task)[0],
     }
 
 
@@ -31,7 +31,7 @@ def _facts(request: Request, task: Task) -> dict[str, Any]:
     return {
         "task_id": task.name,
         "task_kind": task.task_kind,
-        "title": tasks.title(task),
+        "title": request.agents.results.title(task),
         "status": tasks.status(task),
         "exit": task.exit,
         "reason": task.reason,
@@ -128,7 +128,7 @@ async def _output(request: Request) -> dict[str, Any]:
         shown = {key: facts[key] for key in ("preview", "output_path", "truncated", *_GIVEN)
                  if key in facts}  # fmt: skip
     else:
-        preview, truncated = tasks.preview(task)
+        preview, truncated = request.agents.results.preview(task)
         path = request.path(_path(request, task.name, "output"))
         shown = {"preview": preview, "output_path": path, "truncated": truncated}
     return {
@@ -147,7 +147,7 @@ async def _input(request: Request) -> dict[str, Any]:
         request.begin()
         accepted = await request.paths.write_some(_path(request, task.name, "input"), given["text"])
         return {"task_id": task.name, "accepted": accepted}
-    child = request.agents.tasks.child_of(task)
+    child = request.agents.results.child_of(task)
     if child is None:
         what = f"{quote(task.name)} is a command, which takes bytes, and answers no messages"
         raise MalformedError(f"{asked}: {what}: omit it")

@@ -7,7 +7,6 @@ from typing import Final
 
 from runtime.agents.messages import Messages
 from runtime.agents.planes import Around, Part
-from runtime.agents.results import Results
 from runtime.agents.tasks import TaskPlane
 from runtime.agents.waiting import WaitingPlane
 from runtime.records.change import Change
@@ -29,13 +28,11 @@ class Ends(Part):
         messages: Messages,
         tasks: TaskPlane,
         waiting: WaitingPlane,
-        results: Results,
     ) -> None:
         super().__init__(around)
         self._messages = messages
         self._tasks = tasks
         self._waiting = waiting
-        self._results = results
 
     def record(
         self, change: Change, agent: Agent, cue: Cue, outcome: Outcome, reason: str
@@ -75,28 +72,14 @@ class Ends(Part):
         self._tasks.add_ends(change, agent, cue_of_tasks, reason)
         change.tell(agent, "agent.stop", status=outcome.value, reason=reason)
         if parent is not None:
-            self._tasks.child_ended(change, parent, agent, outcome, reason)
-            self._tell(change, parent, agent, outcome.value, reason)
+            self._tasks.child_over(change, parent, agent, outcome.value, reason)
 
     def leave(self, change: Change, agent: Agent) -> None:
         """Adds that a ``new`` agent is not its parent's child any more."""
         parent = self._registry.parent_of(agent)
         if parent is not None:
             self._tasks.drop_handle(change, parent, agent)
-            self._tell(change, parent, agent, "", "")
-
-    def _tell(
-        self, change: Change, parent: Agent, agent: Agent, outcome: str, reason: str
-    ) -> None:
-        """Fires what its parent waits for."""
-        self._waiting.child_over(
-            change,
-            parent,
-            agent,
-            lambda: self._results.of_child(change, parent, agent),
-            outcome,
-            reason,
-        )
+            self._tasks.child_over(change, parent, agent, "", "")
 
     def record_some(
         self, change: Change, agent: Agent, reason: str, *, everything: bool

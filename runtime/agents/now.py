@@ -112,7 +112,7 @@ def _thing(agents: Agents, thing: Task | Agent) -> context.Thing:
         work=thing.work,
         started_at=_time(agents.tasks.started(thing)),
         ended_at=_time(thing.ended),
-        title=agents.tasks.title(thing),
+        title=agents.results.title(thing),
         over=_is_over(thing),
     )
 

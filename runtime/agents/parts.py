@@ -130,16 +130,14 @@ class Agents:
         #: what can be done
         self.messages = messages = Messages(around, Reports(around))
         self.work = work = WorkPlane(around)
-        results = Results(around)
+        self.results = results = Results(around)
         self.waiting = waiting = WaitingPlane(
             around, messages=messages, work=work, results=results
         )
         self.tasks = tasks = TaskPlane(
             around, results=results, messages=messages, waiting=waiting
         )
-        self.ends = ends = Ends(
-            around, messages=messages, tasks=tasks, waiting=waiting, results=results
-        )
+        self.ends = ends = Ends(around, messages=messages, tasks=tasks, waiting=waiting)
         self.removals = removals = Removals(around, tasks, ends)
         self.births = Births(
             around,

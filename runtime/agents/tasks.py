@@ -15,7 +15,7 @@ import trio
 from runtime import crashpoints
 from runtime.agents.messages import Messages, notice_of
 from runtime.agents.planes import Around, Plane, PlaneKind, why_taken
-from runtime.agents.results import CHILD, Results, Source, exit_of
+from runtime.agents.results import CHILD, EndFacts, Results, exit_of
 from runtime.agents.waiting import WaitingPlane
 from runtime.agents.workspace import Worktree, WorktreeState
 from runtime.authority.guard import TAKING, Act, Facts, Guard, Unless
@@ -289,38 +289,17 @@ class TaskPlane(Plane[Task], Subscriber):
         """The tasks of an agent, oldest first."""
         return self._items.of(agent.index, Task)
 
-    def child_of(self, task: Task) -> Agent | None:
-        """The child that a handle supervises, None for a command."""
-        return self._results.child_of(task)
-
     def status(self, task: Task) -> str:
         """The status as it is shown; a handle shows its child's until it has ended."""
-        child = self.child_of(task)
+        child = self._results.child_of(task)
         if child is None or task.over:
             return task.status.shown
         return _OF_STATUS.get(child.status, TaskStatus.RUNNING).shown
 
-    def title(self, task: Task) -> str:
-        """A handle's is the first line of its child's task."""
-        return self._results.title(task)
-
     def started(self, task: Task) -> float:
         """When it was started, 0 before; what earlier versions wrote of a child lacks it."""
-        child = self.child_of(task)
+        child = self._results.child_of(task)
         return task.started or (child.started if child is not None else 0.0)
-
-    def directory(self, agent: Agent, task: Task) -> Path:
-        """Where the output of a command is kept."""
-        return self._results.directory(agent, task)
-
-    def source(self, task: Task) -> Source:
-        """What it has written; of a child see ``Results.source``."""
-        return self._results.source(task)
-
-    def preview(self, task: Task) -> tuple[str, bool]:
-        """Head and tail of the output, at most 8 KiB, saying what was left out; and whether
-        something was."""
-        return self._results.preview(task)
 
     def facts(self, agent: Agent, task: Task) -> dict[str, Any]:
         """What the end of one was told with, as that is now."""
@@ -328,11 +307,11 @@ class TaskPlane(Plane[Task], Subscriber):
 
     def worktree(self, task: Task) -> str:
         """Of a handle: what there is to know of its child's worktree."""
-        found = _worktree_of(self.child_of(task))
+        found = _worktree_of(self._results.child_of(task))
         return found.describe() if found is not None else ""
 
     def wait_path(self, task: Task) -> Path:
-        child = self.child_of(task)
+        child = self._results.child_of(task)
         token = child.wait_token if child is not None else task.wait_token
         return self._wait_files.path(token)
 
@@ -365,7 +344,7 @@ class TaskPlane(Plane[Task], Subscriber):
         item.made_to_start = self._journal.made_to_start
 
     def _removing(self, change: Change, agent: Agent, item: Task) -> None:
-        child = self.child_of(item)
+        child = self._results.child_of(item)
         if child is not None and child.worktree is not None and child.worktree_made:
             self._discard_worktree(change, agent, child)
         self._gone(change, agent, item)
@@ -384,7 +363,7 @@ class TaskPlane(Plane[Task], Subscriber):
         super()._take_away(agent, item)
         self.forget(item)
         if not item.child:
-            self._trash.discard(self.directory(agent, item), agent.owner)
+            self._trash.discard(self._results.directory(agent, item), agent.owner)
 
     def take_back(self) -> None:
         """Commands that an earlier daemon made to start and did not start
@@ -443,8 +422,10 @@ class TaskPlane(Plane[Task], Subscriber):
         *,
         exit_text: str = "",
         reason: str = "",
+        facts: EndFacts | None = None,
     ) -> None:
-        """A task is over: its status, its event, a message, and the waits on it."""
+        """A task is over: its status, its event, a message, and the waits on it. ``facts`` are
+        what is told of it, if somebody else is told the same."""
         status = change.step(task, cue)
         reason = reason or exit_text
         change.put(task, exit=exit_text, reason=reason, pid=0, ended=time.time())
@@ -455,7 +436,7 @@ class TaskPlane(Plane[Task], Subscriber):
             status=status.value,
             exit=exit_text,
         )
-        facts = cache(lambda: self._results.of_task(change, agent, task))
+        facts = facts or cache(lambda: self._results.of_task(change, agent, task))
         if self._messages.takes_notices(change, agent):
             self._messages.notify(
                 change,
@@ -538,17 +519,21 @@ class TaskPlane(Plane[Task], Subscriber):
         change.put(task, started=moment)
         change.tell(parent, "task.start", task=task.name, pid="")
 
-    def child_ended(
-        self, change: Change, parent: Agent, child: Agent, outcome: Outcome, reason: str
+    def child_over(
+        self, change: Change, parent: Agent, child: Agent, outcome: str, reason: str
     ) -> None:
-        """The handle ends with its child."""
+        """A child has ended, and its handle with it; without an outcome it is its parent's child
+        no more. What the parent waits for comes."""
+        facts = cache(lambda: self._results.of_child(change, parent, child))
         task = self._named(parent, child.name)
-        if task is None or task.child != child.index or task.over:
-            return
-        if change.peek(task, "status") is TaskStatus.MADE:
-            change.step(task, TaskCue.FOLLOW)
-        cue, exit_text = _OF_OUTCOME[outcome.value], exit_of(reason)
-        self.end(change, parent, task, cue, exit_text=exit_text, reason=reason)
+        if outcome and task is not None and task.child == child.index and not task.over:
+            if change.peek(task, "status") is TaskStatus.MADE:
+                change.step(task, TaskCue.FOLLOW)
+            cue, exit_text = _OF_OUTCOME[outcome], exit_of(reason)
+            self.end(
+                change, parent, task, cue, exit_text=exit_text, reason=reason, facts=facts
+            )
+        self._waiting.child_over(change, parent, child, facts, outcome, reason)
 
     def _named(self, agent: Agent, name: str) -> Task | None:
         return self._items.named(agent.index, Task, name)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-
-import trio
 
 from runtime.cell.inlet import Inlet
 from runtime.cell.record import VERSION, RunRecord, read_record
@@ -23,28 +20,51 @@ log = logging.getLogger("ctxd.execution")
 
 
 class Execution:
-    """One monitored program in a leaf cgroup: a cell with its first run, a later run, a task."""
+    """One monitored program in a leaf cgroup: a cell with its first run, a later run, a task.
 
-    def __init__(self, leaf: Cgroup, record_path: Path) -> None:
+    What becomes known of it, and whatever else may matter to those who follow it, is told by
+    ``changed``; they look here what is so.
+    """
+
+    def __init__(self, leaf: Cgroup, record_path: Path, changed: Wakeup) -> None:
         self.leaf = leaf
         self.record_path = record_path
         #: the way to its standard input, if it is fed
         self.inlet = Inlet(record_path.parents[1] / "monitor" / record_path.name)
-        self.wakeup = Wakeup()
-        #: set when the monitor runs, or it is certain that none will
-        self.launched = trio.Event()
+        self.changed = changed
+        #: the monitor runs, or it is certain that none will
+        self.launched = False
         self.monitored = False
         self.monitor_gone = False
         #: known to have begun or failed; before that SIGTERM cannot reach the program
         self.settled = False
         #: nothing is left of a program whose cell goes on
         self.emptied = False
+        #: it is not to have the rest of its grace
+        self.impatient = False
+        #: its end is recorded, or nobody leads it any more
+        self.over = False
         self._spared: set[int] | None = None
         self._complained = False
         #: the record as it was when its file had this inode and this size
         self._known: tuple[tuple[int, int], RunRecord] | None = None
-        #: set when its end is recorded, or nobody leads it any more
-        self.over = trio.Event()
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Returns when something is so that ``changed`` tells of."""
+        await self.changed.until(is_so)
+
+    def note_launched(self) -> None:
+        """Its monitor runs if it has begun a record, else none will."""
+        self.monitored = self.monitored or self.record_path.exists()
+        self.launched = True
+        self.changed.notify()
+
+    def note_over(self) -> None:
+        self.over = True
+        self.changed.notify()
+
+    async def wait_over(self) -> None:
+        await self.until(lambda: self.over)
 
     def record(self) -> RunRecord:
         try:
@@ -86,61 +106,64 @@ class Execution:
         """Until it is known whether the program began: only then can SIGTERM reach it."""
         if self.settled:
             return
-        await self.launched.wait()
-        if not self.monitored or self.over.is_set():
-            return
-        wakeup = Wakeup()
-        with (
-            contextlib.suppress(FileNotFoundError),
-            watcher.watching(self.record_path, wakeup),
-        ):
-            while not self.record().settled:
-                if self.monitor_gone or self.over.is_set():
-                    return
-                await wakeup.wait_changed()
+        await self.until(lambda: self.launched)
+        if self.monitored:
+            with watcher.watching_present(self.changed, self.record_path):
+                await self.until(
+                    lambda: self.monitor_gone or self.over or self.record().settled
+                )
 
 
 class LiveCell(Execution):
     """A live agent: its cgroup, its cell, and what has entered that."""
 
-    def __init__(self, node: Cgroup, record_path: Path, *, holds_cell: bool) -> None:
+    def __init__(self, agent: Agent, node: Cgroup, record_path: Path) -> None:
+        self._holds_cell = agent.how.holds_cell
         # a held cell must outlive its runs: what holds it is in a leaf of its own
-        super().__init__(node.child("cell" if holds_cell else "run"), record_path)
+        super().__init__(node.child("cell" if self._holds_cell else "run"), record_path, Wakeup())
+        self.agent = agent
         self.node = node
-        self._holds_cell = holds_cell
         self.unkillable = False
         #: bytes that its processes and those of all it owns were seen to use together, at most
         self.memory_peak = 0
-        #: set when its socket answers
-        self.reachable = trio.Event()
+        #: its socket answers
+        self.reachable = False
         #: somebody leads the runs that enter the cell
         self.served = False
         #: somebody wants it dead, so that it is not started again
         self.given_up = False
-        #: whatever may make a next run due, or end the current one
-        self.wake = Wakeup()
-        #: whatever may make a resident program's next message due
-        self.speak = Wakeup()
-        #: whatever may begin or end the time that it has to end a message
-        self.patience = Wakeup()
-        #: set when the current run is not to have the rest of its grace
-        self.impatient = trio.Event()
         #: the current run, if it has entered the cell
         self.run: Execution | None = None
         self.tasks: dict[str, Execution] = {}
         #: takes what a resident program has said and nobody has heard yet
         self.hear_rest: Callable[[], Awaitable[None]] | None = None
 
-    def goes_on(self, agent: Agent) -> bool:
+    async def wait_reachable(self) -> None:
+        await self.until(lambda: self.reachable)
+
+    @property
+    def goes_on(self) -> bool:
         """Whether runs and commands in the cell begin and end by themselves: not once the
         agent is ending, even if it is started again by now, in another cell."""
-        return agent.accepts_children and not self.over.is_set()
+        return self.agent.accepts_children and not self.over
 
-    def rouse(self) -> None:
-        """Something changed that may be next."""
-        self.wake.notify()
-        self.speak.notify()
-        self.patience.notify()
+    def run_in(self, records: Path) -> Execution:
+        """The current run of its agent, which may be the cell's first program."""
+        if self.agent.run == self.agent.cell:
+            return self
+        record_path = records / f"{self.agent.incarnation}-{self.agent.run}"
+        if self.run is None or self.run.record_path != record_path:
+            self.run = Execution(self.run_leaf, record_path, self.changed)
+        return self.run
+
+    def task_in(self, records: Path, name: str) -> Execution:
+        """The execution of a command; made when it is first asked for."""
+        execution = self.tasks.get(name)
+        if execution is None:
+            leaf = self.node.child("task", cgroups.leaf_name(name))
+            record_path = records / f"{self.agent.incarnation}-task-{name}"
+            execution = self.tasks[name] = Execution(leaf, record_path, Wakeup())
+        return execution
 
     @property
     def run_leaf(self) -> Cgroup:
@@ -151,14 +174,15 @@ class LiveCell(Execution):
         """Wherever its programs may be."""
         return tuple(self.node.child(name) for name in ("run", "again", "task"))
 
-    def task_leaf(self, name: str) -> Cgroup:
-        return self.node.child("task", cgroups.leaf_name(name))
-
     def entered(self) -> Iterator[Execution]:
         """What has entered the cell."""
         if self.run is not None:
             yield self.run
         yield from self.tasks.values()
+
+    def programs(self) -> tuple[Execution, ...]:
+        """The cell, and what has entered it or is about to."""
+        return self, *self.entered()
 
     def open_keeper(self) -> int:
         """A pidfd of the PID 1 of its cell; ``ProcessLookupError`` if that is gone."""

@@ -65,13 +65,13 @@ class Starter(Part):
         self._looker = looker
         self._trees = trees
 
-    async def launch(self, agent: Agent, live_cell: LiveCell) -> None:
+    async def launch(self, live_cell: LiveCell) -> None:
         """Starts an agent's cell, in mode ``once`` with its program.
 
         Returns when the monitor is recorded; what becomes of it is in its record.
         ``CtxError`` or ``OSError`` if it cannot be started.
         """
-        places = self._places
+        places, agent = self._places, live_cell.agent
         parent = self._agents.registry.parent_of(agent)
         if parent is not None:
             above = self._live_cells.get(parent.index)
@@ -137,19 +137,16 @@ class Starter(Part):
             output.append_line(directory, text, self._agents.settings.log_max(agent))
 
     async def enter(
-        self,
-        agent: Agent,
-        live_cell: LiveCell,
-        execution: Execution,
-        command: Command,
+        self, live_cell: LiveCell, execution: Execution, command: Command
     ) -> None:
         """Starts a program inside an agent's cell, as ``launch`` does the cell.
 
         ``CtxError`` or ``OSError`` if it cannot be started.
         """
+        agent = live_cell.agent
         with trio.move_on_after(_SETTLE_SECONDS):
             await live_cell.wait_settled(self._watcher)
-        if not live_cell.goes_on(agent):
+        if not live_cell.goes_on:
             raise WrongStateError(f"{quote(agent.name)} is {agent.status}")
         plan = cell.plan_inside(self._agents, agent, self._places, command)
         # there may be the leaf of an earlier run; Linux 6.x kills what is born, by clone3(2)

@@ -7,7 +7,7 @@ that neither exits nor emptiness need polling.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,9 +17,16 @@ from runtime.kernel import linux
 
 
 class Wakeup:
-    """Something to wait on; may stand for several files and for other causes too."""
+    """Something to wait on; may stand for several files and for other causes too.
+
+    Any number of tasks wait for it to be as they want it (``until``, ``after``); one of them may
+    leave it to the wakeup to know which changes it has seen (``wait_changed``).
+    """
 
     def __init__(self) -> None:
+        #: how often those who wait were told
+        self.count = 0
+        self._seen = 0
         self._event = trio.Event()
         #: by so many, and whether it was notified since
         self._held = 0
@@ -28,13 +35,25 @@ class Wakeup:
     def notify(self) -> None:
         if self._held:
             self._changed = True
-        else:
-            self._event.set()
+            return
+        self.count += 1
+        told, self._event = self._event, trio.Event()
+        told.set()
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Returns when it is so: looks now, and after each change."""
+        while not is_so():
+            await self._event.wait()
+
+    async def after(self, count: int) -> None:
+        """Returns when there is a change that is not among so many."""
+        await trio.lowlevel.checkpoint()
+        await self.until(lambda: self.count != count)
 
     async def wait_changed(self) -> None:
-        """Returns at once if the file has changed since the last return."""
-        await self._event.wait()
-        self._event = trio.Event()
+        """Returns at once if there was a change since the last return."""
+        await self.after(self._seen)
+        self._seen = self.count
 
     def hold(self) -> None:
         """Who waits is told of changes only after ``let_go``."""
@@ -44,7 +63,7 @@ class Wakeup:
         self._held -= 1
         if self._changed and not self._held:
             self._changed = False
-            self._event.set()
+            self.notify()
 
 
 class Watcher:

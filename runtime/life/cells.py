@@ -1,10 +1,11 @@
-"""Leading the cell of an agent: until the agent, and all that it owns, is over."""
+"""Following the cell of an agent: until the agent, and all that it owns, is over."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import trio
 
@@ -12,33 +13,32 @@ from runtime import crashpoints
 from runtime.cell.execution import LiveCell
 from runtime.cell.record import RunRecord
 from runtime.kernel import linux
-from runtime.kernel.cgroups import Cgroup
 from runtime.life.conclusions import add_run_start, judge_agent
-from runtime.life.leading import Lead, Leader
+from runtime.life.ending import watch_monitor
+from runtime.life.following import Follower, Following
 from runtime.life.networks import Networks
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change
 from runtime.records.lifecycle import Cue, Status
-from runtime.records.model import Agent, Outcome
+from runtime.records.model import Outcome
 
 
-class LedCell(Lead):
-    """The cell of a live agent. ``serve`` begins the programs inside it."""
+class FollowingCell(Following):
+    """Follows the cell of a live agent. ``serve`` begins the programs inside it."""
 
     def __init__(
         self,
-        leader: Leader,
-        agent: Agent,
+        follower: Follower,
         live_cell: LiveCell,
         *,
         worktrees: Worktrees,
         networks: Networks,
-        serve: Callable[[Agent, LiveCell], None],
+        serve: Callable[[LiveCell], None],
         launch: bool,
     ) -> None:
-        super().__init__(leader, agent, live_cell, live_cell, live_cell.wakeup)
+        super().__init__(follower, live_cell, live_cell)
         self._worktrees = worktrees
-        self._ender = leader.ender
+        self._ender = follower.ender
         self._networks = networks
         self._serve = serve
         self._is_new = launch
@@ -46,17 +46,18 @@ class LedCell(Lead):
     async def start(self) -> None:
         if self._is_new:
             await self._worktrees.make(self._agent)
-            await self._leader.starter.launch(self._agent, self._live_cell)
+            await self._follower.starter.launch(self._live_cell)
 
-    def cgroup(self) -> Cgroup:
-        return self._live_cell.node
+    def watch_empty(self, watches: ExitStack) -> None:
+        events = self._live_cell.node.path / "cgroup.events"
+        watches.enter_context(self._watcher.watching_present(self._live_cell.changed, events))
 
     def beside(self, nursery: trio.Nursery) -> None:
         # the monitor is reaped whenever it ends
-        self._nursery.start_soon(self._leader.watch_monitor, self._live_cell)
+        self._nursery.start_soon(watch_monitor, self._hierarchy, self._live_cell)
         # and so is a relay
-        self._nursery.start_soon(self._networks.lead, self._agent, self._live_cell)
-        self._serve(self._agent, self._live_cell)
+        self._nursery.start_soon(self._networks.lead, self._live_cell)
+        self._serve(self._live_cell)
 
     def look(self, record: RunRecord) -> None:
         agent, live_cell = self._agent, self._live_cell
@@ -64,12 +65,12 @@ class LedCell(Lead):
             return
         if record.held and not live_cell.settled:
             live_cell.note_settled()
-            live_cell.rouse()
+            live_cell.changed.notify()
         own = agent.run == agent.cell
         ends = record.over and (record.finished or (own and agent.run_cause is None))
         # A parent that ended before this agent is the cause, however late we look.
         causes = [
-            (ancestor, above)
+            above
             for ancestor in self._agents.registry.ancestors(agent)
             if ends
             and (above := self._live_cells.get(ancestor.index)) is not None
@@ -86,9 +87,9 @@ class LedCell(Lead):
         if self.error is not None:
             self._ender.end(agent, Outcome.ERROR, f"start_failed: {self.failure}")
         elif ends:
-            for ancestor, above in causes:
-                self._ender.end(ancestor, *judge_agent(self._agents, ancestor, above))
-            self._ender.end(agent, *judge_agent(self._agents, agent, live_cell), change=change)
+            for above in causes:
+                self._ender.end(above.agent, *judge_agent(self._agents, above))
+            self._ender.end(agent, *judge_agent(self._agents, live_cell), change=change)
         elif live_cell.monitor_gone:
             self._ender.end(agent, Outcome.INTERRUPTED, "runtime_lost")
 
@@ -115,10 +116,7 @@ class LedCell(Lead):
         below = self._agents.registry.each_descendant(agent)
         if any(member.live or member.status is Status.NEW for member in below):
             return False
-        return all(
-            each.monitor_gone or each.record().finished
-            for each in (live_cell, *live_cell.entered())
-        )
+        return all(each.monitor_gone or each.record().finished for each in live_cell.programs())
 
     def deadline(self) -> float:
         """The agent's ``timeout``; in mode ``turn`` that is one of each run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from runtime.kernel import linux, output
 from runtime.kernel.daemonlog import because_of
 from runtime.records.change import Change
 from runtime.records.documents import replace_file
-from runtime.records.items import Message, MessageStatus
+from runtime.records.items import Message, MessageStatus, Task, TaskCue, TaskStatus
 from runtime.records.model import Agent, Outcome
 from runtime.texts.names import escape, timestamp
 
@@ -37,14 +38,32 @@ def judge_run(agents: Agents, agent: Agent, execution: Execution) -> tuple[Outco
     return judge(execution.record(), oom=killed_for_memory, complaint=complaint)
 
 
-def judge_agent(agents: Agents, agent: Agent, live_cell: LiveCell) -> tuple[Outcome, str]:
+def judge_agent(agents: Agents, live_cell: LiveCell) -> tuple[Outcome, str]:
     """The same of an agent whose cell has ended: by the program that it was, if that had
     entered the cell and ended first."""
-    run = live_cell.run
+    agent, run = live_cell.agent, live_cell.run
     is_agent = run is not None and not agent.how.run_per_message and agent.run_cause is None
     if run is not None and is_agent and run.record().over:
         return LOST if is_lost(live_cell) else judge_run(agents, agent, run)
     return judge_run(agents, agent, live_cell)
+
+
+def judge_task(task: Task, record: RunRecord) -> tuple[TaskCue, str]:
+    """What became of a command, as its monitor has it; and the text of its exit."""
+    text = ""
+    if record.exit_code is not None:
+        text = f"exit:{record.exit_code}"
+    elif record.signal is not None:
+        text = f"signal:{record.signal}"
+    if task.status is TaskStatus.CANCELLING:
+        # SIGKILL to its leaf reaches who would tell of it, too
+        killed = bool(record.started and record.finished)
+        return TaskCue.CANCEL, text or (f"signal:{int(signal.SIGKILL)}" if killed else "")
+    if record.exit_code == 0:
+        return TaskCue.COMPLETE, text
+    # a failure before the exec is in the output, and is not an interruption
+    known = bool(text or record.failed or not (record.monitor or record.lost))
+    return (TaskCue.FAIL if known else TaskCue.INTERRUPT), text
 
 
 def is_lost(execution: Execution) -> bool:
@@ -62,17 +81,45 @@ def add_run_start(change: Change, agent: Agent, record: RunRecord) -> None:
     change.tell(agent, "run.start", run=agent.run, pid=record.program)
 
 
-def add_run_end(
+def conclude_run(
+    change: Change,
+    agents: Agents,
+    agent: Agent,
+    record: RunRecord,
+    outcome: Outcome,
+    reason: str,
+    usage: dict[str, Any],
+    *,
+    last: bool,
+) -> None:
+    """The current run is over, with everything in its leaf: what it gives back, its event, and
+    the message that it worked on. With the ``last`` run its agent is over."""
+    if record.started:
+        try:
+            if outcome is Outcome.DONE:
+                _add_result(change, agents, agent)
+            if last and not agent.how.takes_messages:
+                _add_delegation(change, agents, agent, outcome)
+        except OSError as error:  # a full disk, say: the end is recorded all the same
+            extra = because_of(agent.owner, agents=[agent.name], run=agent.run)
+            log.error("%s: cannot keep the result: %s", agent.name, error.strerror, extra=extra)
+        _add_run_end(change, agent, record, outcome, reason, usage)
+    message = agents.messages.current(agent)
+    if message is not None:
+        status = message_status(outcome, reason)
+        reply = _reply_of_run(agents, agent) if agent.how.run_per_message else ""
+        why = reason if last or outcome is not Outcome.DONE else ""
+        end_message(change, agents, agent, message, status, reply=reply, reason=why)
+
+
+def _add_run_end(
     change: Change,
     agent: Agent,
     record: RunRecord,
-    outcome: str,
+    outcome: Outcome,
     reason: str,
     usage: dict[str, Any],
 ) -> None:
-    """The current run is over, with everything in its leaf."""
-    if not record.started:
-        return
     if not agent.pid:  # its end came before it was seen to run
         change.tell(agent, "run.start", run=agent.run, pid=record.program)
     if record.ended:
@@ -89,7 +136,7 @@ def add_run_end(
     )
 
 
-def add_result(change: Change, agents: Agents, agent: Agent) -> None:
+def _add_result(change: Change, agents: Agents, agent: Agent) -> None:
     """By default the result of a run that ended well is the end of its standard output."""
     if agents.documents.size(agent, "result.md"):
         return
@@ -100,17 +147,17 @@ def add_result(change: Change, agents: Agents, agent: Agent) -> None:
         change.set(agent, result_from_output=True)
 
 
-def add_delegation(change: Change, agents: Agents, agent: Agent, outcome: Outcome) -> None:
+def _add_delegation(change: Change, agents: Agents, agent: Agent, outcome: Outcome) -> None:
     """What the session shows of a ``once`` agent's run: its task, and its result."""
     handoff = as_content(agents.documents.read(agent, "handoff.md"))
     if handoff:
         sender, provenance = agent.lineage.split(" ")[0], provenance_of_handoff(agent)
         _add_line(change, agent, "user", sender, provenance, handoff)
     if outcome is Outcome.DONE:
-        add_reply(change, agents, agent, as_content(agents.documents.read(agent, "result.md")))
+        _add_reply(change, agents, agent, as_content(agents.documents.read(agent, "result.md")))
 
 
-def add_reply(change: Change, agents: Agents, agent: Agent, text: str) -> None:
+def _add_reply(change: Change, agents: Agents, agent: Agent, text: str) -> None:
     """A reply is the session's latest, and a line of the conversation."""
     session = agents.sessions.get(agent.session)
     if not text or session is None:
@@ -135,7 +182,7 @@ def end_message(
     _add_line(change, agent, "user", message.sender, message.provenance, content)
     try:
         if status is MessageStatus.PROCESSED:
-            add_reply(change, agents, agent, reply)
+            _add_reply(change, agents, agent, reply)
     except OSError as error:  # a full disk, say: the end is recorded all the same
         why = because_of(agent.owner, agents=[agent.name], run=agent.run)
         log.error("%s: cannot keep the reply: %s", agent.name, error.strerror, extra=why)
@@ -151,7 +198,7 @@ def message_status(outcome: str, reason: str) -> MessageStatus:
     return MessageStatus.FAILED
 
 
-def reply_of_run(agents: Agents, agent: Agent) -> str:
+def _reply_of_run(agents: Agents, agent: Agent) -> str:
     """The standard output of the current run, its end if it is long."""
     written = output.Segments(agents.documents.directory(agent) / "out")
     return written.tail(_CONTENT_MAX, since=agent.output_start).decode(errors="replace")

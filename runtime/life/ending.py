@@ -18,7 +18,7 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import trio
@@ -125,11 +125,13 @@ class Ender(Part):
 
     def refuse(self, agent: Agent) -> None:
         """It waits for no next run any more."""
+        self._tell_change(agent)
+
+    def _tell_change(self, agent: Agent) -> None:
+        """What it had to wait for may be over."""
         live_cell = self._live_cells.get(agent.index)
         if live_cell is not None:
-            live_cell.wake.notify()
-            if not live_cell.settled:
-                live_cell.wakeup.notify()
+            live_cell.changed.notify()
 
     def begin(self, agent: Agent) -> None:
         """An end that has just been marked."""
@@ -141,8 +143,8 @@ class Ender(Part):
         self._agents.wait_files.release(agent.wait_token)
         crashpoints.reach("finish.released")
         parent = self._agents.registry.parent_of(agent)
-        if parent is not None and (above := self._live_cells.get(parent.index)) is not None:
-            above.wakeup.notify()
+        if parent is not None:
+            self._tell_change(parent)
         if agent.life == "temp":
             self._agents.removals.remove_temporary(agent)
 
@@ -177,8 +179,7 @@ class Ender(Part):
                     await trio.lowlevel.checkpoint()
         self._end_marking(top)
         for member in (top, *self._agents.registry.descendants(top)):
-            if (live_cell := self._live_cells.get(member.index)) is not None:
-                live_cell.wakeup.notify()  # what it had to wait for is cancelled
+            self._tell_change(member)
 
     def _is_unmarked(self, member: Agent) -> bool:
         there = self._agents.registry.get(member.index) is member
@@ -205,7 +206,7 @@ class Ender(Part):
         for each in members:
             for execution in each.entered():
                 self._nursery.start_soon(self._tell_end, each, execution)
-        signalled = all(execution.settled for each in members for execution in _all_of(each))
+        signalled = all(execution.settled for each in members for execution in each.programs())
         held = contextlib.ExitStack()
         if signalled:
             _hold(members, held)
@@ -218,7 +219,7 @@ class Ender(Part):
         If that fails, the end goes on: SIGKILL follows after the grace.
         """
         # a later life may have the path of one that is over
-        members = [each for each in members if not each.over.is_set()]
+        members = [each for each in members if not each.over]
         await self._tell(top, members)
         for each in members:
             if each.record().held:
@@ -233,7 +234,7 @@ class Ender(Part):
         if live_cell is not None and live_cell.given_up:
             return  # it was sent SIGKILL
         leaves = [leaf for each in members for leaf in each.leaves()]
-        spared = [pid for each in members for ex in _all_of(each) for pid in ex.spared()]
+        spared = [pid for each in members for ex in each.programs() for pid in ex.spared()]
         try:
             await self._sweeper.signal(top.owner, signal.SIGTERM, leaves, spared)
         except (CtxError, OSError) as error:
@@ -280,7 +281,7 @@ class Ender(Part):
 
     @staticmethod
     def _kill_now(agent: Agent, live_cell: LiveCell) -> None:
-        if live_cell.over.is_set():
+        if live_cell.over:
             return  # a later life may have the path of its cgroup by now
         try:
             live_cell.node.kill()
@@ -304,7 +305,7 @@ class Ender(Part):
                 thaw(each.node)  # a frozen start would never settle
             with trio.move_on_after(_SETTLE_SECONDS):
                 for each in members:
-                    for execution in _all_of(each):
+                    for execution in each.programs():
                         await execution.wait_settled(self._watcher)
             _hold(members, held)
         over = trio.current_time() + self._agents.settings.grace(top)
@@ -315,7 +316,7 @@ class Ender(Part):
         held.close()
         with trio.move_on_at(over):
             await self._wait_released(members)
-        if members[0].over.is_set():
+        if members[0].over:
             return  # a later life has the path of its cgroup now
         if node.populated():
             with contextlib.suppress(OSError):
@@ -325,9 +326,9 @@ class Ender(Part):
             with trio.move_on_after(_KILL_SECONDS):
                 await self._kill_all(node)
             for each in members:
-                if each.node.populated() and not each.over.is_set():
+                if each.node.populated() and not each.over:
                     each.unkillable = True
-                    each.wakeup.notify()
+                    each.changed.notify()
 
     async def _kill_all(self, node: Cgroup) -> None:
         """SIGKILL until nothing is left: the kernel may refuse it for want of something."""
@@ -343,15 +344,15 @@ class Ender(Part):
 
     async def _tell_end(self, live_cell: LiveCell, execution: Execution) -> None:
         """Nobody leads what entered a cell that ends; the agent waits for its last output."""
-        await execution.launched.wait()
+        await execution.until(lambda: execution.launched)
         await watch_monitor(self._hierarchy, execution)
-        live_cell.wakeup.notify()
+        live_cell.changed.notify()
 
     async def _wait_released(self, members: list[LiveCell]) -> None:
         """Until the subtree is empty; held cells are signalled again and again, since an agent
         that signals its own PID 1 may hide the signal."""
         held = [each for each in members if each.record().held]
-        while members[0].node.populated() and not members[0].over.is_set():
+        while members[0].node.populated() and not members[0].over:
             with trio.move_on_after(_REPEAT_SECONDS if held else math.inf):
                 await self.wait_empty(members[0].node)
             for each in reversed(held):
@@ -368,24 +369,35 @@ class Ender(Part):
             return
 
     async def terminate(
-        self, agent: Agent, execution: Execution, grace: float, impatient: trio.Event
+        self,
+        live_cell: LiveCell,
+        execution: Execution,
+        grace: float,
+        is_impatient: Callable[[], bool],
     ) -> None:
         """Ends what is left of one program, while its cell goes on: SIGTERM, after ``grace``
-        seconds, or once ``impatient``, SIGKILL. Returns when it is gone, or cannot be killed."""
-        if grace and not impatient.is_set():
-            with trio.move_on_after(grace) as scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_cancel_when, impatient, scope)
-                    await self._look(agent, execution, signal.SIGTERM)
-                    await self._wait_gone(agent, execution)
-                    nursery.cancel_scope.cancel()
+        seconds, or once somebody is impatient, SIGKILL. Returns when it is gone, or cannot be
+        killed. ``execution.changed`` tells of impatience."""
+        agent, is_first = live_cell.agent, execution is live_cell
+        if grace and not is_impatient():
+            with trio.move_on_after(grace):
+                await self._look(agent, execution, signal.SIGTERM)
+                if is_first:
+                    await self._repeat(agent, execution, 0, is_impatient)
+                else:
+                    await self._wait_gone(execution, is_impatient)
         with trio.move_on_after(_KILL_SECONDS):
-            if isinstance(execution, LiveCell):
+            if is_first:
                 await self._kill_around(agent, execution)
             else:
                 await self._kill_all(execution.leaf)
-        if isinstance(execution, LiveCell) and not execution.emptied:
+        if is_first and not execution.emptied:
             execution.leaf.kill()  # the cell with it: it is the agent's end
+
+    async def _wait_gone(self, execution: Execution, is_impatient: Callable[[], bool]) -> None:
+        events = execution.leaf.path / "cgroup.events"
+        with self._watcher.watching_present(execution.changed, events):
+            await execution.until(lambda: is_impatient() or not execution.leaf.populated())
 
     async def _look(self, agent: Agent, execution: Execution, number: int) -> int | None:
         """Signals what is left of a program; how many processes that is, None if nobody knows."""
@@ -397,28 +409,26 @@ class Ender(Part):
             log.error("%s: cannot signal its program: %s", agent.name, error, extra=why)
             return None
 
-    async def _wait_gone(self, agent: Agent, execution: Execution) -> None:
-        if not isinstance(execution, LiveCell):
-            await self.wait_empty(execution.leaf)
-            return
-        await self._repeat(agent, execution, 0)
-
-    async def _kill_around(self, agent: Agent, execution: LiveCell) -> None:
+    async def _kill_around(self, agent: Agent, execution: Execution) -> None:
         """SIGKILL to the processes of the first run, but not to PID 1 of its cell."""
         # frozen processes do not fork, so a few rounds find them all; without the freezer more do
         with contextlib.suppress(OSError):
             execution.leaf.freeze(True)
         try:
-            await self._repeat(agent, execution, signal.SIGKILL)
+            await self._repeat(agent, execution, signal.SIGKILL, lambda: False)
         finally:
             thaw(execution.leaf)
         crashpoints.reach("abort.killed")
 
-    async def _repeat(self, agent: Agent, execution: Execution, number: int) -> None:
+    async def _repeat(
+        self, agent: Agent, execution: Execution, number: int, is_enough: Callable[[], bool]
+    ) -> None:
         """Signals it until nothing is left: no event tells, for its cell's PID 1 is there, too."""
         pause = _FIRST_LOOK
         while await self._look(agent, execution, number) != 0:
-            await trio.sleep(pause)
+            with trio.move_on_after(pause):
+                await execution.until(is_enough)
+                return
             pause = min(2 * pause, _LAST_LOOK)
         execution.emptied = True
 
@@ -427,23 +437,13 @@ def _hold(members: Iterable[LiveCell], held: contextlib.ExitStack) -> None:
     """While a tree is told to end, and for a moment after, who leads an agent of it waits: to look
     at what has ended already, and to record it, would hold up the end of the others."""
     for each in members:
-        each.wakeup.hold()
-        held.callback(each.wakeup.let_go)
-
-
-def _all_of(live_cell: LiveCell) -> list[Execution]:
-    """A cell, and what has entered it or is about to."""
-    return [live_cell, *live_cell.entered()]
+        each.changed.hold()
+        held.callback(each.changed.let_go)
 
 
 def _has_left(live_cell: LiveCell) -> bool:
     """Whether nothing of it is on its way into its cgroup any more."""
     return live_cell.record().over and not any(live_cell.entered())
-
-
-async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
-    await event.wait()
-    scope.cancel()
 
 
 async def watch_monitor(hierarchy: Hierarchy, execution: Execution) -> None:
@@ -462,7 +462,7 @@ async def watch_monitor(hierarchy: Hierarchy, execution: Execution) -> None:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(monitor, os.WNOHANG)  # ours to reap, unless adopted
     execution.monitor_gone = True
-    execution.wakeup.notify()
+    execution.changed.notify()
 
 
 def thaw(node: Cgroup) -> None:

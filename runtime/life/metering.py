@@ -43,8 +43,8 @@ class Meter(Part):
 
     def _places_of(self, agent: Agent) -> list[Place]:
         family = (agent, *self._agents.registry.descendants(agent))
-        cells = ((each, self._live_cells.get(each.index)) for each in family)
-        return [_place(each, cell) for each, cell in cells if cell is not None]
+        cells = (self._live_cells.get(each.index) for each in family)
+        return [_place(cell) for cell in cells if cell is not None]
 
     async def usage(self, agent: Agent, payer: int) -> dict[str, int]:
         """cpu_usec, memory_current, memory_peak, processes, wall_msec; bytes and counts; and what
@@ -69,12 +69,12 @@ class Meter(Part):
             **networks.usage(self._places.networks, agent),
         }
 
-    def final(self, agent: Agent, live_cell: LiveCell) -> dict[str, int]:
+    def final(self, live_cell: LiveCell) -> dict[str, int]:
         """The same of an agent whose processes have ended."""
         return {
             **self._spent(live_cell),
             "processes": 0,
-            **networks.usage(self._places.networks, agent),
+            **networks.usage(self._places.networks, live_cell.agent),
         }
 
     def _spent(self, live_cell: LiveCell) -> dict[str, int]:
@@ -93,7 +93,7 @@ class Meter(Part):
                     await trio.lowlevel.checkpoint()
                 live_cell = self._live_cells.get(agent.index)
                 if live_cell is not None:
-                    live.setdefault(agent.owner, []).append((agent, _place(agent, live_cell)))
+                    live.setdefault(agent.owner, []).append((agent, _place(live_cell)))
             used, took = await self._sampled(live)
             deepest_first = sorted(
                 (agent for agents in live.values() for agent, _ in agents),
@@ -129,9 +129,8 @@ class Meter(Part):
         return used, took
 
 
-def _place(agent: Agent, live_cell: LiveCell) -> Place:
-    executions = (live_cell, *live_cell.entered())
-    spared = frozenset().union(*(each.spared() for each in executions))
-    begun = all(each.settled for each in executions)
-    return Place(agent.name, live_cell.leaves(), spared, begun)
-
+def _place(live_cell: LiveCell) -> Place:
+    programs = live_cell.programs()
+    spared = frozenset().union(*(each.spared() for each in programs))
+    begun = all(each.settled for each in programs)
+    return Place(live_cell.agent.name, live_cell.leaves(), spared, begun)

@@ -126,7 +126,7 @@ class Networks(Part):
         if live_cell is None:
             return
         with trio.move_on_after(_CLOSING_SECONDS):
-            await live_cell.over.wait()
+            await live_cell.wait_over()
             return
         counters = Counters.open(networks.counters_path(self._places.networks, agent))
         if counters is None:
@@ -142,8 +142,9 @@ class Networks(Part):
 
     # relays
 
-    async def lead(self, agent: Agent, live_cell: LiveCell) -> None:
+    async def lead(self, live_cell: LiveCell) -> None:
         """Keeps a relay beside a cell until it is over, if it has networks."""
+        agent = live_cell.agent
         if not networks.hand_path(self._places.networks, agent).exists():
             return
         self._led.add(agent.index)
@@ -159,7 +160,7 @@ class Networks(Part):
         leaf = live_cell.node.child("net")
         await self._take_over(agent, leaf)
         retry = _FIRST_RETRY
-        while live_cell.goes_on(agent) or leaf.populated():
+        while live_cell.goes_on or leaf.populated():
             began = trio.current_time()
             relay: Process | None = None
             if not leaf.populated():
@@ -175,9 +176,9 @@ class Networks(Part):
             if trio.current_time() - began > _LAST_RETRY:
                 retry = _FIRST_RETRY
             with trio.move_on_after(retry):
-                await live_cell.over.wait()
+                await live_cell.wait_over()
             retry = min(2 * retry, _LAST_RETRY)
-            if not live_cell.goes_on(agent) or not _has_keeper(live_cell):
+            if not live_cell.goes_on or not _has_keeper(live_cell):
                 return
             why = because_of(agent.owner, agents=[agent.name])
             log.warning("%s: its relay is gone: starting another one", agent.name, extra=why)

@@ -26,14 +26,7 @@ from runtime.cell.host import Host, Part
 from runtime.cell.record import RunRecord
 from runtime.kernel import output
 from runtime.kernel.daemonlog import because_of
-from runtime.life.conclusions import (
-    add_delegation,
-    add_result,
-    add_run_end,
-    end_message,
-    message_status,
-    reply_of_run,
-)
+from runtime.life.conclusions import conclude_run
 from runtime.life.metering import Meter
 from runtime.life.residents import Listener
 from runtime.life.streams import Streams
@@ -59,7 +52,7 @@ class Recorder(Part):
         super().__init__(host)
         self._meter = meter
         self._streams = streams
-        self._due: list[tuple[Agent, LiveCell]] = []
+        self._due: list[LiveCell] = []
         self._wake = trio.Event()
         #: whether agents are started again that want to be
         self.restarting = True
@@ -67,24 +60,25 @@ class Recorder(Part):
         self.restarts = 0
         self.ends: Counter[str] = Counter()
 
-    def add(self, agent: Agent, live_cell: LiveCell) -> None:
-        """A run that is over, with everything below it; ``live_cell.over`` tells when done."""
-        self._due.append((agent, live_cell))
+    def add(self, live_cell: LiveCell) -> None:
+        """An agent that is over, with everything below it; ``live_cell.over`` tells when done."""
+        self._due.append(live_cell)
         self._wake.set()
 
-    async def hear_rest(self, agent: Agent, live_cell: LiveCell) -> None:
+    async def hear_rest(self, live_cell: LiveCell) -> None:
         """Ends the message whose reply was complete before the end but had not been read yet."""
+        agent = live_cell.agent
         if live_cell.hear_rest is None and agent.how.converses and agent.run:
             live_cell.hear_rest = Listener(self._agents, self._streams, agent).hear_all
         if live_cell.hear_rest is not None:
             await live_cell.hear_rest()
 
-    async def shed(self, agent: Agent, live_cell: LiveCell) -> None:
+    async def shed(self, live_cell: LiveCell) -> None:
         """Ends most records of an agent that is over, a little at a time, if there are many: the
         rest end with the agent, in one change."""
-        assert agent.cause is not None
-        outcome, reason = self._end_of(agent, live_cell)
-        everything = not self._restarts(agent, outcome, live_cell)
+        agent = live_cell.agent
+        outcome, reason = self._end_of(live_cell)
+        everything = not self._restarts(live_cell, outcome)
         while True:
             change = Change(by=agent.caused_by or RUNTIME)
             if not self._agents.ends.record_some(change, agent, reason, everything=everything):
@@ -94,9 +88,9 @@ class Recorder(Part):
             await trio.lowlevel.checkpoint()
 
     @staticmethod
-    def _end_of(agent: Agent, live_cell: LiveCell) -> tuple[Outcome, str]:
-        assert agent.cause is not None
-        outcome, reason = agent.cause
+    def _end_of(live_cell: LiveCell) -> tuple[Outcome, str]:
+        assert live_cell.agent.cause is not None
+        outcome, reason = live_cell.agent.cause
         return Outcome(outcome), reason + (",unkillable" if live_cell.unkillable else "")
 
     async def run(self) -> None:
@@ -108,41 +102,37 @@ class Recorder(Part):
                 self._record(due[begin : begin + _AT_ONCE])
                 await trio.lowlevel.checkpoint()
 
-    def _record(self, due: list[tuple[Agent, LiveCell]]) -> None:
+    def _record(self, due: list[LiveCell]) -> None:
         change = Change()
-        recorded = []
-        for agent, live_cell in due:
+        for live_cell in due:
+            agent = live_cell.agent
             part = Change(change, by=agent.caused_by or RUNTIME)
             try:
-                self._conclude(part, agent, live_cell)
+                self._conclude(part, live_cell)
             except Exception:
                 log.exception("%s: a bug in ctxfs", agent.name)
                 part = Change(change, by=RUNTIME)
                 self._agents.ends.record(
                     part, agent, Cue.ENDED, Outcome.INTERRUPTED, "runtime_lost"
                 )
-            recorded.append(live_cell)
             change.add(part)
         crashpoints.reach("finish.conversation")
         self._agents.journal.note(change)
-        for live_cell in recorded:
-            live_cell.over.set()
+        for live_cell in due:
+            live_cell.note_over()
 
-    def _conclude(self, change: Change, agent: Agent, live_cell: LiveCell) -> None:
+    def _conclude(self, change: Change, live_cell: LiveCell) -> None:
         """Steps 7 and 8: the session, the channel, the events."""
-        outcome, reason = self._end_of(agent, live_cell)
-        usage = self._meter.final(agent, live_cell)
-        record = self._record_of_run(agent, live_cell)
-        if record.started:
-            try:
-                self._add_conversation(change, agent, outcome, reason)
-            except OSError as error:  # a full disk, say: the end is recorded all the same
-                why = because_of(agent.owner, agents=[agent.name], run=agent.run)
-                log.error("%s: cannot keep the result: %s", agent.name, error.strerror, extra=why)
-            add_run_end(change, agent, record, outcome, reason, usage)
-        self._end_message(change, agent, outcome, reason)
+        agent = live_cell.agent
+        outcome, reason = self._end_of(live_cell)
+        usage = self._meter.final(live_cell)
+        # between two runs there is none that ends with the agent
+        record = live_cell.run_in(self._places.records).record() if agent.run else RunRecord()
+        conclude_run(
+            change, self._agents, agent, record, outcome, reason, usage, last=True
+        )
         line = f"{agent.run or 'it'} ended: {outcome} {reason}"
-        if self._restarts(agent, outcome, live_cell):
+        if self._restarts(live_cell, outcome):
             self._agents.tasks.add_ends(change, agent, TaskCue.CANCEL, reason)
             self._add_restart(change, agent, reason, line)
             self.restarts += 1
@@ -155,8 +145,9 @@ class Recorder(Part):
         why = because_of(agent.owner, agents=[agent.name], run=agent.run, reason=reason)
         log.info("%s: %s (%s)", agent.name, outcome, reason, extra=why)
 
-    def _restarts(self, agent: Agent, outcome: Outcome, live_cell: LiveCell) -> bool:
+    def _restarts(self, live_cell: LiveCell, outcome: Outcome) -> bool:
         """Whether it is started again: not what somebody ended."""
+        agent = live_cell.agent
         if not self.restarting or live_cell.given_up or live_cell.unkillable:
             return False
         wanted = {
@@ -202,7 +193,7 @@ class Recorder(Part):
         for execution in live_cell.entered():
             execution.record_path.unlink(missing_ok=True)
             execution.inlet.remove()
-            execution.over.set()
+            execution.note_over()
         if not live_cell.unkillable:
             self._sweeper.remove(agent.owner, live_cell.node)
         networks.remove(self._places.networks, agent, live_cell.record_path.name)
@@ -210,30 +201,3 @@ class Recorder(Part):
         live_cell.record_path.unlink(missing_ok=True)
         if agent.live:  # it will be started again
             crashpoints.reach("restart.recorded")
-
-    @staticmethod
-    def _record_of_run(agent: Agent, live_cell: LiveCell) -> RunRecord:
-        """That of the run that ends with the agent; an empty one between two runs."""
-        if not agent.run:
-            return RunRecord()
-        if agent.run == agent.cell:
-            return live_cell.record()
-        return live_cell.run.record() if live_cell.run is not None else RunRecord()
-
-    def _add_conversation(
-        self, change: Change, agent: Agent, outcome: Outcome, reason: str
-    ) -> None:
-        """The result (by default the end of stdout) and what the session shows of the run."""
-        if outcome is Outcome.DONE:
-            add_result(change, self._agents, agent)
-        if not agent.how.takes_messages:
-            add_delegation(change, self._agents, agent, outcome)
-
-    def _end_message(self, change: Change, agent: Agent, outcome: Outcome, reason: str) -> None:
-        """Ends the current message; messages that wait see the agent's next start."""
-        message = self._agents.messages.current(agent)
-        if message is None:
-            return
-        reply = reply_of_run(self._agents, agent) if agent.how.run_per_message else ""
-        status = message_status(outcome, reason)
-        end_message(change, self._agents, agent, message, status, reply=reply, reason=reason)

@@ -48,7 +48,7 @@ class Recovery(Part):
         inside: Inside,
         worktrees: Worktrees,
         make_live_cell: Callable[[Agent], LiveCell],
-        live: Callable[[Agent, LiveCell, bool], None],
+        live: Callable[[LiveCell, bool], None],
         restore: Callable[[Agent], None],
     ) -> None:
         super().__init__(host)
@@ -76,54 +76,55 @@ class Recovery(Part):
                         self._agents.wait_files.release(task.wait_token)
             if agent.status is Status.DEAD:
                 self._ender.release(agent)
-        adopted: list[tuple[Agent, LiveCell]] = []
+        adopted: list[LiveCell] = []
         lost = []
         for agent in self._agents.registry:
             if agent.index in self._live_cells:
                 continue  # this daemon has started it: requests are served already
             if agent.live and agent.boot == linux.boot_id():
-                adopted.append((agent, self._make_live_cell(agent)))
+                adopted.append(self._make_live_cell(agent))
             elif agent.live:
                 lost.append(agent)
         for agent in sorted(lost, key=self._agents.registry.depth, reverse=True):
             record_lost(self._agents, agent, Cue.REBOOTED, "reboot")
             crashpoints.reach("adopt.lost")
-        for agent, live_cell in adopted:
-            self._inside.end_left(agent, live_cell)
+        for live_cell in adopted:
+            self._inside.end_left(live_cell)
         await self._take_over_inputs(adopted)
         gone = []
-        for agent, live_cell in adopted:
-            if agent.status is not Status.STOPPING:
-                self._restore(agent)
+        for live_cell in adopted:
+            if live_cell.agent.status is not Status.STOPPING:
+                self._restore(live_cell.agent)
             # a daemon that died while it ended a program may have left that frozen
-            for execution in (live_cell, *live_cell.entered()):
+            for execution in live_cell.programs():
                 thaw(execution.leaf)
             # Nothing was launched if no monitor has begun a record: it is done now.
-            launch = agent.status is Status.STARTING and not live_cell.record_path.exists()
+            is_new = live_cell.agent.status is Status.STARTING
+            launch = is_new and not live_cell.record_path.exists()
             if not launch and not live_cell.node.populated():
                 gone.append(live_cell)
-            self._live(agent, live_cell, launch)
+            self._live(live_cell, launch)
         crashpoints.reach("adopt.led")
-        for agent, _ in adopted:
+        for agent in (live_cell.agent for live_cell in adopted):
             if agent.status is Status.STOPPING:
                 parent = self._agents.registry.parent_of(agent)
                 if parent is None or parent.status is not Status.STOPPING or not agent.owned:
                     self._ender.lead(agent)
         with trio.move_on_after(_SETTLE_SECONDS):
             for live_cell in gone:
-                await live_cell.over.wait()
-            for _, live_cell in adopted:
-                await live_cell.reachable.wait()
+                await live_cell.wait_over()
+            for live_cell in adopted:
+                await live_cell.wait_reachable()
         crashpoints.reach("adopt.ended")
         self._remove_strays()
         self._worktrees.resume()
         crashpoints.reach("adopt.cleaned")
 
-    async def _take_over_inputs(self, adopted: list[tuple[Agent, LiveCell]]) -> None:
+    async def _take_over_inputs(self, adopted: list[LiveCell]) -> None:
         most = self._agents.settings.config.owner_monitors
         entered = {
-            execution.record_path: (agent.owner, execution)
-            for agent, live_cell in adopted
+            execution.record_path: (live_cell.agent.owner, execution)
+            for live_cell in adopted
             for execution in live_cell.entered()
         }
         await oldinputs.take_over(
@@ -137,9 +138,11 @@ class Recovery(Part):
         """Cgroups and files of no agent: left by a crash between two steps."""
         self._agents.removals.remove_strays()
         living = {agent.cgroup for agent in self._agents.registry if agent.cgroup}
-        records = {each.record_path for each in self._live_cells.values()}
-        for live_cell in self._live_cells.values():
-            records |= {each.record_path for each in live_cell.entered()}
+        records = {
+            each.record_path
+            for live_cell in self._live_cells.values()
+            for each in live_cell.programs()
+        }
         for user in self._hierarchy.root.path.glob("user-*"):
             owner = int(user.name.removeprefix("user-"))
             self._remove_stray_nodes(owner, Cgroup(user), user.name, living)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import time
 from typing import Any, Final
 
@@ -197,16 +196,16 @@ class Resident(Part):
     """One run of a resident program."""
 
     def __init__(
-        self, host: Host, streams: Streams, agent: Agent, live_cell: LiveCell, inlet: Inlet
+        self, host: Host, streams: Streams, live_cell: LiveCell, inlet: Inlet
     ) -> None:
         super().__init__(host)
         self._streams = streams
-        self._agent = agent
+        self._agent = live_cell.agent
         self._live_cell = live_cell
         self._inlet = inlet
         #: whose line was told in full, and whether the program was told to end it since
         self._told: tuple[ItemIndex, int] | None = None
-        self._listener = Listener(self._agents, streams, agent)
+        self._listener = Listener(self._agents, streams, self._agent)
         live_cell.hear_rest = self._listener.hear_all
 
     async def serve(self) -> None:
@@ -225,12 +224,14 @@ class Resident(Part):
         if message is not None:  # of an earlier daemon: it may be told in part
             await self._tell(message, _MESSAGE, _line(message))
         while True:
-            if agent.cancelling:
-                await self._tell_cancel()
-            message = next(iter(self._agents.messages.pending(agent)), None)
-            if message is None or agent.status is not Status.READY:
-                await self._wait()
+            await self._live_cell.until(self._has_to_say)
+            if self._is_to_cancel():
+                message = self._agents.messages.current(agent)
+                assert message is not None
+                self._told = message.index, _CANCEL
+                await self._tell(message, _CANCEL, _cancel_line(message))
                 continue
+            message = self._agents.messages.pending(agent)[0]
             try:
                 self._deliver(message)
             except NoSpaceError as error:
@@ -240,9 +241,18 @@ class Resident(Part):
                 continue
             await self._tell(message, _MESSAGE, _line(message))
 
-    async def _wait(self) -> None:
-        # other tasks that wait for the same must not miss it
-        await self._live_cell.speak.wait_changed()
+    def _has_to_say(self) -> bool:
+        if self._is_to_cancel():
+            return True
+        agent = self._agent
+        return agent.status is Status.READY and bool(self._agents.messages.pending(agent))
+
+    def _is_to_cancel(self) -> bool:
+        """Whether the program has been told a message, and not yet that it is to end it."""
+        if not self._agent.cancelling:
+            return False
+        message = self._agents.messages.current(self._agent)
+        return message is not None and self._told == (message.index, _MESSAGE)
 
     def _deliver(self, message: Message) -> None:
         agent = self._agent
@@ -252,12 +262,6 @@ class Resident(Part):
         self._agents.journal.commit(change)
         self._streams.of(message.index).begin()
         crashpoints.reach("message.delivered")
-
-    async def _tell_cancel(self) -> None:
-        """A line that tells the program to end the message at hand."""
-        message = self._agents.messages.current(self._agent)
-        if message is not None and self._told == (message.index, _MESSAGE):
-            await self._tell(message, _CANCEL, _cancel_line(message))
 
     async def _tell(self, message: Message, line: int, data: bytes) -> None:
         """One line of a message, to the monitor; what is not taken waits. An earlier daemon may
@@ -280,16 +284,19 @@ class Resident(Part):
 
     async def _limit(self) -> None:
         """A program has the grace to end a message that it was told to end."""
-        agent, patience = self._agent, self._live_cell.patience
+        agent, live_cell = self._agent, self._live_cell
         while True:
+            await live_cell.until(lambda: bool(agent.cancelling))
             why = agent.cancelling
-            with trio.move_on_after(
-                self._agents.settings.grace(agent) if why else math.inf
-            ) as scope:
-                while agent.cancelling == why:
-                    await patience.wait_changed()
-            if scope.cancelled_caught and agent.cancelling == why:
+
+            def is_done(why: str = why) -> bool:
+                return agent.cancelling != why
+
+            with trio.move_on_after(self._agents.settings.grace(agent)):
+                await live_cell.until(is_done)
+            if not is_done():
                 give_up(self._agents, agent)
+                await live_cell.until(is_done)
 
     # listening
 
@@ -302,14 +309,8 @@ class Resident(Part):
         with self._watcher.watching(directory, wakeup):
             while True:
                 # a program that talks without pause must not have the loop alone
-                if not await self._streams.gentle.do(who, self._hear):
+                if not await self._streams.gentle.do(who, self._listener.hear):
                     await wakeup.wait_changed()
-
-    def _hear(self) -> bool:
-        heard = self._listener.hear()
-        if heard:
-            self._live_cell.speak.notify()
-        return heard
 
 
 def give_up(agents: Agents, agent: Agent) -> None:

@@ -37,27 +37,16 @@ from runtime.cell.record import RunRecord
 from runtime.errors import NoSpaceError
 from runtime.kernel import linux, orders, output
 from runtime.kernel.daemonlog import because_of
-from runtime.kernel.inotify import Wakeup, Watcher
-from runtime.life.conclusions import (
-    LOST,
-    add_result,
-    add_run_end,
-    add_run_start,
-    end_message,
-    is_lost,
-    judge_run,
-    message_status,
-    reply_of_run,
-)
+from runtime.life.conclusions import LOST, add_run_start, conclude_run, is_lost, judge_run
 from runtime.life.ending import guarded
-from runtime.life.leading import EnteringLead, Leader
+from runtime.life.following import Follower, Following
 from runtime.life.residents import Resident, give_up
 from runtime.life.streams import Streams
 from runtime.life.tails import Tail
 from runtime.records.change import RUNTIME, Change
 from runtime.records.items import BY_ABORT, Message
 from runtime.records.lifecycle import Cue, Status
-from runtime.records.model import Agent, Outcome
+from runtime.records.model import Outcome
 
 log = logging.getLogger("ctxd.runs")
 
@@ -66,35 +55,38 @@ _REPEAT_SECONDS: Final = 0.2
 
 
 class Runs(Part):
-    """Leads the runs of agents whose cell is held, and hands them their messages."""
+    """Follows the runs of agents whose cell is held, and hands them their messages."""
 
-    def __init__(self, host: Host, leader: Leader, streams: Streams) -> None:
+    def __init__(self, host: Host, follower: Follower, streams: Streams) -> None:
         super().__init__(host)
-        self._leader = leader
+        self._follower = follower
         self._streams = streams
 
-    async def serve(self, agent: Agent, live_cell: LiveCell) -> None:
+    async def serve(self, live_cell: LiveCell) -> None:
         """Run after run, until the agent is ending."""
-        while live_cell.goes_on(agent) and not is_lost(live_cell):
+        agent = live_cell.agent
+        while live_cell.goes_on and not is_lost(live_cell):
+            count = live_cell.changed.count
             if agent.run and (agent.run != agent.cell or agent.run_cause is not None):
-                await self._lead(agent, live_cell)
+                await self._follow(live_cell)
                 continue
             try:
-                begun = self._begin(agent, live_cell)
+                begun = self._begin(live_cell)
             except NoSpaceError as error:
                 why = because_of(agent.owner, agents=[agent.name])
                 log.error("%s: the next run cannot begin yet: %s", agent.name, error, extra=why)
                 await trio.sleep(_RETRY_SECONDS)
                 continue
-            if not begun and self._is_left(agent, live_cell):
-                await _hold(self._watcher, live_cell)
+            if not begun and self._is_left(live_cell):
+                await _hold(live_cell)
             elif not begun:
-                await live_cell.wake.wait_changed()
+                await live_cell.changed.after(count)
 
     @staticmethod
-    def _is_left(agent: Agent, live_cell: LiveCell) -> bool:
+    def _is_left(live_cell: LiveCell) -> bool:
         """Whether the cell has lost its first run and does not know yet that it goes on: its
         PID 1 was frozen then, or its program was gone first."""
+        agent = live_cell.agent
         if agent.how.holds_cell or agent.run or agent.frozen or agent.status is not Status.STARTING:
             return False
         record = live_cell.record()
@@ -102,9 +94,9 @@ class Runs(Part):
 
     # beginning
 
-    def _begin(self, agent: Agent, live_cell: LiveCell) -> bool:
+    def _begin(self, live_cell: LiveCell) -> bool:
         """Commits that there is a next run, or that it is waited for; False if nothing is due."""
-        record = live_cell.record()
+        agent, record = live_cell.agent, live_cell.record()
         if not record.held or record.finished or not linux.is_alive(record.keeper):
             return False  # no cell yet, or no more: that is the agent's end
         message = None
@@ -145,54 +137,32 @@ class Runs(Part):
         crashpoints.reach("run.committed")
         return True
 
-    # leading
+    # following
 
-    async def _lead(self, agent: Agent, live_cell: LiveCell) -> None:
-        """Leads the current run from its present state to its recorded end, or the agent's."""
-        execution: Execution = live_cell
-        if agent.run != agent.cell:
-            record_path = self._places.records / f"{agent.incarnation}-{agent.run}"
-            if live_cell.run is None or live_cell.run.record_path != record_path:
-                live_cell.run = Execution(live_cell.run_leaf, record_path)
-                live_cell.run.wakeup = live_cell.wake
-            execution = live_cell.run
-        led = _LedRun(self._leader, agent, live_cell, execution, self._streams)
-        await led.lead()
-        if live_cell.goes_on(agent) and live_cell.hear_rest is not None:
+    async def _follow(self, live_cell: LiveCell) -> None:
+        """Follows the current run from its present state to its recorded end, or the agent's."""
+        execution = live_cell.run_in(self._places.records)
+        following = _FollowingRun(self._follower, live_cell, execution, self._streams)
+        await following.follow()
+        if live_cell.goes_on and live_cell.hear_rest is not None:
             await live_cell.hear_rest()
         # with its monitor a cell ends, and so does what runs inside: that is the agent's end
-        if live_cell.goes_on(agent) and not is_lost(live_cell):
+        if live_cell.goes_on and not is_lost(live_cell):
             crashpoints.reach("run.ended")
-            self._conclude(agent, live_cell, execution, led.failure)
-        live_cell.wake.notify()
+            self._conclude(live_cell, execution, following.failure)
 
-    # concluding
-
-    def _conclude(
-        self, agent: Agent, live_cell: LiveCell, execution: Execution, failure: str
-    ) -> None:
+    def _conclude(self, live_cell: LiveCell, execution: Execution, failure: str) -> None:
         """Records a run after which the agent goes on."""
-        record = execution.record()
+        agent, record = live_cell.agent, execution.record()
         if agent.run_cause is not None:
-            outcome, reason = agent.run_cause
+            outcome, reason = Outcome(agent.run_cause[0]), agent.run_cause[1]
         elif failure:
-            outcome, reason = Outcome.ERROR.value, f"start_failed: {failure}"
+            outcome, reason = Outcome.ERROR, f"start_failed: {failure}"
         else:
             outcome, reason = judge_run(self._agents, agent, execution)
         change = Change(by=agent.run_caused_by if agent.run_cause is not None else RUNTIME)
-        if outcome == Outcome.DONE:
-            with contextlib.suppress(OSError):
-                add_result(change, self._agents, agent)
         usage: dict[str, int] = {} if execution is live_cell else spent(execution.leaf)
-        add_run_end(change, agent, record, outcome, reason, usage)
-        message = self._agents.messages.current(agent)
-        if message is not None:
-            status = message_status(outcome, reason)
-            reply = reply_of_run(self._agents, agent) if agent.how.run_per_message else ""
-            end_message(
-                change, self._agents, agent, message, status, reply=reply,
-                reason="" if outcome == Outcome.DONE else reason,
-            )
+        conclude_run(change, self._agents, agent, record, outcome, reason, usage, last=False)
         change.set(agent, run="", pid=0, run_cause=None)
         between = agent.how.between
         if agent.status is Status.PAUSED:
@@ -208,25 +178,23 @@ class Runs(Part):
         live_cell.hear_rest = None
         if execution is not live_cell:  # with which the agent would be over
             live_cell.run = None
-            self._leader.clear(agent, execution)
-        run = record_run(execution)
+            self._follower.clear(live_cell, execution)
+        # the id of the run, or cell, that the record is of
+        run = execution.record_path.name.partition("-")[2]
         why = because_of(agent.owner, agents=[agent.name], run=run, reason=reason)
         log.info("%s: %s: %s (%s)", agent.name, run, outcome, reason, extra=why)
 
 
-async def _hold(watcher: Watcher, live_cell: LiveCell) -> None:
+async def _hold(live_cell: LiveCell) -> None:
     """Until the cell is known to go on without its program. The signal is repeated, since an
     agent that signals its own PID 1 may hide it."""
-    wakeup = Wakeup()
-    with (
-        contextlib.suppress(OSError),
-        watcher.watching(live_cell.record_path, wakeup),
-    ):
-        while not live_cell.record().held and not live_cell.monitor_gone:
-            if not live_cell.hold():
-                return
-            with trio.move_on_after(_REPEAT_SECONDS):
-                await wakeup.wait_changed()
+
+    def is_known() -> bool:
+        return live_cell.monitor_gone or live_cell.record().held
+
+    while not is_known() and live_cell.hold():
+        with trio.move_on_after(_REPEAT_SECONDS):
+            await live_cell.until(is_known)
 
 
 def _told(message: Message | None) -> tuple[tuple[str, str], ...]:
@@ -240,26 +208,27 @@ def _told(message: Message | None) -> tuple[tuple[str, str], ...]:
     )
 
 
-class _LedRun(EnteringLead):
-    """The current run of an agent."""
+class _FollowingRun(Following):
+    """Follows the current run of an agent."""
 
     launched = "run.launched"
 
     def __init__(
         self,
-        leader: Leader,
-        agent: Agent,
+        follower: Follower,
         live_cell: LiveCell,
         execution: Execution,
         streams: Streams,
     ) -> None:
-        super().__init__(leader, agent, live_cell, execution, live_cell.wake)
+        super().__init__(follower, live_cell, execution)
         self._streams = streams
-        self._message = self._agents.messages.current(agent)
+        self._message = self._agents.messages.current(self._agent)
+        #: it is the program that the cell began with
+        self._is_first = execution is live_cell
 
     def command(self) -> Command | None:
         agent = self._agent
-        if self._execution is self._live_cell or agent.run_cause is not None:
+        if self._is_first or agent.run_cause is not None:
             return None
         directory = self._agents.documents.directory(agent)
         return Command(
@@ -279,7 +248,7 @@ class _LedRun(EnteringLead):
         """The standard input of the program."""
         agent = self._agent
         if not agent.how.run_per_message:
-            return self._leader.starter.open_handoff(agent)
+            return self._follower.starter.open_handoff(agent)
         text = self._message.text if self._message is not None else ""
         # a text file, as shells read them
         lines = text if text.endswith("\n") else text + "\n"
@@ -293,8 +262,8 @@ class _LedRun(EnteringLead):
         if message is not None and message.asked and agent.how.run_per_message:
             nursery.start_soon(self._pump, message)
         if agent.how.converses:
-            host, inlet = self._leader.host, self._execution.inlet
-            resident = Resident(host, self._streams, agent, self._live_cell, inlet)
+            host, inlet = self._follower.host, self._execution.inlet
+            resident = Resident(host, self._streams, self._live_cell, inlet)
             nursery.start_soon(resident.serve)
 
     async def _pump(self, message: Message) -> None:
@@ -325,7 +294,7 @@ class _LedRun(EnteringLead):
 
     def hand_over(self, *, ended: bool) -> bool:
         agent = self._agent
-        if not self._live_cell.goes_on(agent):
+        if super().hand_over(ended=ended):
             return True
         if not ended or agent.run_cause is not None or agent.how.run_per_message:
             return False
@@ -335,32 +304,27 @@ class _LedRun(EnteringLead):
             # with its monitor a cell ends, and so does what runs inside
             lost = is_lost(self._live_cell)
             outcome = LOST if lost else judge_run(self._agents, agent, self._execution)
-        self._leader.ender.end(agent, *outcome)
+        self._follower.ender.end(agent, *outcome)
         return True
 
     def is_unwanted(self, record: RunRecord) -> bool:
         return self._agent.run_cause is not None
 
     def is_gone(self, record: RunRecord) -> bool:
-        # a frozen program reports nothing, but can be killed
-        if not self.has_ended(record) and not self._execution.settled:
-            return False
-        if self._execution is self._live_cell:
-            return self._live_cell.emptied
-        return super().is_gone(record)
+        if not self._is_first:
+            return super().is_gone(record)
+        known = self.has_ended(record) or self._execution.settled
+        return known and self._execution.emptied
 
     async def terminate(self) -> None:
-        """SIGTERM, grace, SIGKILL to the processes of the run."""
-        agent, live_cell, execution = self._agent, self._live_cell, self._execution
-        with guarded(agent, OSError):
-            grace = 0.0 if agent.frozen else self._agents.settings.grace(agent)
-            if execution is not live_cell:
+        with guarded(self._agent, OSError):
+            if not self._is_first:
                 with contextlib.suppress(FileNotFoundError):
-                    execution.record_path.chmod(0o400)  # its monitor is not to end the cell
-            elif not agent.frozen:
-                await _hold(self._watcher, live_cell)
-            await self._leader.ender.terminate(agent, execution, grace, live_cell.impatient)
-        live_cell.wake.notify()
+                    # its monitor is not to end the cell
+                    self._execution.record_path.chmod(0o400)
+            elif not self._agent.frozen:
+                await _hold(self._live_cell)
+            await super().terminate()
 
     def deadline(self) -> float:
         """In mode ``turn``; the lead of the cell keeps the time of other agents."""
@@ -378,7 +342,3 @@ class _LedRun(EnteringLead):
             change.set(agent, run_cause=(Outcome.CANCELLED.value, "timeout"), run_caused_by=by)
             self._agents.journal.note(change)
 
-
-def record_run(execution: Execution) -> str:
-    """The id of the run, or cell, that a record is of."""
-    return execution.record_path.name.partition("-")[2]

@@ -17,7 +17,7 @@ import trio
 
 from runtime import crashpoints
 from runtime.authority.limits import apply_limits, check_limits
-from runtime.cell.execution import Execution, LiveCell
+from runtime.cell.execution import LiveCell
 from runtime.cell.host import Host, Part
 from runtime.cell.sources import Looker
 from runtime.cell.starting import Starter
@@ -35,10 +35,10 @@ from runtime.kernel.daemonlog import because_of
 from runtime.kernel.helpers import Helpers
 from runtime.kernel.processes import Census
 from runtime.life.beginning import Beginner
-from runtime.life.cells import LedCell
+from runtime.life.cells import FollowingCell
 from runtime.life.ending import Ender, guarded
+from runtime.life.following import Follower
 from runtime.life.inside import Inside
-from runtime.life.leading import Leader
 from runtime.life.metering import Meter
 from runtime.life.networks import Networks
 from runtime.life.recording import Recorder
@@ -46,7 +46,7 @@ from runtime.life.recovery import Recovery, record_lost
 from runtime.life.room import Room
 from runtime.life.runs import Runs
 from runtime.life.streams import Streams
-from runtime.life.taskruns import TaskRuns, execution_of
+from runtime.life.taskruns import TaskRuns
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change, Subscriber
 from runtime.records.items import BY_ABORT, Item, Message, Task, TaskStatus
@@ -79,11 +79,11 @@ class Supervisor(Part, Subscriber):
         self._looker = Looker(host, helpers)
         self._ender = Ender(host)
         starter = Starter(host, self._looker, trees)
-        self._leader = leader = Leader(host, starter, self._ender)
-        self._runs = Runs(host, leader, streams)
-        self._task_runs = TaskRuns(host, leader)
+        self._follower = follower = Follower(host, starter, self._ender)
+        self._runs = Runs(host, follower, streams)
+        self._task_runs = TaskRuns(host, follower)
         self._led_tasks: set[ItemIndex] = set()
-        self._inside = Inside(host, leader)
+        self._inside = Inside(host, follower)
         self._worktrees = Worktrees(host, self._inside.run)
         #: the relays beside cells
         self.networks = Networks(host)
@@ -106,34 +106,28 @@ class Supervisor(Part, Subscriber):
         if live_cell is None:
             return
         agent = self._agents.registry.get(index)
-        if "limits" in names:
-            live_cell.wakeup.notify()  # the timeout may be another
-            if agent is not None:
-                self.networks.limits_changed(agent)
+        if "limits" in names and agent is not None:
+            self.networks.limits_changed(agent)
         if "policy" in names and agent is not None:
             self.networks.policy_changed(agent)
         if not _WAKING.isdisjoint(names):
-            live_cell.rouse()
+            live_cell.changed.notify()
         if "run_cause" in names and agent is not None and agent.run_cause is not None:
-            # an earlier run may have set it; a change that waited for the disk is told twice
-            if live_cell.impatient.is_set():
-                live_cell.impatient = trio.Event()
-            self._serve(agent, live_cell)
+            self._serve(live_cell)
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
         live_cell = self._live_cells.get(item.agent)
-        agent = self._agents.registry.get(item.agent)
-        if not isinstance(item, Task) or live_cell is None or agent is None:
+        if not isinstance(item, Task) or live_cell is None:
             return
-        if live_cell.launched.is_set():
-            self._lead_task(agent, live_cell, item)
-        if "status" in names and item.name in live_cell.tasks:
-            live_cell.tasks[item.name].wakeup.notify()
+        if live_cell.launched:
+            self._lead_task(live_cell, item)
+        if item.name in live_cell.tasks:
+            live_cell.tasks[item.name].changed.notify()
 
     def item_listed(self, item: Item) -> None:
         live_cell = self._live_cells.get(item.agent)
         if live_cell is not None and isinstance(item, Message):
-            live_cell.rouse()
+            live_cell.changed.notify()
 
     def attempt(self, agent: Agent, effect: Effect) -> None:
         PERFORMED[effect](self, agent)
@@ -167,7 +161,7 @@ class Supervisor(Part, Subscriber):
 
     def _launch(self, agent: Agent) -> None:
         crashpoints.reach("start.committed")
-        self._begin_life(agent, self._make_live_cell(agent), True)
+        self._begin_life(self._make_live_cell(agent), True)
 
     def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
         """``stop`` and ``kill``: cancels the agent and all that it owns.
@@ -216,12 +210,13 @@ class Supervisor(Part, Subscriber):
         """
         if run is not None and run != agent.run:
             raise StaleError(f"{quote(run)} is not the current run; the current run is {agent.run}")
-        if agent.run_cause is not None:
-            self._live_cells[agent.index].impatient.set()
-            return
         live_cell = self._live_cells.get(agent.index)
         if live_cell is None:
             raise NotRunningError(f"ctxd has not taken {quote(agent.name)} over yet: try again")
+        if agent.run_cause is not None:
+            live_cell.run_in(self._places.records).impatient = True
+            live_cell.changed.notify()
+            return
         if agent.run == agent.cell and not live_cell.hold():
             raise NotRunningError(f"the run {agent.run} has just ended")
         change = Change()
@@ -240,10 +235,7 @@ class Supervisor(Part, Subscriber):
 
     def write_input(self, task: Task, data: bytes) -> int:
         """Bytes for a command's standard input; how many it has room for."""
-        agent = self._agents.registry.get(task.agent)
-        if agent is None:
-            raise WrongStateError("the agent of this task was removed")
-        live_cell = self._live_cells.get(agent.index)
+        live_cell = self._live_cells.get(task.agent)
         if live_cell is None:
             raise WrongStateError(f"the task {quote(task.name)} has just ended")
         return self._task_runs.write_input(live_cell, task, data)
@@ -276,7 +268,7 @@ class Supervisor(Part, Subscriber):
                     self._ender.end(agent, Outcome.CANCELLED, "shutdown")
         with trio.move_on_after(patience) as bound:
             while self._live_cells:
-                await next(iter(self._live_cells.values())).over.wait()
+                await next(iter(self._live_cells.values())).wait_over()
                 await trio.lowlevel.checkpoint()
         with trio.move_on_after(_DRAIN_SECONDS):
             await self._sweeper.drained()
@@ -305,43 +297,43 @@ class Supervisor(Part, Subscriber):
         )
         await recovery.run()
 
-    # leading
+    # following
 
-    def _begin_life(self, agent: Agent, live_cell: LiveCell, launch: bool) -> None:
-        self._nursery.start_soon(self._live, agent, live_cell, launch)
+    def _begin_life(self, live_cell: LiveCell, launch: bool) -> None:
+        self._nursery.start_soon(self._live, live_cell, launch)
 
     def _node(self, agent: Agent) -> Cgroup:
         return self._hierarchy.root.child(agent.cgroup or self._agents.registry.node_path(agent))
 
     def _make_live_cell(self, agent: Agent) -> LiveCell:
-        record_path = self._places.records / f"{agent.incarnation}-{agent.cell}"
-        live_cell = LiveCell(self._node(agent), record_path, holds_cell=agent.how.holds_cell)
-        if agent.run and agent.run != agent.cell:
-            path = self._places.records / f"{agent.incarnation}-{agent.run}"
-            live_cell.run = Execution(live_cell.run_leaf, path)
-            live_cell.run.wakeup = live_cell.wake
+        records = self._places.records
+        record_path = records / f"{agent.incarnation}-{agent.cell}"
+        live_cell = LiveCell(agent, self._node(agent), record_path)
+        if agent.run:
+            live_cell.run_in(records)
         for task in self._agents.tasks.known(agent):
             if self._is_led(task):
                 # from the first moment on: an unknown record is removed
-                execution_of(self._places, agent, live_cell, task)
+                live_cell.task_in(records, task.name)
         for execution in live_cell.entered():
-            execution.monitored = execution.record_path.exists()
-            if execution.monitored:
-                execution.launched.set()
+            if execution.record_path.exists():
+                execution.note_launched()
         self._live_cells[agent.index] = live_cell
         return live_cell
 
-    async def _live(self, agent: Agent, live_cell: LiveCell, launch: bool) -> None:
+    async def _live(self, live_cell: LiveCell, launch: bool) -> None:
         """Run after run, until the agent is dead."""
+        agent = live_cell.agent
         try:
             while True:
                 for prepare in self._before:
                     await prepare(agent)
-                live_cell.reachable.set()
+                live_cell.reachable = True
+                live_cell.changed.notify()
                 if agent.waits_to_restart:
-                    live_cell = await self._back_off(agent, live_cell)
+                    live_cell = await self._back_off(live_cell)
                     launch = bool(agent.cell)
-                await self._until_over(agent, live_cell, launch)
+                await self._until_over(live_cell, launch)
                 if not agent.live:
                     return
                 live_cell = self._make_live_cell(agent)
@@ -353,22 +345,21 @@ class Supervisor(Part, Subscriber):
                     record_lost(self._agents, agent, Cue.LOST, "runtime_lost")
         finally:
             # Also when cancelled: tasks that wait for this agent must not wait forever.
-            live_cell.reachable.set()
-            live_cell.launched.set()
-            live_cell.over.set()
+            live_cell.reachable = live_cell.launched = True
+            live_cell.note_over()
             if self._live_cells.get(agent.index) is live_cell:
                 del self._live_cells[agent.index]
 
-    async def _back_off(self, agent: Agent, live_cell: LiveCell) -> LiveCell:
+    async def _back_off(self, live_cell: LiveCell) -> LiveCell:
         """Until the next run is due, and recorded, or the agent is ended instead."""
-        live_cell.launched.set()
-        live_cell.monitor_gone = True
+        agent = live_cell.agent
+        live_cell.launched = live_cell.monitor_gone = True
         due = agent.restart_at
         while agent.status is Status.STARTING:
             # a clock that was set back must not make it longer
             left = max(0.0, min(due - time.time(), 60.0))
             with trio.move_on_after(left) as scope:
-                await live_cell.wakeup.wait_changed()
+                await live_cell.until(lambda: agent.status is not Status.STARTING)
             if not scope.cancelled_caught or agent.status is not Status.STARTING:
                 continue
             change = Change()
@@ -381,69 +372,71 @@ class Supervisor(Part, Subscriber):
                 due = time.time() + _RETRY_SECONDS
                 continue
             crashpoints.reach("restart.due")
-            live_cell.over.set()
+            live_cell.note_over()
             return self._make_live_cell(agent)
         return live_cell
 
-    async def _until_over(self, agent: Agent, live_cell: LiveCell, launch: bool) -> None:
-        led = LedCell(
-            self._leader,
-            agent,
+    async def _until_over(self, live_cell: LiveCell, launch: bool) -> None:
+        agent = live_cell.agent
+        following = FollowingCell(
+            self._follower,
             live_cell,
             worktrees=self._worktrees,
             networks=self.networks,
             serve=self._serve,
             launch=launch,
         )
-        await led.lead()
+        await following.follow()
         if agent.status is Status.STOPPING:
             with guarded(agent):
                 await self._worktrees.take_over(agent)
             with guarded(agent):
-                await self._recorder.hear_rest(agent, live_cell)
+                await self._recorder.hear_rest(live_cell)
             with guarded(agent):
-                await self._recorder.shed(agent, live_cell)
-            self._recorder.add(agent, live_cell)
-            await live_cell.over.wait()
+                await self._recorder.shed(live_cell)
+            self._recorder.add(live_cell)
+            await live_cell.wait_over()
 
-    def _serve(self, agent: Agent, live_cell: LiveCell) -> None:
-        """Leads runs inside the cell, where there may be some, and tasks."""
-        if not live_cell.goes_on(agent):
+    def _serve(self, live_cell: LiveCell) -> None:
+        """Follows runs inside the cell, where there may be some, and tasks."""
+        agent = live_cell.agent
+        if not live_cell.goes_on:
             for execution in live_cell.entered():
-                execution.launched.set()  # they are led no more
+                execution.note_launched()  # they are followed no more
             return
         inside = agent.how.holds_cell or agent.run != agent.cell or agent.run_cause is not None
         if inside and not live_cell.served:
             live_cell.served = True
-            self._nursery.start_soon(self._runs_of, agent, live_cell)
+            self._nursery.start_soon(self._runs_of, live_cell)
         for task in self._agents.tasks.known(agent):
-            self._lead_task(agent, live_cell, task)
+            self._lead_task(live_cell, task)
 
-    async def _runs_of(self, agent: Agent, live_cell: LiveCell) -> None:
+    async def _runs_of(self, live_cell: LiveCell) -> None:
         try:
-            await self._runs.serve(agent, live_cell)
+            await self._runs.serve(live_cell)
         except Exception:
-            log.exception("%s: a bug in ctxfs; its processes are killed", agent.name)
+            log.exception("%s: a bug in ctxfs; its processes are killed", live_cell.agent.name)
             live_cell.node.kill()
 
-    def _lead_task(self, agent: Agent, live_cell: LiveCell, task: Task) -> None:
+    def _lead_task(self, live_cell: LiveCell, task: Task) -> None:
         if not self._is_led(task) or task.index in self._led_tasks:
             return
-        if not live_cell.goes_on(agent):
+        if not live_cell.goes_on:
             return  # it ends with its agent, led by the task that leads the agent
         self._led_tasks.add(task.index)
-        execution_of(self._places, agent, live_cell, task)
-        self._nursery.start_soon(self._task_of, agent, live_cell, task)
+        live_cell.task_in(self._places.records, task.name)
+        self._nursery.start_soon(self._task_of, live_cell, task)
 
     @staticmethod
     def _is_led(task: Task) -> bool:
         return not task.child and task.status in _LED_TASKS
 
-    async def _task_of(self, agent: Agent, live_cell: LiveCell, task: Task) -> None:
+    async def _task_of(self, live_cell: LiveCell, task: Task) -> None:
         try:
-            await self._task_runs.lead(agent, live_cell, task)
+            await self._task_runs.lead(live_cell, task)
         finally:
             self._led_tasks.discard(task.index)
+
 
 #: who does what a move calls for
 PERFORMED: Final[dict[Effect, Callable[[Supervisor, Agent], None]]] = {

@@ -103,7 +103,7 @@ class Worktrees(Part, Subscriber):
         for agent in self._agents.registry:
             self.agent_changed(agent.index, ())
         for task in self._agents.items.all(Task):
-            child = self._agents.tasks.child_of(task)
+            child = self._agents.results.child_of(task)
             if child is None or child.live or child.worktree is None:
                 continue
             if Worktree.load(child.worktree).state in (WorktreeState.OPEN, WorktreeState.FETCHING):
@@ -183,7 +183,7 @@ class Worktrees(Part, Subscriber):
 
         ``WrongStateError`` if the parent's side cannot do it now.
         """
-        child = self._agents.tasks.child_of(task)
+        child = self._agents.results.child_of(task)
         parent = self._agents.registry.get(task.agent)
         assert child is not None and child.worktree is not None  # or the guard had refused it
         why = "its parent was removed" if parent is None else self._unable(parent)

@@ -628,7 +628,7 @@ async def measure_fans(scene: Scene, meter: LoopMeter) -> dict[str, float]:
         (agents.documents.path(kid, "artifact") / f"{n}").touch()
     named = {"task": "T2", "child": kid.name}
     tasks = {kind: agents.tasks.find(x, name) for kind, name in named.items()}
-    append(agents.tasks.directory(x, tasks["task"]), b"\1" * (1 << 20), 64 << 20)
+    append(agents.results.directory(x, tasks["task"]), b"\1" * (1 << 20), 64 << 20)
 
     def end_resource(kind: str) -> None:
         with agents.journal.changing() as change:

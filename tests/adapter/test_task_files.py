@@ -256,7 +256,7 @@ def test_what_a_task_left(mounted: Mounted) -> None:
     agent, task = the_agent(mounted), the_task(mounted)
     mounted.put(f"{T}/cmd", "true\n")
     mounted.put(f"{T}/ctl", "start\n")
-    append(mounted.agents.tasks.directory(agent, task), b"one\ntwo\n", 1 << 20)
+    append(mounted.agents.results.directory(agent, task), b"one\ntwo\n", 1 << 20)
     with mounted.agents.journal.changing() as change:
         change.put(task, pid=42, started=1.5)
     assert mounted.get(f"{T}/pid") == "42\n"

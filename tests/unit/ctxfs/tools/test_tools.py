@@ -95,7 +95,7 @@ class Desk:
     def write(self, task: str, data: bytes) -> None:
         """What a command wrote, as its monitor keeps it."""
         found = self.agents.tasks.find(self.coder, task)
-        directory = self.agents.tasks.directory(self.coder, found)
+        directory = self.agents.results.directory(self.coder, found)
         directory.mkdir(parents=True)
         (directory / "0").write_bytes(data)
 
@@ -924,7 +924,7 @@ def test_a_spawned_child_is_what_the_files_would_make(desk: Desk) -> None:
     assert (child.exec, child.mode, child.context, child.model) == ("cat -n", "turn", "fork", "big")
     assert child.workspace == "explicit_root:/srv"
     assert desk.agents.documents.read(child, "handoff.md") == b"Review it.\nAll of it.\n"
-    assert desk.agents.tasks.title(desk.agents.tasks.find(desk.coder, "coder-1")) == "Review it."
+    assert desk.agents.results.title(desk.agents.tasks.find(desk.coder, "coder-1")) == "Review it."
     assert desk.mounted.supervisor.said == [("start", "coder-1")]
 
 

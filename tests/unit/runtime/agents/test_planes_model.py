@@ -1537,7 +1537,7 @@ class Planes(RuleBasedStateMachine):
             (t.name, t.shown, t.exit, t.child is not None) for t in model.tasks.values()
         ]
         for task in tasks.known(agent):
-            child = tasks.child_of(task)
+            child = self.world.agents.results.child_of(task)
             assert child is None or child.parent == agent.index
             # whoever waits for it is let go at its end, and not before
             if child is None:

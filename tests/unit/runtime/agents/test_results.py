@@ -163,16 +163,16 @@ def say(world: World, child: Agent, data: bytes) -> None:
 def test_of_a_child_that_runs_the_end_of_its_output_is_shown(
     world: World, parent: Agent, child: Agent
 ) -> None:
-    tasks, handle = world.agents.tasks, handle_of(world, parent)
+    handle = handle_of(world, parent)
     say(world, child, b"first\n")
-    assert tasks.preview(handle) == ("first\n", False)
+    assert world.agents.results.preview(handle) == ("first\n", False)
     say(world, child, "ä".encode() * 40_000 + b"\nlast\n")
-    preview, truncated = tasks.preview(handle)
+    preview, truncated = world.agents.results.preview(handle)
     assert truncated
     assert preview.endswith("ä\nlast\n")
     assert set(preview[:-6]) == {"ä"}
     assert len(preview.encode()) <= BOUND
-    source = tasks.source(handle)
+    source = world.agents.results.source(handle)
     whole = source.read(0, 1 << 20)
     assert source.size() == len(whole) <= 64 << 10
     assert set(whole.decode()[:-6]) == {"ä"}, "it begins with a character"
@@ -186,22 +186,22 @@ def test_of_another_run_only_its_own_output_is_shown(
     say(world, child, b"before\n")
     world.agents.journal.update(child, output_start=len(b"before\n"))
     say(world, child, b"now\n")
-    assert world.agents.tasks.preview(handle_of(world, parent)) == ("now\n", False)
+    assert world.agents.results.preview(handle_of(world, parent)) == ("now\n", False)
 
 
 def test_a_reply_is_shown_before_a_result_until_the_end(
     world: World, parent: Agent, child: Agent
 ) -> None:
-    tasks, handle = world.agents.tasks, handle_of(world, parent)
+    handle = handle_of(world, parent)
     say(world, child, b"output\n")
     world.agents.documents.write(child, "result.md", b"result\n")
-    assert tasks.preview(handle)[0] == "result\n"
+    assert world.agents.results.preview(handle)[0] == "result\n"
     session = world.agents.sessions.get(child.session)
     assert session is not None
     replace_file(world.agents.sessions.ensure(session) / "latest.md", b"reply\n")
-    assert tasks.preview(handle)[0] == "reply\n"
+    assert world.agents.results.preview(handle)[0] == "reply\n"
     assert end(world, parent, child)["preview"] == "result\n"
-    assert tasks.preview(handle)[0] == "result\n"
+    assert world.agents.results.preview(handle)[0] == "result\n"
 
 
 def test_what_nobody_is_told_is_not_looked_for(

@@ -23,7 +23,7 @@ from runtime.errors import (
 )
 from runtime.ids import AgentIndex
 from runtime.kernel.output import append
-from runtime.life.taskruns import _judge
+from runtime.life.conclusions import judge_task
 from runtime.records.change import Change
 from runtime.records.documents import replace_file
 from runtime.records.items import TASK_MOVES, Task, TaskCue, TaskStatus, Wait
@@ -117,7 +117,8 @@ def test_a_task_begins_as_a_command_that_waits(world: World, agent: Agent) -> No
     task = world.agents.tasks.make(inside(agent), agent, "t")
     tasks = world.agents.tasks
     assert (task.task_kind, task.status, tasks.status(task)) == ("command_task", "made", "queued")
-    assert (task.cmd, task.exit, task.pid, task.child, tasks.title(task)) == ("", "", 0, 0, "")
+    assert (task.cmd, task.exit, task.pid, task.child) == ("", "", 0, 0)
+    assert world.agents.results.title(task) == ""
     assert tasks.wait_path(task).is_fifo()
     assert tasks.known(agent) == [task]
     assert told(world, agent) == []
@@ -254,14 +255,14 @@ def test_what_runs_is_asked_to_end_and_killed_by_the_next_word(
 @pytest.mark.parametrize("status", TaskStatus)
 def test_what_runs_is_not_removed(world: World, agent: Agent, status: TaskStatus) -> None:
     task = make(world, agent)
-    append(world.agents.tasks.directory(agent, task), b"output", 1 << 20)
+    append(world.agents.results.directory(agent, task), b"output", 1 << 20)
     path = world.agents.tasks.wait_path(task)
     put_status(world, task, status)
     if status in TASK_MOVES.terminal or status is TaskStatus.MADE:
         world.agents.tasks.remove(USER, agent, "t")
         assert handle(world, agent, "t") is None
         assert not path.exists()
-        assert not world.agents.tasks.directory(agent, task).exists()
+        assert not world.agents.results.directory(agent, task).exists()
         with pytest.raises(MissingError):
             world.agents.tasks.remove(USER, agent, "t")
     else:
@@ -316,7 +317,7 @@ def test_an_end_is_recorded_told_and_lets_waiters_go(
 ) -> None:
     task = make(world, agent)
     world.agents.tasks.set(task, title="run the tests")
-    append(world.agents.tasks.directory(agent, task), b"1 failed\n", 1 << 20)
+    append(world.agents.results.directory(agent, task), b"1 failed\n", 1 << 20)
     wait = wait_on(world, agent, "task t")
     world.agents.tasks.start(USER, agent, task)
     with world.agents.journal.changing() as change:
@@ -387,7 +388,7 @@ def test_what_becomes_of_a_command(
     status: str, record: dict[str, Any], expected: tuple[str, str]
 ) -> None:
     task = Task(agent=AgentIndex(1), name="t", status=TaskStatus(status))
-    assert _judge(task, RunRecord(**record)) == expected
+    assert judge_task(task, RunRecord(**record)) == expected
 
 
 # previews
@@ -395,27 +396,27 @@ def test_what_becomes_of_a_command(
 
 def write(world: World, agent: Agent, data: bytes) -> Task:
     task = make(world, agent)
-    append(world.agents.tasks.directory(agent, task), data, 1 << 20)
+    append(world.agents.results.directory(agent, task), data, 1 << 20)
     return task
 
 
 @pytest.mark.parametrize("data", [b"", b"hello\n", "ä".encode() * 4096, b"x" * 8192])
 def test_a_short_output_is_its_preview(world: World, agent: Agent, data: bytes) -> None:
     task = write(world, agent, data)
-    assert world.agents.tasks.preview(task)[0] == data.decode()
-    assert world.agents.tasks.source(task).size() == len(data)
-    assert world.agents.tasks.source(task).read(2, 3) == data[2:5]
+    assert world.agents.results.preview(task)[0] == data.decode()
+    assert world.agents.results.source(task).size() == len(data)
+    assert world.agents.results.source(task).read(2, 3) == data[2:5]
 
 
 def test_one_byte_more_than_is_shown_is_too_much(world: World, agent: Agent) -> None:
-    shown, cut = world.agents.tasks.preview(write(world, agent, b"x" * 8193))
+    shown, cut = world.agents.results.preview(write(world, agent, b"x" * 8193))
     assert shown == f"{'x' * 4000}\n[193 bytes left out: see output]\n{'x' * 4000}"
     assert cut
 
 
 def test_of_a_long_output_head_and_tail_are_shown(world: World, agent: Agent) -> None:
     task = write(world, agent, b"begin " + b"x" * 100_000 + b" end\n")
-    preview = world.agents.tasks.preview(task)[0]
+    preview = world.agents.results.preview(task)[0]
     assert preview.startswith("begin xxx")
     assert preview.endswith("xxx end\n")
     assert "\n[92011 bytes left out: see output]\n" in preview
@@ -426,8 +427,8 @@ def test_characters_are_not_cut(world: World, agent: Agent) -> None:
     for shift in range(4):
         data = b"." * shift + "\N{GRINNING FACE}".encode() * 5000
         task = make(world, agent)
-        append(world.agents.tasks.directory(agent, task), data, 1 << 20)
-        preview = world.agents.tasks.preview(task)[0]
+        append(world.agents.results.directory(agent, task), data, 1 << 20)
+        preview = world.agents.results.preview(task)[0]
         assert "\N{REPLACEMENT CHARACTER}" not in preview
         shown = preview.split("\n")
         assert set(shown[0]) | set(shown[2]) <= {".", "\N{GRINNING FACE}"}
@@ -441,7 +442,7 @@ def test_what_is_no_text_does_not_grow_beyond_the_maximum(
     world: World, agent: Agent, size: int
 ) -> None:
     task = write(world, agent, b"\xff" * size)
-    preview = world.agents.tasks.preview(task)[0]
+    preview = world.agents.results.preview(task)[0]
     assert len(preview.encode()) <= 8 << 10
     whole = preview == "\N{REPLACEMENT CHARACTER}" * size
     assert whole or f"[{size} bytes left out: see output]" in preview
@@ -456,7 +457,7 @@ def test_a_preview_fits_whatever_the_output_is(
     data = b"".join(parts) * times
     with world_in(tmp_path_factory.mktemp("preview")) as world:
         task = write(world, made_live(world, "coder"), data)
-        preview = world.agents.tasks.preview(task)[0]
+        preview = world.agents.results.preview(task)[0]
     assert len(preview.encode()) <= 8 << 10
     assert preview == data.decode(errors="replace") or "bytes left out: see output]" in preview
 
@@ -469,7 +470,7 @@ def test_a_supervised_child_has_a_handle(world: World, agent: Agent) -> None:
     found = the_handle(world, agent)
     tasks = world.agents.tasks
     assert (found.task_kind, found.child) == ("child_agent_task", child.index)
-    assert tasks.child_of(found) is child
+    assert world.agents.results.child_of(found) is child
     assert tasks.wait_path(found) == world.agents.wait_files.path(child.wait_token)
     root = made_live(world, "root")
     assert tasks.known(root) == []
@@ -552,23 +553,23 @@ def test_a_handles_title_is_the_first_line_of_the_task(
 ) -> None:
     child = child_of(world, agent)
     world.agents.documents.write(child, "handoff.md", text.encode())
-    assert world.agents.tasks.title(the_handle(world, agent)) == title
+    assert world.agents.results.title(the_handle(world, agent)) == title
 
 
 def test_a_handles_output_is_the_latest_reply_then_the_result(world: World, agent: Agent) -> None:
     child = world.live(child_of(world, agent))
-    found, tasks = the_handle(world, agent), world.agents.tasks
-    assert (tasks.source(found).size(), tasks.preview(found)[0]) == (0, "")
+    found, results = the_handle(world, agent), world.agents.results
+    assert (results.source(found).size(), results.preview(found)[0]) == (0, "")
     session = world.agents.sessions.get(child.session)
     assert session is not None
     replace_file(world.agents.sessions.ensure(session) / "latest.md", b"still at it\n")
-    assert tasks.preview(found)[0] == "still at it\n"
+    assert world.agents.results.preview(found)[0] == "still at it\n"
     world.agents.documents.write(child, "result.md", b"all of it: " + b"x" * 20_000)
-    assert tasks.source(found).read(6, 5) == b"at it"
+    assert world.agents.results.source(found).read(6, 5) == b"at it"
     record_end(world, child)
-    assert tasks.source(found).size() == 20_011
-    assert tasks.source(found).read(0, 9) == b"all of it"
-    assert "[12011 bytes left out: see output]" in tasks.preview(found)[0]
+    assert world.agents.results.source(found).size() == 20_011
+    assert world.agents.results.source(found).read(0, 9) == b"all of it"
+    assert "[12011 bytes left out: see output]" in world.agents.results.preview(found)[0]
 
 
 def test_a_handle_is_not_configured_and_goes_with_its_child(world: World, agent: Agent) -> None:

@@ -37,7 +37,7 @@ def metered(
     cells = LiveCells()
     for agent in agents:
         path = world.path / f"cgroup-{agent.name}"
-        cells[agent.index] = LiveCell(Cgroup(path), path / "record", holds_cell=False)
+        cells[agent.index] = LiveCell(agent, Cgroup(path), path / "record")
     hierarchy = cast(Hierarchy, SimpleNamespace(controllers=controllers))
     places = Places(mount=world.path, state=world.state, runtime=world.path / "run")
     host = host_with(agents=world.agents, hierarchy=hierarchy, places=places, live_cells=cells)
@@ -60,7 +60,7 @@ def look_once(meter: Meter) -> None:
 def peak(meter: Meter, agent: Agent) -> int | None:
     """What was found so far; ``usage`` would look again."""
     cell = meter._live_cells[agent.index]
-    return meter.final(agent, cell).get("memory_peak_sampled")
+    return meter.final(cell).get("memory_peak_sampled")
 
 
 def test_what_a_child_uses_is_its_parents_too(world: World) -> None:

@@ -122,7 +122,7 @@ def test_what_they_own_is_what_it_was(world: World) -> None:
     assert world.agents.waiting.with_token(late.token) is late
     boss, kid = named(world, "boss"), named(world, "kid")
     handle = world.agents.items.named(boss.index, Task, "kid")
-    assert handle is not None and world.agents.tasks.child_of(handle) is kid
+    assert handle is not None and world.agents.results.child_of(handle) is kid
 
 
 def test_histories_go_on(world: World) -> None:

@@ -1,15 +1,15 @@
-"""Leading one program, from wherever it is until nothing of it is left.
+"""Following one program, from wherever it is until nothing of it is left.
 
-The same for cells, for the runs inside them, for the commands of tasks and for the runtime's
-own: what differs is said by a ``Lead``.
+Everything is learned from what outlives the daemon, the monitor's record and the cgroup, so that a
+program that was adopted after a crash is followed by the same code. Cells, runs in them, commands
+of tasks and the runtime's own are followed alike; what they have in common is in ``Following``, and
+a command of the runtime's own has nothing else.
 """
 
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
+from contextlib import ExitStack
 from typing import ClassVar, Final
 
 import trio
@@ -21,21 +21,18 @@ from runtime.cell.host import Host, Part
 from runtime.cell.record import RunRecord
 from runtime.cell.starting import Starter
 from runtime.errors import CtxError
-from runtime.kernel.cgroups import Cgroup
-from runtime.kernel.inotify import Wakeup
 from runtime.life.ending import Ender, watch_monitor
-from runtime.records.model import Agent
 from runtime.texts.names import escape
 
-log = logging.getLogger("ctxd.leading")
+log = logging.getLogger("ctxd.following")
 
 _RETRY_SECONDS: Final = 0.5
 #: how often a program is looked at though nothing changed, in seconds
 _LOOK_AGAIN: Final = 3600.0
 
 
-class Leader(Part):
-    """What it takes to lead a program."""
+class Follower(Part):
+    """What it takes to follow a program."""
 
     def __init__(self, host: Host, starter: Starter, ender: Ender) -> None:
         super().__init__(host)
@@ -43,58 +40,51 @@ class Leader(Part):
         self.starter = starter
         self.ender = ender
 
-    def watching(self, wakeup: Wakeup, *paths: Path) -> AbstractContextManager[None]:
-        """While changes of these files, as far as they exist, are told to ``wakeup``."""
-        return self._watcher.watching_present(wakeup, *paths)
-
-    async def watch_monitor(self, execution: Execution) -> None:
-        await watch_monitor(self._hierarchy, execution)
-
-    def clear(self, agent: Agent, execution: Execution) -> None:
+    def clear(self, live_cell: LiveCell, execution: Execution) -> None:
         """What a program that is over leaves goes: its cgroup, its record, its socket."""
-        execution.over.set()
-        self._sweeper.remove(agent.owner, execution.leaf)
+        execution.note_over()
+        self._sweeper.remove(live_cell.agent.owner, execution.leaf)
         execution.record_path.unlink(missing_ok=True)
         execution.inlet.remove()
 
 
-class Lead(Part, ABC):
-    """How one program is led: what differs from program to program, and what does not."""
+class Following(Part):
+    """Follows one program that enters a cell. Nobody stops it; what is left of it when it has
+    ended is killed."""
+
+    #: the instant after its start (``runtime.crashpoints``), if it has a name
+    launched: ClassVar[str] = ""
 
     def __init__(
-        self,
-        leader: Leader,
-        agent: Agent,
-        live_cell: LiveCell,
-        execution: Execution,
-        wakeup: Wakeup,
+        self, follower: Follower, live_cell: LiveCell, execution: Execution
     ) -> None:
-        super().__init__(leader.host)
-        self._leader = leader
-        self._agent = agent
+        super().__init__(follower.host)
+        self._follower = follower
+        self._agent = live_cell.agent
         self._live_cell = live_cell
         self._execution = execution
-        self._wakeup = wakeup
         #: why it could not be started
         self.error: CtxError | OSError | None = None
 
-    # what differs
+    # what differs from program to program
 
-    @abstractmethod
+    def command(self) -> Command | None:
+        """The command to start if no daemon has; None for none."""
+        return None
+
     async def start(self) -> None:
         """Starts it, unless a daemon has; ``CtxError`` or ``OSError`` if it cannot be."""
+        if not self._execution.record_path.exists() and (command := self.command()) is not None:
+            await self._follower.starter.enter(self._live_cell, self._execution, command)
+            if self.launched:
+                crashpoints.reach(self.launched)
 
-    @abstractmethod
     def look(self, record: RunRecord) -> None:
         """Something of it has changed: it may have begun, or somebody may want it to end."""
 
-    @abstractmethod
     def is_unwanted(self, record: RunRecord) -> bool:
         """Whether it is to end though its program has not."""
-
-    @abstractmethod
-    async def terminate(self) -> None:
-        """Ends its processes, as far as any are left."""
+        return False
 
     def has_ended(self, record: RunRecord) -> bool:
         """Whether its program has ended, or never began."""
@@ -102,12 +92,28 @@ class Lead(Part, ABC):
 
     def hand_over(self, *, ended: bool) -> bool:
         """Whether somebody else leads it from here on."""
-        return not self._live_cell.goes_on(self._agent)
+        return not self._live_cell.goes_on
 
     def is_gone(self, record: RunRecord) -> bool:
         """Whether nothing of it is left: its monitor, if there is one, has heard it to its end."""
         execution = self._execution
+        if not self.has_ended(record) and not execution.settled:
+            return False  # a frozen program reports nothing, but can be killed
         return record.finished or (execution.monitor_gone and not execution.leaf.populated())
+
+    def is_impatient(self) -> bool:
+        """Whether it is not to have the rest of its grace."""
+        return self._execution.impatient
+
+    def grace(self) -> float:
+        """How long it may take to end, in seconds: frozen, it would not."""
+        return 0.0 if self._agent.frozen else self._agents.settings.grace(self._agent)
+
+    async def terminate(self) -> None:
+        """Ends its processes, as far as any are left."""
+        await self._follower.ender.terminate(
+            self._live_cell, self._execution, self.grace(), self.is_impatient
+        )
 
     def deadline(self) -> float:
         """When it has taken too long, on the clock of the event loop."""
@@ -116,22 +122,18 @@ class Lead(Part, ABC):
     def be_late(self) -> None:
         """It has taken too long."""
 
-    async def wait_changed(self) -> None:
-        """Until it is to be looked at again."""
-        await self._wakeup.wait_changed()
-
-    def cgroup(self) -> Cgroup:
-        """The cgroup whose last process is waited for."""
-        return self._execution.leaf
+    def watch_empty(self, watches: ExitStack) -> None:
+        """Has it told when its last process is gone."""
+        events = self._execution.leaf.path / "cgroup.events"
+        watches.enter_context(self._watcher.watching_present(self._execution.changed, events))
 
     def beside(self, nursery: trio.Nursery) -> None:
         """Starts what goes on while it runs, and is cancelled at the end.
 
-        The first program of a cell has the monitor of the cell, which the lead of the cell
-        watches.
+        The first program of a cell has the monitor of the cell, which is watched for the cell.
         """
         if self._execution is not self._live_cell:
-            nursery.start_soon(self._leader.watch_monitor, self._execution)
+            nursery.start_soon(watch_monitor, self._hierarchy, self._execution)
 
     # what does not
 
@@ -140,17 +142,17 @@ class Lead(Part, ABC):
         """Why it could not be started, as a text on one line; empty if it was."""
         return escape(str(self.error)) if self.error is not None else ""
 
-    async def lead(self) -> None:
+    async def follow(self) -> None:
         """Returns when nothing of it is left, or somebody else leads it."""
         execution = self._execution
         try:
             await self.start()
         except (CtxError, OSError) as error:
             self.error = error
-        execution.monitored = execution.record_path.exists()
-        execution.launched.set()
+        execution.note_launched()
         with ExitStack() as watches:
-            watches.enter_context(self._leader.watching(self._wakeup, execution.record_path))
+            record_path = execution.record_path
+            watches.enter_context(self._watcher.watching_present(execution.changed, record_path))
             async with trio.open_nursery() as nursery:
                 self.beside(nursery)
                 await self._until_gone(nursery, watches)
@@ -161,6 +163,7 @@ class Lead(Part, ABC):
         execution = self._execution
         watched = terminating = False
         while True:
+            count = execution.changed.count
             record = execution.record()
             ended = self.has_ended(record)
             if self.hand_over(ended=False):
@@ -170,21 +173,20 @@ class Lead(Part, ABC):
             self.look(record)
             if self.hand_over(ended=ended):
                 return
-            unwanted = self.is_unwanted(record)
-            if (ended or unwanted) and self.is_gone(record):
+            over = ended or self.is_unwanted(record)
+            if over and self.is_gone(record):
                 return
-            if (ended or unwanted) and not watched:
+            if over and not watched:
                 # only now it matters who is in there; its last process may be gone already
                 watched = True
-                events = self.cgroup().path / "cgroup.events"
-                watches.enter_context(self._leader.watching(self._wakeup, events))
+                self.watch_empty(watches)
                 continue
-            if (ended or unwanted) and not terminating:
+            if over and not terminating:
                 terminating = True
                 nursery.start_soon(self._end)
             deadline = trio.current_time() + _LOOK_AGAIN if terminating else self.deadline()
             with trio.move_on_at(deadline) as scope:
-                await self.wait_changed()
+                await execution.changed.after(count)
             if scope.cancelled_caught and not terminating:
                 self.be_late()
 
@@ -193,25 +195,8 @@ class Lead(Part, ABC):
         while True:
             try:
                 await self.terminate()
-                return
+                break
             except OSError as error:
                 log.error("%s: cannot end it yet: %s", self._execution.leaf.path, error.strerror)
                 await trio.sleep(_RETRY_SECONDS)
-
-
-class EnteringLead(Lead):
-    """One program that enters an agent's cell."""
-
-    #: the instant after its start (``runtime.crashpoints``), if it has a name
-    launched: ClassVar[str] = ""
-
-    @abstractmethod
-    def command(self) -> Command | None:
-        """The command to start if no daemon has; None for none."""
-
-    async def start(self) -> None:
-        if not self._execution.record_path.exists() and (command := self.command()) is not None:
-            starter = self._leader.starter
-            await starter.enter(self._agent, self._live_cell, self._execution, command)
-            if self.launched:
-                crashpoints.reach(self.launched)
+        self._execution.changed.notify()
