@@ -23,6 +23,7 @@ from runtime.authority.loop import Gentle, LoopMeter
 from runtime.cell import cell, treework
 from runtime.cell.cell import Places
 from runtime.cell.host import Host
+from runtime.cell.port import Port
 from runtime.errors import KernelError, StartupError
 from runtime.kernel import cgroups, linux, orders, spare
 from runtime.kernel.binder import Binder
@@ -348,13 +349,15 @@ async def open_runtime(
             stack.callback(binder.close)
             streams = Streams(Gentle(agents.accounts.time))
             agents.journal.subscribe(streams)
+            sweeper = Sweeper(places.program("sweep"), helpers, nursery)
             host = Host(
                 agents=agents,
                 places=places,
                 hierarchy=hierarchy,
                 watcher=watcher,
                 spawner=spawner,
-                sweeper=Sweeper(places.program("sweep"), helpers, nursery),
+                sweeper=sweeper,
+                port=Port(hierarchy, watcher, sweeper),
                 nursery=nursery,
             )
             runtime = Runtime(

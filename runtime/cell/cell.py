@@ -88,7 +88,7 @@ class Places:
         self.records = runtime / "record"
         #: where monitors are spoken to, by the names of their records (inlet.h)
         self.monitors = runtime / "monitor"
-        #: FIFOs that version 0.2 made (``runtime.life.oldinputs``)
+        #: FIFOs that version 0.2 made (``runtime.cell.oldinputs``)
         self.inputs = runtime / "input"
         #: what is shared with relays (``runtime.cell.networks``)
         self.networks = runtime / "net"

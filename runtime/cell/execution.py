@@ -13,7 +13,7 @@ from runtime.cell.record import VERSION, RunRecord, read_record
 from runtime.ids import AgentIndex
 from runtime.kernel import cgroups, linux
 from runtime.kernel.cgroups import Cgroup
-from runtime.kernel.inotify import Wakeup, Watcher
+from runtime.kernel.inotify import Wakeup
 from runtime.records.model import Agent
 
 log = logging.getLogger("ctxd.execution")
@@ -87,6 +87,10 @@ class Execution:
             )
         return record
 
+    def was_out_of_memory(self) -> bool:
+        """Whether the kernel killed a process of it for the memory that it used."""
+        return self.leaf.keys("memory.events").get("oom_kill", 0) > 0
+
     def spared(self) -> set[int]:
         """Pids of what leads to the program and waits for it, the cell's own PID 1 included."""
         if self._spared is None:
@@ -101,17 +105,6 @@ class Execution:
         """The program began: what surrounds it stays as it is until the end."""
         self.settled = True
         self.spared()
-
-    async def wait_settled(self, watcher: Watcher) -> None:
-        """Until it is known whether the program began: only then can SIGTERM reach it."""
-        if self.settled:
-            return
-        await self.until(lambda: self.launched)
-        if self.monitored:
-            with watcher.watching_present(self.changed, self.record_path):
-                await self.until(
-                    lambda: self.monitor_gone or self.over or self.record().settled
-                )
 
 
 class LiveCell(Execution):
@@ -173,6 +166,11 @@ class LiveCell(Execution):
     def leaves(self) -> tuple[Cgroup, ...]:
         """Wherever its programs may be."""
         return tuple(self.node.child(name) for name in ("run", "again", "task"))
+
+    def own_commands(self) -> list[Cgroup]:
+        """Places of the runtime's own commands; no task has such a name."""
+        found = self.node.child("task").children()
+        return [leaf for leaf in found if leaf.path.name.startswith(".")]
 
     def entered(self) -> Iterator[Execution]:
         """What has entered the cell."""

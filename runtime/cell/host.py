@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 import trio
@@ -9,10 +10,14 @@ import trio
 from runtime.agents.parts import Agents
 from runtime.cell.cell import Places
 from runtime.cell.execution import LiveCells
+from runtime.cell.port import Port
 from runtime.kernel.cgroups import Hierarchy
 from runtime.kernel.inotify import Watcher
 from runtime.kernel.spawn import Spawner
 from runtime.kernel.sweeper import Sweeper
+from runtime.records.model import Agent
+
+log = logging.getLogger("ctxd.host")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +31,7 @@ class Host:
     spawner: Spawner
     sweeper: Sweeper
     nursery: trio.Nursery
+    port: Port
     live_cells: LiveCells = field(default_factory=LiveCells)
 
 
@@ -41,3 +47,25 @@ class Part:
         self._sweeper = host.sweeper
         self._nursery = host.nursery
         self._live_cells = host.live_cells
+        self._port = host.port
+
+
+class guarded:
+    """A bug in the care of one agent ends neither the daemon nor the care of others."""
+
+    __slots__ = ("_agent", "_expected")
+
+    def __init__(self, agent: Agent, *expected: type[Exception]) -> None:
+        self._agent = agent
+        self._expected = expected
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, self._expected):
+            return False
+        log.exception("%s: a bug in ctxfs", self._agent.name)
+        return True

@@ -96,7 +96,7 @@ class Looker(Part):
             return {}
         # Its program may run, and write this path, before the monitor has told who the keeper is.
         with trio.move_on_at(deadline):
-            await live_cell.wait_settled(self._watcher)
+            await self._port.wait_settled(live_cell)
         try:
             keeper = live_cell.open_keeper()
         except OSError:

@@ -31,7 +31,6 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
-from runtime.authority.limits import apply_limits
 from runtime.cell import cell, networks
 from runtime.cell.cell import Command
 from runtime.cell.execution import Execution, LiveCell
@@ -77,7 +76,7 @@ class Starter(Part):
             above = self._live_cells.get(parent.index)
             if above is not None:  # itself just starting, perhaps
                 with trio.move_on_after(_SETTLE_SECONDS):
-                    await above.wait_settled(self._watcher)
+                    await self._port.wait_settled(above)
         await self._looker.complete(agent)
         self._agents.authority.check_own_mounts(agent)
         await self._make_trees(agent)
@@ -85,7 +84,7 @@ class Starter(Part):
         plan = cell.plan(self._agents, agent, places)
         await self._sweeper.removed(agent.owner, live_cell.node)
         live_cell.leaf.make_own(self._hierarchy.controllers)
-        apply_limits(self._hierarchy, live_cell.node, agent.limits)
+        self._port.apply_limits(live_cell.node, agent.limits)
         log.debug("%s %s: %s", agent.name, agent.cell, plan.describe())
         if plan.lend:
             self._agents.disk.wake()
@@ -145,7 +144,7 @@ class Starter(Part):
         """
         agent = live_cell.agent
         with trio.move_on_after(_SETTLE_SECONDS):
-            await live_cell.wait_settled(self._watcher)
+            await self._port.wait_settled(live_cell)
         if not live_cell.goes_on:
             raise WrongStateError(f"{quote(agent.name)} is {agent.status}")
         plan = cell.plan_inside(self._agents, agent, self._places, command)

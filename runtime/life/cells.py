@@ -12,11 +12,10 @@ import trio
 from runtime import crashpoints
 from runtime.cell.execution import LiveCell
 from runtime.cell.record import RunRecord
+from runtime.cell.relays import Networks
 from runtime.kernel import linux
 from runtime.life.conclusions import add_run_start, judge_agent
-from runtime.life.ending import watch_monitor
 from runtime.life.following import Follower, Following
-from runtime.life.networks import Networks
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change
 from runtime.records.lifecycle import Cue, Status
@@ -49,12 +48,12 @@ class FollowingCell(Following):
             await self._follower.starter.launch(self._live_cell)
 
     def watch_empty(self, watches: ExitStack) -> None:
-        events = self._live_cell.node.path / "cgroup.events"
-        watches.enter_context(self._watcher.watching_present(self._live_cell.changed, events))
+        live_cell = self._live_cell
+        watches.enter_context(self._port.watching_place(live_cell.node, live_cell.changed))
 
     def beside(self, nursery: trio.Nursery) -> None:
         # the monitor is reaped whenever it ends
-        self._nursery.start_soon(watch_monitor, self._hierarchy, self._live_cell)
+        self._nursery.start_soon(self._port.watch_monitor, self._live_cell)
         # and so is a relay
         self._nursery.start_soon(self._networks.lead, self._live_cell)
         self._serve(self._live_cell)

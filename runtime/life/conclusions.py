@@ -31,11 +31,10 @@ def judge_run(agents: Agents, agent: Agent, execution: Execution) -> tuple[Outco
     """Outcome and reason of a program that ended by itself."""
     if is_lost(execution):
         return LOST
-    killed_for_memory = execution.leaf.keys("memory.events").get("oom_kill", 0) > 0
     text = output.Segments(agents.documents.directory(agent) / "log").tail(4096)
     lines = text.decode(errors="replace").strip().splitlines()
     complaint = escape(lines[-1]) if lines else ""
-    return judge(execution.record(), oom=killed_for_memory, complaint=complaint)
+    return judge(execution.record(), oom=execution.was_out_of_memory(), complaint=complaint)
 
 
 def judge_agent(agents: Agents, live_cell: LiveCell) -> tuple[Outcome, str]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
@@ -25,13 +24,12 @@ import trio
 
 from runtime import crashpoints
 from runtime.cell.execution import Execution, LiveCell
-from runtime.cell.host import Host, Part
+from runtime.cell.host import Host, Part, guarded
+from runtime.cell.port import Place
 from runtime.errors import CtxError, KernelError
 from runtime.ids import AgentIndex
-from runtime.kernel import cgroups, output
-from runtime.kernel.cgroups import Cgroup, Hierarchy
+from runtime.kernel import output
 from runtime.kernel.daemonlog import because_of
-from runtime.kernel.inotify import Wakeup
 from runtime.records.change import Change
 from runtime.records.items import Message
 from runtime.records.lifecycle import Cue, Status
@@ -150,9 +148,7 @@ class Ender(Part):
 
     def lead(self, top: Agent) -> None:
         """Goes on with an end that is begun, down to the last process."""
-        live_cell = self._live_cells.get(top.index)
-        if live_cell is None:
-            return
+        live_cell = self._live_cells[top.index]
         below = self._unmarked(top)
         lives = any(member.live for member in below)
         if below:
@@ -201,7 +197,7 @@ class Ender(Part):
                 members.append(below)
         if all(_has_left(each) for each in members) and not live_cell.node.populated():
             for each in members:
-                thaw(each.node)  # a later life may have the path of its cgroup
+                self._port.thaw(each.node)  # a later life may have the path of its cgroup
             return  # it ended by itself
         for each in members:
             for execution in each.entered():
@@ -226,17 +222,15 @@ class Ender(Part):
                 each.release()
         crashpoints.reach("cancel.signalled")
         for each in members:
-            thaw(each.node)
+            self._port.thaw(each.node)
         crashpoints.reach("cancel.thawed")
 
     async def _tell(self, top: Agent, members: list[LiveCell]) -> None:
         live_cell = self._live_cells.get(top.index)
         if live_cell is not None and live_cell.given_up:
             return  # it was sent SIGKILL
-        leaves = [leaf for each in members for leaf in each.leaves()]
-        spared = [pid for each in members for ex in each.programs() for pid in ex.spared()]
         try:
-            await self._sweeper.signal(top.owner, signal.SIGTERM, leaves, spared)
+            await self._port.signal_cells(top.owner, signal.SIGTERM, members)
         except (CtxError, OSError) as error:
             why = because_of(top.owner, agents=[top.name])
             log.error("%s: cannot signal it: %s", top.name, error, extra=why)
@@ -247,7 +241,9 @@ class Ender(Part):
         ``KernelError`` if the kernel refuses it at once.
         """
         live_cell = self._live_cells.get(agent.index)
-        if live_cell is None:
+        if live_cell is None:  # nobody has taken it over yet
+            if agent.cgroup:
+                self._kill_place(agent, self._port.place(agent.cgroup))
             return
         live_cell.given_up = True
         marked = not self._markings(agent)
@@ -269,7 +265,7 @@ class Ender(Part):
                     await marking.wait()
                 self._try_to_kill(agent, live_cell)
                 # a process that is just being started would escape the kill
-                await live_cell.wait_settled(self._watcher)
+                await self._port.wait_settled(live_cell)
             self._try_to_kill(agent, live_cell)
 
     def _try_to_kill(self, agent: Agent, live_cell: LiveCell) -> None:
@@ -279,12 +275,14 @@ class Ender(Part):
             why = because_of(agent.owner, agents=[agent.name])
             log.error("%s: %s", agent.name, error.sentence, extra=why)
 
+    def _kill_now(self, agent: Agent, live_cell: LiveCell) -> None:
+        if not live_cell.over:  # a later life may have the path of its cgroup by now
+            self._kill_place(agent, live_cell.node)
+
     @staticmethod
-    def _kill_now(agent: Agent, live_cell: LiveCell) -> None:
-        if live_cell.over:
-            return  # a later life may have the path of its cgroup by now
+    def _kill_place(agent: Agent, place: Place) -> None:
         try:
-            live_cell.node.kill()
+            place.kill()
         except OSError as error:
             raise KernelError(f"cannot kill {quote(agent.name)} yet", error) from None
         crashpoints.reach("cancel.killed")
@@ -302,17 +300,17 @@ class Ender(Part):
         node = members[0].node
         if not signalled:
             for each in members:
-                thaw(each.node)  # a frozen start would never settle
+                self._port.thaw(each.node)  # a frozen start would never settle
             with trio.move_on_after(_SETTLE_SECONDS):
                 for each in members:
                     for execution in each.programs():
-                        await execution.wait_settled(self._watcher)
+                        await self._port.wait_settled(execution)
             _hold(members, held)
         over = trio.current_time() + self._agents.settings.grace(top)
         for begin in range(0, len(members), _AT_ONCE):
             await self._signal(top, members[begin : begin + _AT_ONCE])
         with trio.move_on_at(min(over, trio.current_time() + _AT_ONCE_SECONDS)):
-            await self.wait_empty(node)
+            await self._port.wait_empty(node)
         held.close()
         with trio.move_on_at(over):
             await self._wait_released(members)
@@ -324,14 +322,15 @@ class Ender(Part):
                 line = "the grace period is over: SIGKILL"
                 output.append_line(directory, line, self._agents.settings.log_max(top))
             with trio.move_on_after(_KILL_SECONDS):
-                await self._kill_all(node)
+                await self._kill_all(members[0])
             for each in members:
                 if each.node.populated() and not each.over:
                     each.unkillable = True
                     each.changed.notify()
 
-    async def _kill_all(self, node: Cgroup) -> None:
+    async def _kill_all(self, execution: Execution) -> None:
         """SIGKILL until nothing is left: the kernel may refuse it for want of something."""
+        node = execution.node if isinstance(execution, LiveCell) else execution.leaf
         while True:
             try:
                 node.kill()
@@ -340,12 +339,12 @@ class Ender(Part):
                 log.error("%s: cannot kill it yet: %s", node.path, error.strerror)
                 await trio.sleep(_REPEAT_SECONDS)
         crashpoints.reach("cancel.killed")
-        await self.wait_empty(node)
+        await self._port.wait_empty(node)
 
     async def _tell_end(self, live_cell: LiveCell, execution: Execution) -> None:
         """Nobody leads what entered a cell that ends; the agent waits for its last output."""
         await execution.until(lambda: execution.launched)
-        await watch_monitor(self._hierarchy, execution)
+        await self._port.watch_monitor(execution)
         live_cell.changed.notify()
 
     async def _wait_released(self, members: list[LiveCell]) -> None:
@@ -354,19 +353,9 @@ class Ender(Part):
         held = [each for each in members if each.record().held]
         while members[0].node.populated() and not members[0].over:
             with trio.move_on_after(_REPEAT_SECONDS if held else math.inf):
-                await self.wait_empty(members[0].node)
+                await self._port.wait_empty(members[0].node)
             for each in reversed(held):
                 each.release()
-
-    async def wait_empty(self, node: Cgroup) -> None:
-        """Until no process is left in a cgroup, or it is gone."""
-        wakeup = Wakeup()
-        try:
-            with self._watcher.watching(node.path / "cgroup.events", wakeup):
-                while node.populated():
-                    await wakeup.wait_changed()
-        except FileNotFoundError:
-            return
 
     async def terminate(
         self,
@@ -390,20 +379,18 @@ class Ender(Part):
             if is_first:
                 await self._kill_around(agent, execution)
             else:
-                await self._kill_all(execution.leaf)
+                await self._kill_all(execution)
         if is_first and not execution.emptied:
             execution.leaf.kill()  # the cell with it: it is the agent's end
 
     async def _wait_gone(self, execution: Execution, is_impatient: Callable[[], bool]) -> None:
-        events = execution.leaf.path / "cgroup.events"
-        with self._watcher.watching_present(execution.changed, events):
+        with self._port.watching_place(execution.leaf, execution.changed):
             await execution.until(lambda: is_impatient() or not execution.leaf.populated())
 
     async def _look(self, agent: Agent, execution: Execution, number: int) -> int | None:
         """Signals what is left of a program; how many processes that is, None if nobody knows."""
-        spared = execution.spared()
         try:
-            return await self._sweeper.signal(agent.owner, number, [execution.leaf], spared)
+            return await self._port.signal(agent.owner, number, execution)
         except (CtxError, OSError) as error:
             why = because_of(agent.owner, agents=[agent.name])
             log.error("%s: cannot signal its program: %s", agent.name, error, extra=why)
@@ -417,7 +404,7 @@ class Ender(Part):
         try:
             await self._repeat(agent, execution, signal.SIGKILL, lambda: False)
         finally:
-            thaw(execution.leaf)
+            self._port.thaw(execution.leaf)
         crashpoints.reach("abort.killed")
 
     async def _repeat(
@@ -444,51 +431,3 @@ def _hold(members: Iterable[LiveCell], held: contextlib.ExitStack) -> None:
 def _has_left(live_cell: LiveCell) -> bool:
     """Whether nothing of it is on its way into its cgroup any more."""
     return live_cell.record().over and not any(live_cell.entered())
-
-
-async def watch_monitor(hierarchy: Hierarchy, execution: Execution) -> None:
-    """Until the monitor of a program, whichever daemon started it, is gone."""
-    monitor = execution.record().monitor
-    with contextlib.suppress(OSError):
-        if monitor:
-            fd = os.pidfd_open(monitor)
-            try:
-                # a pid may have been given to another process since
-                if hierarchy.holds_monitors(cgroups.path_of(monitor) or ""):
-                    await trio.lowlevel.wait_readable(fd)
-            finally:
-                os.close(fd)
-    if monitor:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(monitor, os.WNOHANG)  # ours to reap, unless adopted
-    execution.monitor_gone = True
-    execution.changed.notify()
-
-
-def thaw(node: Cgroup) -> None:
-    """Thaws processes that are ended anyway; SIGKILL reaches frozen ones too."""
-    try:
-        node.freeze(False)
-    except OSError as error:
-        log.error("%s: cannot thaw it: %s", node.path, error.strerror)
-
-
-class guarded:
-    """A bug in the care of one agent ends neither the daemon nor the care of others."""
-
-    __slots__ = ("_agent", "_expected")
-
-    def __init__(self, agent: Agent, *expected: type[Exception]) -> None:
-        self._agent = agent
-        self._expected = expected
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
-    ) -> bool:
-        if not isinstance(error, Exception) or isinstance(error, self._expected):
-            return False
-        log.exception("%s: a bug in ctxfs", self._agent.name)
-        return True

@@ -21,7 +21,7 @@ from runtime.cell.host import Host, Part
 from runtime.cell.record import RunRecord
 from runtime.cell.starting import Starter
 from runtime.errors import CtxError
-from runtime.life.ending import Ender, watch_monitor
+from runtime.life.ending import Ender
 from runtime.texts.names import escape
 
 log = logging.getLogger("ctxd.following")
@@ -43,7 +43,7 @@ class Follower(Part):
     def clear(self, live_cell: LiveCell, execution: Execution) -> None:
         """What a program that is over leaves goes: its cgroup, its record, its socket."""
         execution.note_over()
-        self._sweeper.remove(live_cell.agent.owner, execution.leaf)
+        self._port.remove(live_cell.agent.owner, execution.leaf)
         execution.record_path.unlink(missing_ok=True)
         execution.inlet.remove()
 
@@ -124,8 +124,8 @@ class Following(Part):
 
     def watch_empty(self, watches: ExitStack) -> None:
         """Has it told when its last process is gone."""
-        events = self._execution.leaf.path / "cgroup.events"
-        watches.enter_context(self._watcher.watching_present(self._execution.changed, events))
+        execution = self._execution
+        watches.enter_context(self._port.watching_place(execution.leaf, execution.changed))
 
     def beside(self, nursery: trio.Nursery) -> None:
         """Starts what goes on while it runs, and is cancelled at the end.
@@ -133,7 +133,7 @@ class Following(Part):
         The first program of a cell has the monitor of the cell, which is watched for the cell.
         """
         if self._execution is not self._live_cell:
-            nursery.start_soon(watch_monitor, self._hierarchy, self._execution)
+            nursery.start_soon(self._port.watch_monitor, self._execution)
 
     # what does not
 
@@ -151,8 +151,7 @@ class Following(Part):
             self.error = error
         execution.note_launched()
         with ExitStack() as watches:
-            record_path = execution.record_path
-            watches.enter_context(self._watcher.watching_present(execution.changed, record_path))
+            watches.enter_context(self._port.watching_record(execution))
             async with trio.open_nursery() as nursery:
                 self.beside(nursery)
                 await self._until_gone(nursery, watches)

@@ -29,10 +29,9 @@ class Inside(Part):
 
     def end_left(self, live_cell: LiveCell) -> None:
         """Of an earlier daemon, which alone knew what for: it is done again, or not at all."""
-        for leaf in live_cell.node.child("task").children():
-            if leaf.path.name.startswith("."):
-                leaf.kill()
-                self._sweeper.remove(live_cell.agent.owner, leaf)
+        for place in live_cell.own_commands():
+            place.kill()
+            self._port.remove(live_cell.agent.owner, place)
 
     async def run(
         self, agent: Agent, words: list[str], cwd: str, env: dict[str, str]

@@ -13,7 +13,6 @@ from typing import Final
 
 import trio
 
-from runtime.authority.limits import spent
 from runtime.cell import networks
 from runtime.cell.execution import LiveCell
 from runtime.cell.host import Host, Part
@@ -35,7 +34,7 @@ class Meter(Part):
     def __init__(self, host: Host, census: Census) -> None:
         super().__init__(host)
         self._census = census
-        self._counted = "memory" in host.hierarchy.controllers
+        self._counted = host.port.counts_memory
 
     async def processes(self, agent: Agent, asker: int, payer: int) -> bytes:
         """``Census.describe`` of an agent and all that it owns, in the turn of who asks."""
@@ -58,7 +57,7 @@ class Meter(Part):
         found = await self._census.memory(payer, self._places_of(agent))
         current, processes = sum(used for used, _ in found), sum(count for _, count in found)
         if self._counted:
-            current = live_cell.node.number("memory.current") or 0
+            current = self._port.memory(live_cell.node)
         else:
             live_cell.memory_peak = max(live_cell.memory_peak, current)
         return {
@@ -78,7 +77,7 @@ class Meter(Part):
         }
 
     def _spent(self, live_cell: LiveCell) -> dict[str, int]:
-        found = spent(live_cell.node, counted=self._counted)
+        found = self._port.spent(live_cell.node)
         if not self._counted and live_cell.memory_peak:
             found["memory_peak_sampled"] = live_cell.memory_peak
         return found

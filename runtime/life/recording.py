@@ -195,7 +195,7 @@ class Recorder(Part):
             execution.inlet.remove()
             execution.note_over()
         if not live_cell.unkillable:
-            self._sweeper.remove(agent.owner, live_cell.node)
+            self._port.remove(agent.owner, live_cell.node)
         networks.remove(self._places.networks, agent, live_cell.record_path.name)
         crashpoints.reach("finish.removed")
         live_cell.record_path.unlink(missing_ok=True)

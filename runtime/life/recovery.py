@@ -15,14 +15,12 @@ import trio
 
 from runtime import crashpoints
 from runtime.agents.parts import Agents
-from runtime.cell import networks
+from runtime.cell import networks, oldinputs
 from runtime.cell.execution import LiveCell
 from runtime.cell.host import Host, Part
 from runtime.kernel import linux
-from runtime.kernel.cgroups import Cgroup
-from runtime.life import oldinputs
 from runtime.life.conclusions import end_message
-from runtime.life.ending import Ender, thaw
+from runtime.life.ending import Ender
 from runtime.life.inside import Inside
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change
@@ -59,11 +57,8 @@ class Recovery(Part):
         self._live = live
         self._restore = restore
 
-    async def run(self) -> None:
-        """Takes over what an earlier daemon left: adopts, records, goes on ending.
-
-        Returns when what has ended meanwhile is recorded, and what lives can be spoken to.
-        """
+    def adopt(self) -> list[LiveCell]:
+        """What lives is known from now on, and what ended with the machine is recorded."""
         self._agents.births.take_back()
         self._agents.tasks.take_back()
         for agent in self._agents.registry:
@@ -88,6 +83,13 @@ class Recovery(Part):
         for agent in sorted(lost, key=self._agents.registry.depth, reverse=True):
             record_lost(self._agents, agent, Cue.REBOOTED, "reboot")
             crashpoints.reach("adopt.lost")
+        return adopted
+
+    async def run(self, adopted: list[LiveCell]) -> None:
+        """Follows what lives, and goes on ending what was being ended.
+
+        Returns when what has ended meanwhile is recorded, and what lives can be spoken to.
+        """
         for live_cell in adopted:
             self._inside.end_left(live_cell)
         await self._take_over_inputs(adopted)
@@ -97,7 +99,7 @@ class Recovery(Part):
                 self._restore(live_cell.agent)
             # a daemon that died while it ended a program may have left that frozen
             for execution in live_cell.programs():
-                thaw(execution.leaf)
+                self._port.thaw(execution.leaf)
             # Nothing was launched if no monitor has begun a record: it is done now.
             is_new = live_cell.agent.status is Status.STARTING
             launch = is_new and not live_cell.record_path.exists()
@@ -143,9 +145,7 @@ class Recovery(Part):
             for live_cell in self._live_cells.values()
             for each in live_cell.programs()
         }
-        for user in self._hierarchy.root.path.glob("user-*"):
-            owner = int(user.name.removeprefix("user-"))
-            self._remove_stray_nodes(owner, Cgroup(user), user.name, living)
+        self._port.remove_strays(living)
         for path in self._places.records.iterdir():
             if path not in records:
                 path.unlink(missing_ok=True)
@@ -157,19 +157,6 @@ class Recovery(Part):
         for path in self._places.monitors.iterdir():
             if path.name not in names:
                 path.unlink(missing_ok=True)
-
-    def _remove_stray_nodes(
-        self, owner: int, base: Cgroup, path: str, living: set[str]
-    ) -> None:
-        for node in base.children():
-            if node.path.name == "monitor":
-                continue
-            below = f"{path}/{node.path.name}"
-            if below in living:
-                self._remove_stray_nodes(owner, node.child("child"), f"{below}/child", living)
-            else:
-                node.kill()
-                self._sweeper.remove(owner, node)
 
 
 def record_lost(agents: Agents, agent: Agent, cue: Cue, reason: str) -> None:

@@ -28,17 +28,15 @@ import trio
 
 from runtime import crashpoints
 from runtime.authority.accounts import Payer
-from runtime.authority.limits import spent
 from runtime.cell import cell
 from runtime.cell.cell import Command
 from runtime.cell.execution import Execution, LiveCell
-from runtime.cell.host import Host, Part
+from runtime.cell.host import Host, Part, guarded
 from runtime.cell.record import RunRecord
 from runtime.errors import NoSpaceError
 from runtime.kernel import linux, orders, output
 from runtime.kernel.daemonlog import because_of
 from runtime.life.conclusions import LOST, add_run_start, conclude_run, is_lost, judge_run
-from runtime.life.ending import guarded
 from runtime.life.following import Follower, Following
 from runtime.life.residents import Resident, give_up
 from runtime.life.streams import Streams
@@ -161,7 +159,7 @@ class Runs(Part):
         else:
             outcome, reason = judge_run(self._agents, agent, execution)
         change = Change(by=agent.run_caused_by if agent.run_cause is not None else RUNTIME)
-        usage: dict[str, int] = {} if execution is live_cell else spent(execution.leaf)
+        usage: dict[str, int] = {} if execution is live_cell else self._port.spent(execution.leaf)
         conclude_run(change, self._agents, agent, record, outcome, reason, usage, last=False)
         change.set(agent, run="", pid=0, run_cause=None)
         between = agent.how.between

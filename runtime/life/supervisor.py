@@ -16,9 +16,10 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
-from runtime.authority.limits import apply_limits, check_limits
 from runtime.cell.execution import LiveCell
-from runtime.cell.host import Host, Part
+from runtime.cell.host import Host, Part, guarded
+from runtime.cell.port import Place
+from runtime.cell.relays import Networks
 from runtime.cell.sources import Looker
 from runtime.cell.starting import Starter
 from runtime.cell.treework import Trees
@@ -30,17 +31,15 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.ids import AgentIndex, ItemIndex, RunId
-from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.daemonlog import because_of
 from runtime.kernel.helpers import Helpers
 from runtime.kernel.processes import Census
 from runtime.life.beginning import Beginner
 from runtime.life.cells import FollowingCell
-from runtime.life.ending import Ender, guarded
+from runtime.life.ending import Ender
 from runtime.life.following import Follower
 from runtime.life.inside import Inside
 from runtime.life.metering import Meter
-from runtime.life.networks import Networks
 from runtime.life.recording import Recorder
 from runtime.life.recovery import Recovery, record_lost
 from runtime.life.room import Room
@@ -83,6 +82,8 @@ class Supervisor(Part, Subscriber):
         self._runs = Runs(host, follower, streams)
         self._task_runs = TaskRuns(host, follower)
         self._led_tasks: set[ItemIndex] = set()
+        #: every agent that lives has a live cell
+        self._has_taken_over = False
         self._inside = Inside(host, follower)
         self._worktrees = Worktrees(host, self._inside.run)
         #: the relays beside cells
@@ -135,7 +136,7 @@ class Supervisor(Part, Subscriber):
     def restore(self, agent: Agent) -> None:
         """Its cgroup is frozen, or not, as its record says."""
         try:
-            self._node(agent).freeze(agent.frozen)
+            self._place(agent).freeze(agent.frozen)
         except OSError as error:
             word = "freeze" if agent.frozen else "thaw"
             why = because_of(agent.owner, agents=[agent.name])
@@ -163,6 +164,13 @@ class Supervisor(Part, Subscriber):
         crashpoints.reach("start.committed")
         self._begin_life(self._make_live_cell(agent), True)
 
+    def _end(self, agent: Agent) -> None:
+        if agent.index not in self._live_cells:
+            if not self._has_taken_over:
+                return  # who takes it over goes on with its end
+            self._begin_life(self._make_live_cell(agent), False)
+        self._ender.begin(agent)
+
     def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
         """``stop`` and ``kill``: cancels the agent and all that it owns.
 
@@ -182,7 +190,7 @@ class Supervisor(Part, Subscriber):
 
     def _freeze(self, agent: Agent) -> None:
         try:
-            self._node(agent).freeze(True)
+            self._place(agent).freeze(True)
         except OSError as error:
             raise KernelError(f"cannot freeze {quote(agent.name)}", error) from None
         crashpoints.reach("pause.frozen")
@@ -196,7 +204,7 @@ class Supervisor(Part, Subscriber):
 
     def _thaw(self, agent: Agent) -> None:
         try:
-            self._node(agent).freeze(False)
+            self._place(agent).freeze(False)
         except OSError as error:
             raise KernelError(f"cannot thaw {quote(agent.name)}", error) from None
         crashpoints.reach("resume.thawed")
@@ -271,18 +279,18 @@ class Supervisor(Part, Subscriber):
                 await next(iter(self._live_cells.values())).wait_over()
                 await trio.lowlevel.checkpoint()
         with trio.move_on_after(_DRAIN_SECONDS):
-            await self._sweeper.drained()
+            await self._port.removed()
         if bound.cancelled_caught:
-            for node in self._hierarchy.root.path.glob("user-*/agent-*"):
-                Cgroup(node).kill()
+            for place in self._port.all_places():
+                place.kill()
 
     def check_limits(self, limits: dict[str, str]) -> None:
         """``UnsupportedError`` where the machine lacks a controller."""
-        check_limits(self._hierarchy, limits)
+        self._port.check_limits(limits)
 
     def apply_limits(self, agent: Agent, limits: dict[str, str]) -> None:
         """Writes the resource limits to the agent's cgroup, if there is one now."""
-        apply_limits(self._hierarchy, self._node(agent), limits)
+        self._port.apply_limits(self._place(agent), limits)
 
     async def recover(self) -> None:
         """Takes over what an earlier daemon left, and returns when it can be spoken to."""
@@ -295,20 +303,22 @@ class Supervisor(Part, Subscriber):
             live=self._begin_life,
             restore=self.restore,
         )
-        await recovery.run()
+        adopted = recovery.adopt()
+        self._has_taken_over = True
+        await recovery.run(adopted)
 
     # following
 
     def _begin_life(self, live_cell: LiveCell, launch: bool) -> None:
         self._nursery.start_soon(self._live, live_cell, launch)
 
-    def _node(self, agent: Agent) -> Cgroup:
-        return self._hierarchy.root.child(agent.cgroup or self._agents.registry.node_path(agent))
+    def _place(self, agent: Agent) -> Place:
+        return self._port.place(agent.cgroup or self._agents.registry.node_path(agent))
 
     def _make_live_cell(self, agent: Agent) -> LiveCell:
         records = self._places.records
         record_path = records / f"{agent.incarnation}-{agent.cell}"
-        live_cell = LiveCell(agent, self._node(agent), record_path)
+        live_cell = LiveCell(agent, self._place(agent), record_path)
         if agent.run:
             live_cell.run_in(records)
         for task in self._agents.tasks.known(agent):
@@ -442,7 +452,7 @@ class Supervisor(Part, Subscriber):
 PERFORMED: Final[dict[Effect, Callable[[Supervisor, Agent], None]]] = {
     Effect.LAUNCH: Supervisor._launch,
     Effect.REFUSE: lambda self, agent: self._ender.refuse(agent),
-    Effect.END: lambda self, agent: self._ender.begin(agent),
+    Effect.END: Supervisor._end,
     Effect.KILL: lambda self, agent: self._ender.kill(agent),
     Effect.FREEZE: Supervisor._freeze,
     Effect.THAW: Supervisor._thaw,

@@ -10,13 +10,12 @@ from runtime.agents.tasks import stop_reason
 from runtime.cell import cell
 from runtime.cell.cell import Command
 from runtime.cell.execution import Execution, LiveCell
-from runtime.cell.host import Host, Part
+from runtime.cell.host import Host, Part, guarded
 from runtime.cell.record import RunRecord
 from runtime.errors import WrongStateError
 from runtime.kernel import output
 from runtime.kernel.daemonlog import because_of
 from runtime.life.conclusions import LOST, is_lost, judge_task
-from runtime.life.ending import guarded
 from runtime.life.following import Follower, Following
 from runtime.records.change import RUNTIME, Change
 from runtime.records.items import Task, TaskCue, TaskStatus

@@ -22,7 +22,7 @@ from runtime import crashpoints
 from runtime.agents import workspace
 from runtime.agents.workspace import RunInside, Worktree, WorktreeState
 from runtime.cell import cell
-from runtime.cell.host import Host, Part
+from runtime.cell.host import Host, Part, guarded
 from runtime.errors import (
     CtxError,
     MalformedError,
@@ -32,7 +32,6 @@ from runtime.errors import (
 )
 from runtime.ids import AgentIndex
 from runtime.kernel.daemonlog import because_of
-from runtime.life.ending import guarded
 from runtime.records.change import Change, Subscriber
 from runtime.records.items import Task
 from runtime.records.lifecycle import Status

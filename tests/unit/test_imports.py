@@ -191,6 +191,13 @@ def test_arrows_between_the_floors_of_the_runtime_point_down() -> None:
     assert up == []
 
 
+def test_life_knows_no_cgroups() -> None:
+    """It asks the port (``runtime.cell.port``), so that programs may run elsewhere one day."""
+    for path in modules("runtime/life"):
+        names = re.findall(r"^(?:from|import) .*\bcgroups\b.*", path.read_text(), re.M)
+        assert names == [], path
+
+
 #: of the filesystem, in the same way
 CTXFS_FLOORS = ("ground", "tree", "tools", "files", "roof")
 CTXFS_GROUND = {

@@ -7,9 +7,12 @@ from typing import Any
 
 from runtime.cell.execution import LiveCells
 from runtime.cell.host import Host
+from runtime.cell.port import Port
 
 
 def host_with(**parts: Any) -> Host:
     """One with these parts alone."""
     missing: dict[str, Any] = dict.fromkeys((each.name for each in fields(Host)), None)
-    return Host(**{**missing, "live_cells": LiveCells(), **parts})
+    given = {**missing, "live_cells": LiveCells(), **parts}
+    port = Port(given["hierarchy"], given["watcher"], given["sweeper"])
+    return Host(**{**given, "port": given["port"] or port})

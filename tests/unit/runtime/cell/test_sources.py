@@ -26,9 +26,6 @@ class Cell:
         self.told = trio.Event()
         self.node = SimpleNamespace(child=lambda _: None)
 
-    async def wait_settled(self, watcher: object) -> None:
-        await self.told.wait()
-
     def open_keeper(self) -> int:
         if not self.told.is_set():
             raise ProcessLookupError
@@ -50,7 +47,8 @@ def looker(world: World, child: Agent, cell: Cell, monkeypatch: pytest.MonkeyPat
     assert parent is not None
     anything = cast(Any, SimpleNamespace(own=Path("/")))
     cells = LiveCells({parent.index: cast(Any, cell)})
-    host = host_with(agents=world.agents, places=anything, live_cells=cells)
+    port = cast(Any, SimpleNamespace(wait_settled=lambda cell: cell.told.wait()))
+    host = host_with(agents=world.agents, places=anything, live_cells=cells, port=port)
     return Looker(host, cast(Any, None))
 
 

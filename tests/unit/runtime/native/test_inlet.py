@@ -17,8 +17,8 @@ import pytest
 
 from runtime.cell.cell import native
 from runtime.cell.inlet import Inlet
+from runtime.cell.oldinputs import _noted
 from runtime.kernel import orders, seqpackets
-from runtime.life.oldinputs import _noted
 from tests.unit.runtime.native.test_keeper_monitor import DOZE, WHY_NOT, Run, cell
 from tests.worlds.daemon import TIMEOUT, wait_until
 from tests.worlds.readiness import readable

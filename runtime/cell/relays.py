@@ -24,7 +24,7 @@ import trio
 from runtime import crashpoints
 from runtime.cell import networks
 from runtime.cell.execution import LiveCell
-from runtime.cell.host import Host, Part
+from runtime.cell.host import Host, Part, guarded
 from runtime.cell.networks import Counters
 from runtime.errors import CtxError
 from runtime.ids import AgentIndex
@@ -33,7 +33,6 @@ from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.daemonlog import because_of
 from runtime.kernel.inotify import Wakeup
 from runtime.kernel.spawn import Process
-from runtime.life.ending import guarded
 from runtime.records.config import Config
 from runtime.records.model import Agent
 from runtime.texts.names import escape
@@ -172,7 +171,7 @@ class Networks(Part):
             crashpoints.reach("relay.gone")
             if relay is not None:
                 await relay.wait()
-            await live_cell.wait_settled(self._watcher)
+            await self._port.wait_settled(live_cell)
             if trio.current_time() - began > _LAST_RETRY:
                 retry = _FIRST_RETRY
             with trio.move_on_after(retry):
