@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 
@@ -11,7 +13,9 @@ from runtime.agents.parts import Agents
 from runtime.cell.cell import Places
 from runtime.cell.execution import LiveCells
 from runtime.cell.port import Port
+from runtime.kernel import output
 from runtime.kernel.cgroups import Hierarchy
+from runtime.kernel.daemonlog import because_of
 from runtime.kernel.inotify import Watcher
 from runtime.kernel.spawn import Spawner
 from runtime.kernel.sweeper import Sweeper
@@ -48,6 +52,18 @@ class Part:
         self._nursery = host.nursery
         self._live_cells = host.live_cells
         self._port = host.port
+
+    def _tell_log(self, agent: Agent, *lines: str) -> None:
+        """Lines of the agent's own log, if there is room for them."""
+        directory = self._agents.documents.directory(agent) / "log"
+        with contextlib.suppress(OSError):
+            for line in lines:
+                output.append_line(directory, line, self._agents.settings.log_max(agent))
+
+
+def about(agent: Agent, *, run: str = "", reason: str = "") -> dict[str, Any]:
+    """``extra`` of a line of the daemon's log that is about one agent."""
+    return because_of(agent.owner, agents=[agent.name], run=run, reason=reason)
 
 
 class guarded:

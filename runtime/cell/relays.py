@@ -24,13 +24,12 @@ import trio
 from runtime import crashpoints
 from runtime.cell import networks
 from runtime.cell.execution import LiveCell
-from runtime.cell.host import Host, Part, guarded
+from runtime.cell.host import Host, Part, about, guarded
 from runtime.cell.networks import Counters
 from runtime.errors import CtxError
 from runtime.ids import AgentIndex
-from runtime.kernel import linux, orders, output
+from runtime.kernel import linux, orders
 from runtime.kernel.cgroups import Cgroup
-from runtime.kernel.daemonlog import because_of
 from runtime.kernel.inotify import Wakeup
 from runtime.kernel.spawn import Process
 from runtime.records.config import Config
@@ -134,7 +133,7 @@ class Networks(Part):
             left = [line.name for line in counters.lines() if line.closed and line.open]
         if left:
             what = f"its relay does not close {left[0]}: it is killed"
-            why = because_of(agent.owner, agents=[agent.name])
+            why = about(agent)
             log.warning("%s: %s", agent.name, what, extra=why)
             with guarded(agent):
                 live_cell.node.child("net").kill()
@@ -179,7 +178,7 @@ class Networks(Part):
             retry = min(2 * retry, _LAST_RETRY)
             if not live_cell.goes_on or not _has_keeper(live_cell):
                 return
-            why = because_of(agent.owner, agents=[agent.name])
+            why = about(agent)
             log.warning("%s: its relay is gone: starting another one", agent.name, extra=why)
 
     async def _take_over(self, agent: Agent, leaf: Cgroup) -> None:
@@ -263,11 +262,9 @@ class Networks(Part):
 
     def _say(self, agent: Agent, what: str) -> None:
         log.warning(
-            "%s: %s", agent.name, what, extra=because_of(agent.owner, agents=[agent.name])
+            "%s: %s", agent.name, what, extra=about(agent)
         )
-        with contextlib.suppress(OSError):
-            directory = self._agents.documents.directory(agent) / "log"
-            output.append_line(directory, what, self._agents.settings.log_max(agent))
+        self._tell_log(agent, what)
 
 
 def _path(config: Config, name: str) -> str:

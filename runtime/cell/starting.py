@@ -39,7 +39,7 @@ from runtime.cell.passing import passed_files
 from runtime.cell.sources import Looker
 from runtime.cell.treework import Trees
 from runtime.errors import UnsupportedError, WrongStateError
-from runtime.kernel import orders, output
+from runtime.kernel import orders
 from runtime.kernel.users import find_user
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
@@ -130,10 +130,8 @@ class Starter(Part):
         _, left_out = self._agents.authority.trees(agent)
         if not left_out:
             return
-        text = f"no room for more than {mounts.SPACES_MAX} spaces: {' '.join(left_out)}"
-        with contextlib.suppress(OSError):
-            directory = self._agents.documents.directory(agent) / "log"
-            output.append_line(directory, text, self._agents.settings.log_max(agent))
+        most = mounts.SPACES_MAX
+        self._tell_log(agent, f"no room for more than {most} spaces: {' '.join(left_out)}")
 
     async def enter(
         self, live_cell: LiveCell, execution: Execution, command: Command

@@ -10,9 +10,9 @@ from typing import Any, Final
 from runtime.agents.messages import OWN, provenance_of_handoff
 from runtime.agents.parts import Agents
 from runtime.cell.execution import Execution, LiveCell
+from runtime.cell.host import about
 from runtime.cell.record import RunRecord, judge
 from runtime.kernel import linux, output
-from runtime.kernel.daemonlog import because_of
 from runtime.records.change import Change
 from runtime.records.documents import replace_file
 from runtime.records.items import Message, MessageStatus, Task, TaskCue, TaskStatus
@@ -100,7 +100,7 @@ def conclude_run(
             if last and not agent.how.takes_messages:
                 _add_delegation(change, agents, agent, outcome)
         except OSError as error:  # a full disk, say: the end is recorded all the same
-            extra = because_of(agent.owner, agents=[agent.name], run=agent.run)
+            extra = about(agent, run=agent.run)
             log.error("%s: cannot keep the result: %s", agent.name, error.strerror, extra=extra)
         _add_run_end(change, agent, record, outcome, reason, usage)
     message = agents.messages.current(agent)
@@ -183,7 +183,7 @@ def end_message(
         if status is MessageStatus.PROCESSED:
             _add_reply(change, agents, agent, reply)
     except OSError as error:  # a full disk, say: the end is recorded all the same
-        why = because_of(agent.owner, agents=[agent.name], run=agent.run)
+        why = about(agent, run=agent.run)
         log.error("%s: cannot keep the reply: %s", agent.name, error.strerror, extra=why)
     agents.messages.end(change, agent, message, status, reply=reply, reason=reason)
 

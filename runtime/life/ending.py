@@ -24,12 +24,10 @@ import trio
 
 from runtime import crashpoints
 from runtime.cell.execution import Execution, LiveCell
-from runtime.cell.host import Host, Part, guarded
+from runtime.cell.host import Host, Part, about, guarded
 from runtime.cell.port import Place
 from runtime.errors import CtxError, KernelError
 from runtime.ids import AgentIndex
-from runtime.kernel import output
-from runtime.kernel.daemonlog import because_of
 from runtime.records.change import Change
 from runtime.records.items import Message
 from runtime.records.lifecycle import Cue, Status
@@ -232,7 +230,7 @@ class Ender(Part):
         try:
             await self._port.signal_cells(top.owner, signal.SIGTERM, members)
         except (CtxError, OSError) as error:
-            why = because_of(top.owner, agents=[top.name])
+            why = about(top)
             log.error("%s: cannot signal it: %s", top.name, error, extra=why)
 
     def kill(self, agent: Agent) -> None:
@@ -272,7 +270,7 @@ class Ender(Part):
         try:
             self._kill_now(agent, live_cell)
         except KernelError as error:
-            why = because_of(agent.owner, agents=[agent.name])
+            why = about(agent)
             log.error("%s: %s", agent.name, error.sentence, extra=why)
 
     def _kill_now(self, agent: Agent, live_cell: LiveCell) -> None:
@@ -317,10 +315,7 @@ class Ender(Part):
         if members[0].over:
             return  # a later life has the path of its cgroup now
         if node.populated():
-            with contextlib.suppress(OSError):
-                directory = self._agents.documents.directory(top) / "log"
-                line = "the grace period is over: SIGKILL"
-                output.append_line(directory, line, self._agents.settings.log_max(top))
+            self._tell_log(top, "the grace period is over: SIGKILL")
             with trio.move_on_after(_KILL_SECONDS):
                 await self._kill_all(members[0])
             for each in members:
@@ -392,7 +387,7 @@ class Ender(Part):
         try:
             return await self._port.signal(agent.owner, number, execution)
         except (CtxError, OSError) as error:
-            why = because_of(agent.owner, agents=[agent.name])
+            why = about(agent)
             log.error("%s: cannot signal its program: %s", agent.name, error, extra=why)
             return None
 

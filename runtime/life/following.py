@@ -21,6 +21,7 @@ from runtime.cell.host import Host, Part
 from runtime.cell.record import RunRecord
 from runtime.cell.starting import Starter
 from runtime.errors import CtxError
+from runtime.life.conclusions import is_lost
 from runtime.life.ending import Ender
 from runtime.texts.names import escape
 
@@ -127,6 +128,9 @@ class Following(Part):
         execution = self._execution
         watches.enter_context(self._port.watching_place(execution.leaf, execution.changed))
 
+    def conclude(self) -> None:
+        """Records its end; its agent goes on."""
+
     def beside(self, nursery: trio.Nursery) -> None:
         """Starts what goes on while it runs, and is cancelled at the end.
 
@@ -141,6 +145,13 @@ class Following(Part):
     def failure(self) -> str:
         """Why it could not be started, as a text on one line; empty if it was."""
         return escape(str(self.error)) if self.error is not None else ""
+
+    async def run(self) -> None:
+        """Follows it to its recorded end, or that of its agent."""
+        await self.follow()
+        # with its monitor a cell ends, and so does what runs inside: that is the agent's end
+        if self._live_cell.goes_on and not is_lost(self._live_cell):
+            self.conclude()
 
     async def follow(self) -> None:
         """Returns when nothing of it is left, or somebody else leads it."""

@@ -11,7 +11,6 @@ bounded at the request: at most 16 waits may wait for the same task or child, an
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections import Counter
@@ -22,10 +21,8 @@ import trio
 from runtime import crashpoints
 from runtime.cell import networks
 from runtime.cell.execution import LiveCell
-from runtime.cell.host import Host, Part
+from runtime.cell.host import Host, Part, about
 from runtime.cell.record import RunRecord
-from runtime.kernel import output
-from runtime.kernel.daemonlog import because_of
 from runtime.life.conclusions import conclude_run
 from runtime.life.metering import Meter
 from runtime.life.residents import Listener
@@ -142,7 +139,7 @@ class Recorder(Part):
             change.set(agent, last_line=line)
             self._agents.ends.record(change, agent, Cue.ENDED, outcome, reason)
         change.set(agent, usage=usage)
-        why = because_of(agent.owner, agents=[agent.name], run=agent.run, reason=reason)
+        why = about(agent, run=agent.run, reason=reason)
         log.info("%s: %s (%s)", agent.name, outcome, reason, extra=why)
 
     def _restarts(self, live_cell: LiveCell, outcome: Outcome) -> bool:
@@ -180,11 +177,8 @@ class Recorder(Part):
             restart_at=time.time() + delay,
         )
         change.move(agent, Cue.RESTARTING, reason=f"restart:{number}", after=reason)
-        with contextlib.suppress(OSError):
-            directory = self._agents.documents.directory(agent) / "log"
-            maximum = self._agents.settings.config.restart_max
-            for line in (ended, f"restart {number} of {maximum} in {delay:g} s"):
-                output.append_line(directory, line, self._agents.settings.log_max(agent))
+        maximum = self._agents.settings.config.restart_max
+        self._tell_log(agent, ended, f"restart {number} of {maximum} in {delay:g} s")
 
     def clear(self, agent: Agent) -> None:
         """What an end that is recorded leaves goes: its cgroup, and its record."""

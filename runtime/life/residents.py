@@ -20,12 +20,11 @@ from runtime import crashpoints
 from runtime.agents.parts import Agents
 from runtime.authority.accounts import Payer
 from runtime.cell.execution import LiveCell
-from runtime.cell.host import Host, Part
+from runtime.cell.host import Host, Part, about
 from runtime.cell.inlet import Inlet
 from runtime.errors import CtxError, NoSpaceError
 from runtime.ids import ItemIndex
 from runtime.kernel import output
-from runtime.kernel.daemonlog import because_of
 from runtime.kernel.inotify import Wakeup
 from runtime.life.conclusions import as_content, end_message
 from runtime.life.streams import Streams
@@ -235,7 +234,7 @@ class Resident(Part):
             try:
                 self._deliver(message)
             except NoSpaceError as error:
-                why = because_of(agent.owner, agents=[agent.name])
+                why = about(agent)
                 log.error("%s: the next message waits: %s", agent.name, error, extra=why)
                 await trio.sleep(_RETRY_SECONDS)
                 continue
@@ -260,7 +259,7 @@ class Resident(Part):
         self._agents.messages.deliver(change, agent, message, agent.run)
         change.move(agent, Cue.RUNNING)
         self._agents.journal.commit(change)
-        self._streams.of(message.index).begin()
+        self._streams.of(message.index).changed.notify()
         crashpoints.reach("message.delivered")
 
     async def _tell(self, message: Message, line: int, data: bytes) -> None:

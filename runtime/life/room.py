@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from runtime.agents.parts import Agents
-from runtime.kernel.daemonlog import because_of
+from runtime.cell.host import about
 from runtime.records.change import RUNTIME, Change
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent
@@ -67,7 +67,7 @@ class Room:
         change.set(agent, no_room=tree)
         change.move(agent, Cue.PAUSE, reason=f"no_room: {_shown(tree)}")
         self._agents.journal.note(change)
-        why = because_of(agent.owner, agents=[agent.name])
+        why = about(agent)
         log.warning("%s is paused: %s", quote(agent.name), describe(agent), extra=why)
 
     def _go_on(self, agent: Agent) -> None:

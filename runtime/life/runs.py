@@ -30,12 +30,11 @@ from runtime import crashpoints
 from runtime.authority.accounts import Payer
 from runtime.cell import cell
 from runtime.cell.cell import Command
-from runtime.cell.execution import Execution, LiveCell
-from runtime.cell.host import Host, Part, guarded
+from runtime.cell.execution import LiveCell
+from runtime.cell.host import Host, Part, about, guarded
 from runtime.cell.record import RunRecord
 from runtime.errors import NoSpaceError
 from runtime.kernel import linux, orders, output
-from runtime.kernel.daemonlog import because_of
 from runtime.life.conclusions import LOST, add_run_start, conclude_run, is_lost, judge_run
 from runtime.life.following import Follower, Following
 from runtime.life.residents import Resident, give_up
@@ -66,13 +65,13 @@ class Runs(Part):
         while live_cell.goes_on and not is_lost(live_cell):
             count = live_cell.changed.count
             if agent.run and (agent.run != agent.cell or agent.run_cause is not None):
-                await self._follow(live_cell)
+                await _FollowingRun(self._follower, live_cell, self._streams).run()
                 continue
             try:
                 begun = self._begin(live_cell)
             except NoSpaceError as error:
-                why = because_of(agent.owner, agents=[agent.name])
-                log.error("%s: the next run cannot begin yet: %s", agent.name, error, extra=why)
+                what = "%s: the next run cannot begin yet: %s"
+                log.error(what, agent.name, error, extra=about(agent))
                 await trio.sleep(_RETRY_SECONDS)
                 continue
             if not begun and self._is_left(live_cell):
@@ -135,53 +134,6 @@ class Runs(Part):
         crashpoints.reach("run.committed")
         return True
 
-    # following
-
-    async def _follow(self, live_cell: LiveCell) -> None:
-        """Follows the current run from its present state to its recorded end, or the agent's."""
-        execution = live_cell.run_in(self._places.records)
-        following = _FollowingRun(self._follower, live_cell, execution, self._streams)
-        await following.follow()
-        if live_cell.goes_on and live_cell.hear_rest is not None:
-            await live_cell.hear_rest()
-        # with its monitor a cell ends, and so does what runs inside: that is the agent's end
-        if live_cell.goes_on and not is_lost(live_cell):
-            crashpoints.reach("run.ended")
-            self._conclude(live_cell, execution, following.failure)
-
-    def _conclude(self, live_cell: LiveCell, execution: Execution, failure: str) -> None:
-        """Records a run after which the agent goes on."""
-        agent, record = live_cell.agent, execution.record()
-        if agent.run_cause is not None:
-            outcome, reason = Outcome(agent.run_cause[0]), agent.run_cause[1]
-        elif failure:
-            outcome, reason = Outcome.ERROR, f"start_failed: {failure}"
-        else:
-            outcome, reason = judge_run(self._agents, agent, execution)
-        change = Change(by=agent.run_caused_by if agent.run_cause is not None else RUNTIME)
-        usage: dict[str, int] = {} if execution is live_cell else self._port.spent(execution.leaf)
-        conclude_run(change, self._agents, agent, record, outcome, reason, usage, last=False)
-        change.set(agent, run="", pid=0, run_cause=None)
-        between = agent.how.between
-        if agent.status is Status.PAUSED:
-            change.set(agent, paused_from=between.value)
-        elif agent.status is Status.BUSY and between is Status.IDLE:
-            change.move(agent, Cue.IDLING)
-        with contextlib.suppress(OSError):
-            directory = self._agents.documents.directory(agent) / "log"
-            line = f"{agent.run} ended: {outcome} {reason}"
-            output.append_line(directory, line, self._agents.settings.log_max(agent))
-        self._agents.journal.note(change)
-        crashpoints.reach("run.recorded")
-        live_cell.hear_rest = None
-        if execution is not live_cell:  # with which the agent would be over
-            live_cell.run = None
-            self._follower.clear(live_cell, execution)
-        # the id of the run, or cell, that the record is of
-        run = execution.record_path.name.partition("-")[2]
-        why = because_of(agent.owner, agents=[agent.name], run=run, reason=reason)
-        log.info("%s: %s: %s (%s)", agent.name, run, outcome, reason, extra=why)
-
 
 async def _hold(live_cell: LiveCell) -> None:
     """Until the cell is known to go on without its program. The signal is repeated, since an
@@ -211,13 +163,8 @@ class _FollowingRun(Following):
 
     launched = "run.launched"
 
-    def __init__(
-        self,
-        follower: Follower,
-        live_cell: LiveCell,
-        execution: Execution,
-        streams: Streams,
-    ) -> None:
+    def __init__(self, follower: Follower, live_cell: LiveCell, streams: Streams) -> None:
+        execution = live_cell.run_in(follower.host.places.records)
         super().__init__(follower, live_cell, execution)
         self._streams = streams
         self._message = self._agents.messages.current(self._agent)
@@ -256,7 +203,7 @@ class _FollowingRun(Following):
         super().beside(nursery)
         agent, message = self._agent, self._message
         if message is not None:
-            self._streams.of(message.index).begin()
+            self._streams.of(message.index).changed.notify()
         if message is not None and message.asked and agent.how.run_per_message:
             nursery.start_soon(self._pump, message)
         if agent.how.converses:
@@ -323,6 +270,41 @@ class _FollowingRun(Following):
             elif not self._agent.frozen:
                 await _hold(self._live_cell)
             await super().terminate()
+
+    async def follow(self) -> None:
+        await super().follow()
+        if self._live_cell.goes_on and self._live_cell.hear_rest is not None:
+            await self._live_cell.hear_rest()
+
+    def conclude(self) -> None:
+        """Records a run after which the agent goes on."""
+        crashpoints.reach("run.ended")
+        agent, execution = self._agent, self._execution
+        record, run = execution.record(), agent.run
+        change = Change(by=agent.run_caused_by if agent.run_cause is not None else RUNTIME)
+        if agent.run_cause is not None:
+            outcome, reason = Outcome(agent.run_cause[0]), agent.run_cause[1]
+        elif self.failure:
+            outcome, reason = Outcome.ERROR, f"start_failed: {self.failure}"
+        else:
+            outcome, reason = judge_run(self._agents, agent, execution)
+        usage = {} if self._is_first else self._port.spent(execution.leaf)
+        conclude_run(change, self._agents, agent, record, outcome, reason, usage, last=False)
+        change.set(agent, run="", pid=0, run_cause=None)
+        between = agent.how.between
+        if agent.status is Status.PAUSED:
+            change.set(agent, paused_from=between.value)
+        elif agent.status is Status.BUSY and between is Status.IDLE:
+            change.move(agent, Cue.IDLING)
+        self._tell_log(agent, f"{run} ended: {outcome} {reason}")
+        self._agents.journal.note(change)
+        crashpoints.reach("run.recorded")
+        self._live_cell.hear_rest = None
+        if not self._is_first:  # with which the agent would be over
+            self._live_cell.run = None
+            self._follower.clear(self._live_cell, execution)
+        why = about(agent, run=run, reason=reason)
+        log.info("%s: %s: %s (%s)", agent.name, run, outcome, reason, extra=why)
 
     def deadline(self) -> float:
         """In mode ``turn``; the lead of the cell keeps the time of other agents."""

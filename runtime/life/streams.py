@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-import trio
-
 from runtime.authority.loop import Gentle, Turns
 from runtime.ids import ItemIndex
+from runtime.kernel.inotify import Wakeup
 from runtime.records.change import Subscriber
 from runtime.records.items import Item, Message
 
@@ -21,32 +20,18 @@ class Stream:
 
     def __init__(self) -> None:
         self.text = ""
-        self._changed = trio.Event()
+        #: told when a run begins with the message, of each piece, and when the end is recorded
+        self.changed = Wakeup()
 
     @property
     def full(self) -> bool:
         """Whether nothing more is taken."""
         return len(self.text) >= _TEXT_MAX
 
-    def begin(self) -> None:
-        """A run works on the message now."""
-        self._tell()
-
     def add(self, text: str) -> None:
         """A piece of the reply."""
         self.text += text[: max(0, _TEXT_MAX - len(self.text))]
-        self._tell()
-
-    def end(self) -> None:
-        """What became of the message is recorded."""
-        self._tell()
-
-    def _tell(self) -> None:
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
-
-    async def wait_changed(self) -> None:
-        await self._changed.wait()
+        self.changed.notify()
 
 
 class Streams(Subscriber):
@@ -67,4 +52,4 @@ class Streams(Subscriber):
         if not isinstance(item, Message) or item.index not in self._streams:
             return
         if item.over:
-            self._streams.pop(item.index).end()
+            self._streams.pop(item.index).changed.notify()

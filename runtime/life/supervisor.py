@@ -17,7 +17,7 @@ import trio
 
 from runtime import crashpoints
 from runtime.cell.execution import LiveCell
-from runtime.cell.host import Host, Part, guarded
+from runtime.cell.host import Host, Part, about, guarded
 from runtime.cell.port import Place
 from runtime.cell.relays import Networks
 from runtime.cell.sources import Looker
@@ -31,7 +31,6 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.ids import AgentIndex, ItemIndex, RunId
-from runtime.kernel.daemonlog import because_of
 from runtime.kernel.helpers import Helpers
 from runtime.kernel.processes import Census
 from runtime.life.beginning import Beginner
@@ -45,7 +44,7 @@ from runtime.life.recovery import Recovery, record_lost
 from runtime.life.room import Room
 from runtime.life.runs import Runs
 from runtime.life.streams import Streams
-from runtime.life.taskruns import TaskRuns
+from runtime.life.taskruns import FollowingTask
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change, Subscriber
 from runtime.records.items import BY_ABORT, Item, Message, Task, TaskStatus
@@ -80,7 +79,6 @@ class Supervisor(Part, Subscriber):
         starter = Starter(host, self._looker, trees)
         self._follower = follower = Follower(host, starter, self._ender)
         self._runs = Runs(host, follower, streams)
-        self._task_runs = TaskRuns(host, follower)
         self._led_tasks: set[ItemIndex] = set()
         #: every agent that lives has a live cell
         self._has_taken_over = False
@@ -139,7 +137,7 @@ class Supervisor(Part, Subscriber):
             self._place(agent).freeze(agent.frozen)
         except OSError as error:
             word = "freeze" if agent.frozen else "thaw"
-            why = because_of(agent.owner, agents=[agent.name])
+            why = about(agent)
             log.error("%s: cannot %s it again: %s", agent.name, word, error.strerror, extra=why)
 
     def due(self, agent: Agent, effect: Effect) -> None:
@@ -242,11 +240,28 @@ class Supervisor(Part, Subscriber):
         crashpoints.reach("abort.committed")
 
     def write_input(self, task: Task, data: bytes) -> int:
-        """Bytes for a command's standard input; how many it has room for."""
+        """Bytes for a command's standard input; how many there was room for.
+
+        ``WrongStateError`` if it does not run, or does not read.
+        """
         live_cell = self._live_cells.get(task.agent)
         if live_cell is None:
             raise WrongStateError(f"the task {quote(task.name)} has just ended")
-        return self._task_runs.write_input(live_cell, task, data)
+        if task.status is not TaskStatus.RUNNING:
+            raise WrongStateError(f"the task {quote(task.name)} is {task.status.shown}")
+        try:
+            taken = live_cell.tasks[task.name].inlet.put(data)
+        except (LookupError, OSError):
+            raise WrongStateError(
+                f"the task {quote(task.name)} reads no more input: it has just ended, or has "
+                "closed it"
+            ) from None
+        if data and not taken:
+            raise WrongStateError(
+                f"the task {quote(task.name)} does not read its input, and the pipe is "
+                "full: write again when it has read"
+            )
+        return taken
 
     def reset(self, agent: Agent) -> None:
         """A new incarnation in place of a dead one."""
@@ -377,7 +392,7 @@ class Supervisor(Part, Subscriber):
                 self._beginner.add_start(change, agent)
                 self._agents.journal.commit(change)
             except NoSpaceError as error:
-                why = because_of(agent.owner, agents=[agent.name])
+                why = about(agent)
                 log.error("%s: cannot restart it yet: %s", agent.name, error, extra=why)
                 due = time.time() + _RETRY_SECONDS
                 continue
@@ -443,7 +458,8 @@ class Supervisor(Part, Subscriber):
 
     async def _task_of(self, live_cell: LiveCell, task: Task) -> None:
         try:
-            await self._task_runs.lead(live_cell, task)
+            with guarded(live_cell.agent):
+                await FollowingTask(self._follower, live_cell, task).run()
         finally:
             self._led_tasks.discard(task.index)
 

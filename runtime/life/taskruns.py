@@ -9,90 +9,27 @@ from runtime import crashpoints
 from runtime.agents.tasks import stop_reason
 from runtime.cell import cell
 from runtime.cell.cell import Command
-from runtime.cell.execution import Execution, LiveCell
-from runtime.cell.host import Host, Part, guarded
+from runtime.cell.execution import LiveCell
+from runtime.cell.host import about
 from runtime.cell.record import RunRecord
-from runtime.errors import WrongStateError
 from runtime.kernel import output
-from runtime.kernel.daemonlog import because_of
-from runtime.life.conclusions import LOST, is_lost, judge_task
+from runtime.life.conclusions import LOST, judge_task
 from runtime.life.following import Follower, Following
 from runtime.records.change import RUNTIME, Change
 from runtime.records.items import Task, TaskCue, TaskStatus
 from runtime.records.model import Agent
-from runtime.texts.names import parse_env_line, quote
+from runtime.texts.names import parse_env_line
 
 log = logging.getLogger("ctxd.taskruns")
 
 
-class TaskRuns(Part):
-    """Starts commands, follows them, and records their ends."""
-
-    def __init__(self, host: Host, follower: Follower) -> None:
-        super().__init__(host)
-        self._follower = follower
-
-    async def lead(self, live_cell: LiveCell, task: Task) -> None:
-        """Follows one command from its present state to its recorded end, or the agent's."""
-        execution = live_cell.task_in(self._places.records, task.name)
-        with guarded(live_cell.agent):
-            following = _FollowingTask(self._follower, live_cell, execution, task)
-            await following.follow()
-            # with its monitor a cell ends, and so does what runs inside: that is the agent's end
-            if live_cell.goes_on and not is_lost(live_cell):
-                self._conclude(live_cell, task, execution, following.failure)
-
-    def _conclude(
-        self, live_cell: LiveCell, task: Task, execution: Execution, failure: str
-    ) -> None:
-        agent, record = live_cell.agent, execution.record()
-        cue, exit_text = judge_task(task, record)
-        reason = failure or record.failed
-        if reason and cue is TaskCue.FAIL:
-            with contextlib.suppress(OSError):
-                directory = self._agents.results.directory(agent, task)
-                output.append_line(directory, reason, self._agents.settings.log_max(agent))
-        change = Change(by=task.by if cue is TaskCue.CANCEL else RUNTIME)
-        self._agents.tasks.end(
-            change, agent, task, cue, exit_text=exit_text, reason=_why(agent, task, cue, reason)
-        )
-        self._agents.journal.note(change)
-        crashpoints.reach("task.recorded")
-        live_cell.tasks.pop(task.name, None)
-        self._follower.clear(live_cell, execution)
-        why = because_of(agent.owner, agents=[agent.name], reason=exit_text)
-        log.info("%s: task %s: %s %s", agent.name, task.name, task.status, exit_text, extra=why)
-
-    def write_input(self, live_cell: LiveCell, task: Task, data: bytes) -> int:
-        """Bytes for the standard input of a command; how many there was room for.
-
-        ``WrongStateError`` if it does not run, or does not read.
-        """
-        if task.status is not TaskStatus.RUNNING:
-            raise WrongStateError(f"the task {quote(task.name)} is {task.status.shown}")
-        try:
-            taken = live_cell.tasks[task.name].inlet.put(data)
-        except (LookupError, OSError):
-            raise WrongStateError(
-                f"the task {quote(task.name)} reads no more input: it has just ended, or has "
-                "closed it"
-            ) from None
-        if data and not taken:
-            raise WrongStateError(
-                f"the task {quote(task.name)} does not read its input, and the pipe is "
-                "full: write again when it has read"
-            )
-        return taken
-
-
-class _FollowingTask(Following):
+class FollowingTask(Following):
     """Follows a command of an agent's."""
 
     launched = "task.launched"
 
-    def __init__(
-        self, follower: Follower, live_cell: LiveCell, execution: Execution, task: Task
-    ) -> None:
+    def __init__(self, follower: Follower, live_cell: LiveCell, task: Task) -> None:
+        execution = live_cell.task_in(follower.host.places.records, task.name)
         super().__init__(follower, live_cell, execution)
         self._task = task
 
@@ -128,6 +65,25 @@ class _FollowingTask(Following):
 
     def is_impatient(self) -> bool:
         return self._task.given_up
+
+    def conclude(self) -> None:
+        agent, task, record = self._agent, self._task, self._execution.record()
+        cue, exit_text = judge_task(task, record)
+        reason = self.failure or record.failed
+        if reason and cue is TaskCue.FAIL:
+            with contextlib.suppress(OSError):
+                directory = self._agents.results.directory(agent, task)
+                output.append_line(directory, reason, self._agents.settings.log_max(agent))
+        change = Change(by=task.by if cue is TaskCue.CANCEL else RUNTIME)
+        self._agents.tasks.end(
+            change, agent, task, cue, exit_text=exit_text, reason=_why(agent, task, cue, reason)
+        )
+        self._agents.journal.note(change)
+        crashpoints.reach("task.recorded")
+        self._live_cell.tasks.pop(task.name, None)
+        self._follower.clear(self._live_cell, self._execution)
+        why = about(agent, reason=exit_text)
+        log.info("%s: task %s: %s %s", agent.name, task.name, task.status, exit_text, extra=why)
 
 
 def _why(agent: Agent, task: Task, cue: TaskCue, failure: str) -> str:

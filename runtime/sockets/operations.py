@@ -321,7 +321,7 @@ async def _tell_reply(request: Request, message: Message) -> None:
     progress = request.progress
     told, shown = progress.get("told", False), progress.get("shown", 0)
     while True:
-        over = message.over
+        over, count = message.over, stream.changed.count
         if message.run and not told:
             told = progress["told"] = True
             await request.answer({"type": "start", "id": name, "run": message.run})
@@ -332,7 +332,7 @@ async def _tell_reply(request: Request, message: Message) -> None:
         elif over:
             break
         else:
-            await stream.wait_changed()
+            await stream.changed.after(count)
     if message.status is MessageStatus.PROCESSED and not silent and "message" not in progress:
         progress["message"] = True
         await request.answer({"type": "message", "id": name, "text": message.reply})
