@@ -55,6 +55,8 @@ class _NoHelpers:
     async def ask(self, *_: object, **__: object) -> bytes:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
+    tell = ask
+
 
 class Scene:
     """A supervisor of one busy agent, whose cgroup is a directory of plain files."""
