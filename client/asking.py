@@ -26,11 +26,16 @@ def do_ping(root: Root, args: Arguments) -> int:
     return OK
 
 
+PERMISSIONS = (
+    *("connect", "create", "detach", "execute", "read", "start", "stop", "use", "write"),
+)
+
+
 @command(
     "why",
     *LISTING,
     NAME,
-    operand("verb", "PERM", "create, read, connect, ..."),
+    operand("verb", "PERM", "create, read, connect, ...", words=PERMISSIONS),
     operand("object", "CLASS:NAME", "such as agent:coder or network:default"),
 )
 def do_why(root: Root, args: Arguments) -> int:

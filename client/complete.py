@@ -16,7 +16,7 @@ from client.output import STDOUT, escape
 from client.parsing import parse_options
 from client.root import Root, agent, default_root, own_agent
 from client.types import Iterable, Iterator, Sequence
-from client.words import AGENT_FILES, LIVES, MODES
+from client.words import AGENT_FILES
 
 #: a word, and what it means
 Candidate = tuple[str, str]
@@ -34,15 +34,6 @@ OPTIONS = (
 HARMLESS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-,@%=/:")
 #: the directories of an agent that the objects of these arguments are in
 PLACES = {"TASK": "task", "ID": "work", "WAIT": "waiting"}
-#: of other arguments
-WORDS = {
-    "MODE": MODES,
-    "LIFE": LIVES,
-    "CONTEXT": ("fresh", "fork"),
-    "WORKSPACE": ("inherit", "worktree"),
-    "PROTOCOL": ("acp",),
-    "PERM": ("connect", "create", "detach", "execute", "read", "start", "stop", "use", "write"),
-}
 
 
 def takes_value(argument: Argument) -> bool:
@@ -112,10 +103,10 @@ class Line:
 
     def of_argument(self, argument: Argument, current: str) -> Iterator[Candidate]:
         """Yield the values that an argument could have."""
-        choices = argument[1].get("choices")
+        words = argument[1].get("choices") or argument[1].get("words")
         kind = str(argument[1].get("metavar", ""))
-        if choices or kind in WORDS:
-            yield from ((str(choice), "") for choice in choices or WORDS[kind])
+        if words:
+            yield from ((word, "") for word in words)
         elif kind in ("NAME", "P"):
             yield from self.agents()
         elif kind in PLACES:

@@ -16,7 +16,10 @@ class Arguments(SimpleNamespace):
 
 
 def arg(*flags: str, **options: Any) -> Argument:
-    """Return one argument of a command, in the terms of argparse."""
+    """Return one argument of a command, in the terms of argparse.
+
+    Its value may be one of `words`, which are offered, or another one, unlike with `choices`.
+    """
     return flags, options
 
 

@@ -225,9 +225,19 @@ MAKING_OPTIONS = (
     option("--timeout", "DURATION", "end it after this time"),
     option("--limit", "K=V...", "limit it, such as memory.max=1G"),
     option("--restart", "WHEN", "when to start it again: on-failure or always; not for a child"),
-    option("--life", "LIFE", f"of a child: {one_of(LIVES)}"),
-    option("--mode", "MODE", f"how it runs: {one_of(MODES)}"),
-    option("--context", "CONTEXT", "what a child knows at first: fresh or fork"),
-    option("--workspace", "WORKSPACE", "where it works: inherit, worktree or explicit_root:/DIR"),
+    option("--life", "LIFE", f"of a child: {one_of(LIVES)}", words=LIVES),
+    option("--mode", "MODE", f"how it runs: {one_of(MODES)}", words=MODES),
+    option(
+        "--context",
+        "CONTEXT",
+        "what a child knows at first: fresh or fork",
+        words=("fresh", "fork"),
+    ),
+    option(
+        "--workspace",
+        "WORKSPACE",
+        "where it works: inherit, worktree or explicit_root:/DIR",
+        words=("inherit", "worktree"),
+    ),
     option("--model", "MODEL", "the model that it uses"),
 )

@@ -38,7 +38,8 @@ def parser_for(command: Command) -> argparse.ArgumentParser:
         formatter_class=lambda prog: argparse.HelpFormatter(prog, width=90),
     )
     for flags, options in command.arguments:
-        parser.add_argument(*flags, **options)
+        own = {name: value for name, value in options.items() if name != "words"}
+        parser.add_argument(*flags, **own)
     if command.rest in REST:
         parser.usage = f"{parser.format_usage().partition(': ')[2].rstrip()} {REST[command.rest]}"
     return parser
