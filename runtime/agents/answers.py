@@ -1,4 +1,4 @@
-"""What tools answered to calls with an id: a call that is said again is not made again.
+"""The answers of tools to calls with an id: a call that is said again is not made again.
 
 The answer is stored in the transaction of what the call changes (``Journal.answering``). So
 whoever was not answered, because a connection or the daemon ended, may say the call again.
@@ -54,7 +54,7 @@ def digest(tool: str, given: Any) -> str:
 
 
 class _Kept:
-    """What is kept for one caller."""
+    """The answers that are kept for one caller."""
 
     __slots__ = ("charge", "count", "size")
 
@@ -111,7 +111,7 @@ class Answers(Part, Subscriber):
         return self._turns.turn((caller.key, name))
 
     def find(self, caller: Caller, name: CallId, call: str) -> dict[str, Any] | None:
-        """What a call of this id answered; ``TakenError`` if it was another one.
+        """The answer to a call of this id; ``TakenError`` if it was another one.
 
         ``StaleError`` for one of which nobody knows what came of it.
         """
@@ -152,8 +152,8 @@ class Answers(Part, Subscriber):
                 self._drop(partial(self._store.drop_answer, answer.caller, answer.name))
 
     def begin(self, answer: Answer) -> None:
-        """What the call does next is no change of the store: if the daemon dies meanwhile, the
-        call is not made again."""
+        """The call's next step is no change of the store: if the daemon dies meanwhile, the call
+        is not made again."""
         answer.begun = True
         self._commit(answer)
 

@@ -311,7 +311,7 @@ class Births(Part):
         }
 
     def _prepare(self, agent: Agent) -> None:
-        """What an agent has beside its record."""
+        """Makes what an agent has beside its record."""
         self._store.keep_reserve()
         self._wait_files.create(agent.wait_token, agent.owner, self._registry.family(agent))
         crashpoints.reach("create.waitfile")

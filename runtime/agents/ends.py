@@ -1,4 +1,4 @@
-"""What the end of an agent means for its records: its session, its parent, what it had begun."""
+"""The end of an agent, in its records: its session, its parent, what it had begun."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Ends(Part):
     def record_some(
         self, change: Change, agent: Agent, reason: str, *, everything: bool
     ) -> bool:
-        """Of what ``record`` will end, some, if it is so much that it would hold up others.
+        """Ends some of what ``record`` will end, if it is so much that it would hold up others.
 
         Without ``everything`` the agent is started again: only its commands end.
         """

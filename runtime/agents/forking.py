@@ -65,7 +65,7 @@ class Room:
 
 
 def inherit(agents: Agents, parent: Agent, child: Agent) -> context.Inherited:
-    """What a child inherits of its parent as that is now, within ``fork_limit``."""
+    """The context that a child inherits of its parent as that is now, within ``fork_limit``."""
     session = agents.sessions.get(parent.session)
     assert session is not None
     work = {item.name: item for item in agents.items.of(parent.index, Work)}
@@ -180,7 +180,7 @@ def _children(
 
 
 def _tail(agents: Agents, parent: Agent, session: Session) -> list[context.Line]:
-    """What was said last in the current run, the message that it works on first."""
+    """The lines that were said last in the current run, the message that it works on first."""
     found = []
     current = agents.messages.current(parent)
     if current is not None:

@@ -123,7 +123,7 @@ REPORTING: Final = Guard(
 
 
 def provenance_of_handoff(agent: Agent) -> str:
-    """What its first message is to an agent."""
+    """The provenance of an agent's first message."""
     if agent.parent is None:
         return "operator"
     return "delegation" if agent.owned else "bootstrap"
@@ -187,7 +187,8 @@ class Messages(Part):
         return self._items.named(agent.index, Message, key)
 
     def meant(self, caller: Caller, agent: Agent, name: MessageId) -> Message | None:
-        """What a caller means by an id: its own report, else a message of the session."""
+        """The message that a caller means by an id: its own report, else a message of the
+        session."""
         return self.find(agent, name, caller.key) or self.find(agent, name)
 
     def is_parents(self, agent: Agent, message: Message) -> bool:
@@ -212,7 +213,7 @@ class Messages(Part):
         return "".join(self.lines(agent))
 
     def lines(self, agent: Agent) -> Iterator[str]:
-        """The same one by one, of the messages that wait now."""
+        """The lines of ``queue`` one by one, of the messages that wait now."""
         for m in self.pending(agent):
             if m.status is not MessageStatus.QUEUED:
                 continue  # delivered, or dropped, since the first line was read
@@ -294,7 +295,7 @@ class Messages(Part):
         name: str = "",
         asked: str = "",
     ) -> Message:
-        """The same in a change that the caller commits."""
+        """Sends a message, as ``send`` does, in a change that the caller commits."""
         roles = self._check_sender(caller, agent)
         reporter = self._registry.get(caller.agent) if caller.agent is not None else None
         if roles & Role.CHILD and reporter is not None:
@@ -454,7 +455,8 @@ class Messages(Part):
             self._add(change, agent, text=text, sender=sender, provenance=provenance)
 
     def discard_notices(self, change: Change, agent: Agent, ended: Task | Wait) -> None:
-        """What ended is removed: if the agent does that itself, its unread notices of it go.
+        """Something that ended is removed: if the agent does that itself, its unread notices of it
+        go.
 
         It need not be told any more, as no SIGCHLD stays pending for a child that wait(2) has
         returned. What anybody else removes, the agent is still told of.
@@ -538,7 +540,7 @@ class Messages(Part):
         reply: str = "",
         reason: str = "",
     ) -> None:
-        """What became of it; only some are remembered (``_is_remembered``)."""
+        """Records what became of a message; only some are remembered (``_is_remembered``)."""
         self._end(change, agent, message, status, reply, reason)
         if self._is_remembered(agent, message):
             self._forget_old(change, agent, len(reply))
@@ -572,7 +574,8 @@ class Messages(Part):
             change.drop(message)
 
     def _forget_old(self, change: Change, agent: Agent, size: int, kept: int = 1) -> None:
-        """What ended before, if it is too much with so many that end now, of so much text."""
+        """Forgets messages that ended before, if they are too many with those that end now, of so
+        much text."""
         ended = [m for m in self._of(agent) if m.over]
         ended.sort(key=lambda m: m.updated, reverse=True)  # what waited long has ended just now
         for old in ended:

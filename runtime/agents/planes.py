@@ -38,7 +38,7 @@ MAKING: Final[Guard[Agent]] = Guard(who=PARTIES, when=TAKING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
-    """What every part of ``runtime.agents`` works on."""
+    """The surroundings of every part of ``runtime.agents``."""
 
     settings: Settings
     store: Store
@@ -81,8 +81,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneKind(Generic[_I]):
-    """What one kind of records is called, of which setting the maximum for one agent is, and
-    who makes them below an agent and removes them."""
+    """One kind of records: its name, the setting for how many an agent has, and who makes and
+    removes them."""
 
     cls: type[_I]
     what: str
@@ -179,10 +179,10 @@ class Plane(Part, Generic[_I]):
         """``QuotaError`` if what a new one leads to has no room."""
 
     def _added(self, change: Change, agent: Agent, item: _I) -> None:
-        """What else its making means."""
+        """Adds to the change what else its making means."""
 
     def _removing(self, change: Change, agent: Agent, item: _I) -> None:
-        """What else its removal means."""
+        """Adds to the change what else its removal means."""
 
 
 def why_taken(agent: Agent, what: str, name: str) -> str:

@@ -85,7 +85,8 @@ class Removals(Part):
         self.leave(left)
 
     def going(self, agent: Agent) -> tuple[list[Agent], list[Agent]]:
-        """What goes with an agent: at once, itself included, and a little at a time after it."""
+        """The agents that go with an agent: at once, itself included, and a little at a time after
+        it."""
         members = [agent, *self._registry.descendants(agent)]
         return members[:_AT_ONCE], members[_AT_ONCE:]
 
@@ -113,14 +114,14 @@ class Removals(Part):
             self.forget(member)
 
     def leave(self, members: list[Agent]) -> None:
-        """What these were owned by is removed: they go soon, and never start meanwhile, since
-        what has lost its owner cannot (``Registry.why_orphaned``)."""
+        """The owners of these are removed: they go soon, and never start meanwhile, since what has
+        lost its owner cannot (``Registry.why_orphaned``)."""
         if members:
             self._left += members
             self._more_left.set()
 
     async def run(self) -> None:
-        """What an owner that was removed has left behind, also with an earlier daemon."""
+        """Removes what an owner that was removed has left behind, also with an earlier daemon."""
         self.leave([a for a in self._registry if a.owned and self._registry.parent_of(a) is None])
         while True:
             await self._more_left.wait()
@@ -166,7 +167,7 @@ class Removals(Part):
             self._sessions.erase(session)
 
     def remove_temporary(self, agent: Agent) -> None:
-        """Of a ``temp`` child only the parent's channel stays."""
+        """Removes a ``temp`` child, of which only the parent's channel stays."""
         try:
             self.remove(agent)
         except CtxError as error:

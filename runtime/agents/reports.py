@@ -1,4 +1,4 @@
-"""What agents report to their supervisors: the event of each, and which are remembered."""
+"""The reports of agents to their supervisors: the event of each, and which are remembered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tasks and children give back, in a bounded space: previews, results, references, artifacts.
+"""The results of tasks and children, in a bounded space: previews, results, references, artifacts.
 
 Ends are recorded in the loop, so of each thing no more is looked at than is shown, however
 much there is.
@@ -113,7 +113,7 @@ def file_source(path: Path, shown: str = "") -> Source:
 
 
 def _kept_source(directory: Path, shown: str) -> Source:
-    """What a monitor keeps of an output, as it grows."""
+    """The output that a monitor keeps, as it grows."""
     return Source(
         lambda: Segments(directory).size,
         lambda offset, length: Segments(directory).read(offset, length),
@@ -193,7 +193,7 @@ def _within(entries: list[Any], limit: int) -> tuple[list[Any], bool]:
 
 
 class Results(Part):
-    """What there is of tasks and children, for the records that tell of their ends."""
+    """The results of tasks and children, for the records that tell of their ends."""
 
     def child_of(self, task: Task) -> Agent | None:
         """The child that a handle supervises, None for a command."""
@@ -214,7 +214,7 @@ class Results(Part):
         return next((line.strip() for line in lines if line.strip()), "")[:_TITLE_MAX]
 
     def source(self, task: Task) -> Source:
-        """What a task has written; of a child what there is most of: of one that runs its latest
+        """The output of a task; for a child the best that there is: of one that runs its latest
         reply, of one that has ended its result, and the end of its output before both."""
         path = f"{self._around.mount}/agent/{self._name(task)}.d/task/{task.name}/output"
         child = self.child_of(task)
@@ -279,7 +279,8 @@ class Results(Part):
         }
 
     def of_child(self, change: Change, parent: Agent, child: Agent) -> dict[str, Any]:
-        """The same of a child that has ended, or is its parent's no more."""
+        """The facts, as of a task, that the end of a child is told with: it has ended, or is its
+        parent's no more."""
         reason = change.peek_agent(child, "reason")
         dead = change.peek_agent(child, "status") is Status.DEAD
         outcome = change.peek_agent(child, "outcome")
@@ -329,7 +330,7 @@ def _facts(
 
 
 def shortened(text: str, where: str) -> tuple[str, bool]:
-    """Of a text what is shown of any: ``ends_of`` in at most 8 KiB."""
+    """The part of a text that is shown: ``ends_of`` in at most 8 KiB."""
     data = text.encode()
     return _shown(Source(lambda: len(data), lambda at, size: data[at : at + size], ""), where)
 

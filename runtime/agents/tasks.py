@@ -302,11 +302,11 @@ class TaskPlane(Plane[Task], Subscriber):
         return task.started or (child.started if child is not None else 0.0)
 
     def facts(self, agent: Agent, task: Task) -> dict[str, Any]:
-        """What the end of one was told with, as that is now."""
+        """The facts that the end of a task was told with, as they are now."""
         return self._results.of_task(Change(), agent, task)
 
     def worktree(self, task: Task) -> str:
-        """Of a handle: what there is to know of its child's worktree."""
+        """A description of the worktree of a handle's child."""
         found = _worktree_of(self._results.child_of(task))
         return found.describe() if found is not None else ""
 

@@ -1,4 +1,4 @@
-"""What agents wait for, and what wakes them (ctxfs-tasks(5), Waits).
+"""The waits of agents, and what wakes them (ctxfs-tasks(5), Waits).
 
 A wait is armed once and leaves that state once, in the change that tells of its
 cause: it is fired, cancelled or expired with everything that this means, or not at
@@ -210,11 +210,11 @@ class WaitingPlane(Plane[Wait], Subscriber):
         crashpoints.reach("wait.armed")
 
     def check_arm(self, caller: Caller, agent: Agent, wait: Wait, text: str) -> None:
-        """What ``arm`` would raise."""
+        """Raises what ``arm`` would."""
         self.begin(Change(), caller, agent, wait, text)
 
     def begin(self, change: Change, caller: Caller, agent: Agent, wait: Wait, text: str) -> None:
-        """The same in a change that the caller commits."""
+        """Arms a wait in a change that the caller commits."""
         self.check_there(wait)
         ARMING.check_when(Act.WRITE, "on", agent)
         to = change.step(wait, WaitCue.ARM)
@@ -277,11 +277,11 @@ class WaitingPlane(Plane[Wait], Subscriber):
             self.update(change, agent, wait, field, text)
 
     def check(self, agent: Agent, wait: Wait, field: str, text: str) -> None:
-        """What ``set`` would raise."""
+        """Raises what ``set`` would."""
         self.update(Change(), agent, wait, field, text)
 
     def update(self, change: Change, agent: Agent, wait: Wait, field: str, text: str) -> None:
-        """The same in a change that the caller commits."""
+        """Sets a field in a change that the caller commits."""
         self.check_pending(wait)
         _SETTERS[field](self, change, agent, wait, text)
 
@@ -305,7 +305,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
     # what becomes of them
 
     def fire(self, change: Change, agent: Agent, wait: Wait, payload: Payload | Answer) -> None:
-        """What an armed one waited for is there; the agent is told."""
+        """The cause of an armed wait is there; the agent is told."""
         answer = payload if isinstance(payload, Answer) else Answer.of(payload)
         self._leave(change, agent, wait, WaitCue.FIRE, answer)
 
@@ -355,7 +355,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
             self.resource_over(change, agent, "reply", name, lambda: over)
 
     def _message_ended(self, change: Change, child: Agent, message: Message) -> None:
-        """What an agent was sent is done; its parent may wait for the reply."""
+        """A message to an agent has ended; its parent may wait for the reply."""
         parent = self._registry.parent_of(child)
         if parent is None or not self._messages.is_parents(child, message):
             return
@@ -369,7 +369,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
     def _reply_payload(
         self, change: Change, agent: Agent, child: Agent, message: Message
     ) -> Payload:
-        """What a wait for the reply to an ended message is answered with."""
+        """The payload of a wait for the reply to a message that has ended."""
         whole = change.peek(message, "reply")
         handle, path = self._items.named(agent.index, Task, child.name), ""
         if whole and handle is not None and handle.child == child.index:
@@ -388,7 +388,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
 
     @staticmethod
     def _ended_payload(child: str, outcome: str, reason: str) -> dict[str, Any]:
-        """The same if there is no such message: the child has ended."""
+        """The payload of a wait for a reply that never comes: the child has ended."""
         return {
             "child": child,
             "message": "",

@@ -1,4 +1,4 @@
-"""What an agent works on: its work items, and which has the focus (ctxfs-tasks(5), Work items).
+"""The work items of an agent, and which has the focus (ctxfs-tasks(5), Work items).
 
 An item is blocked while something is in its way: an armed wait, or an item in its
 ``blocked_by`` that is not over. With nothing in the way it is open again, or active
@@ -65,7 +65,7 @@ class WorkPlane(Plane[Work]):
     # looking
 
     def obstacles(self, change: Change, agent: Agent, item: Work) -> list[str]:
-        """What is in its way, as in ``blocked_by``, but without the items that are over."""
+        """The obstacles in its way, as in ``blocked_by``, but without the items that are over."""
         wanted = change.peek(item, "blocked_by")
         there = {other.name: other for other in self.of(change, agent)} if wanted else {}
         items = [
@@ -113,11 +113,11 @@ class WorkPlane(Plane[Work]):
             self.update(change, agent, item, field, text)
 
     def check(self, agent: Agent, item: Work, field: str, text: str) -> None:
-        """What ``set`` would raise."""
+        """Raises what ``set`` would."""
         self.update(Change(), agent, item, field, text)
 
     def update(self, change: Change, agent: Agent, item: Work, field: str, text: str) -> None:
-        """The same in a change that the caller commits."""
+        """Sets a field in a change that the caller commits."""
         self.check_open(item)
         limit = self._settings.config.control_max
         if len(text.encode()) > limit:
@@ -134,11 +134,11 @@ class WorkPlane(Plane[Work]):
             self.turn_to(change, agent, name)
 
     def check_focus(self, agent: Agent, name: str) -> None:
-        """What ``focus`` would raise."""
+        """Raises what ``focus`` would."""
         self.turn_to(Change(), agent, name)
 
     def turn_to(self, change: Change, agent: Agent, name: str) -> None:
-        """The same in a change that the caller commits."""
+        """Focuses an item in a change that the caller commits."""
         item = self.named(change, agent, name) if name else None
         if item is not None and change.is_over(item):
             self.check_open(item)

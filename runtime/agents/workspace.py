@@ -137,7 +137,7 @@ _JUDGE: Final = _script("take", "judge") + "say end\n"
 
 
 class WorktreeState(StrEnum):
-    """What became of what a child committed."""
+    """The state of what a child committed."""
 
     OPEN = "open"
     FETCHING = "fetching"
@@ -189,7 +189,7 @@ class Worktree:
         return self.commit or self.base
 
     def describe(self) -> str:
-        """What the handle shows: ``key=value``, one per line."""
+        """The text that the handle shows: ``key=value``, one per line."""
         values = {
             "state": self.state.value,
             "path": self.path,
@@ -201,7 +201,7 @@ class Worktree:
         return "".join(f"{key}={value}\n" for key, value in values.items())
 
     def kept(self, why: str) -> Self:
-        """The same, kept; ``reason`` then says what can be done, too."""
+        """This worktree as one that is kept; ``reason`` then says what can be done, too."""
         remedy = (
             "repair that, or copy what you need from there without git, and remove "
             f"{quote(self.place, 300)}; then write fetch to ctl"
@@ -214,8 +214,8 @@ class Worktree:
 
     @classmethod
     def load(cls, values: dict[str, Any]) -> Self:
-        """What ``dump`` returned, of any version: that of version 0.1 was a git worktree of its
-        parent, of which nothing is taken over."""
+        """The worktree that ``dump`` wrote, of any version: that of version 0.1 was a git worktree
+        of its parent, of which nothing is taken over."""
         if "objects" not in values:
             found = cls(**{key: values[key] for key in ("name", "root", "common", "base")})
             return found.kept("an earlier ctxd made it, as a git worktree of its parent")
@@ -252,7 +252,7 @@ def check_branch(name: str) -> None:
 
 
 def binds(worktree: Worktree) -> list[Mount]:
-    """What the child's view has of it, in order.
+    """The mounts that the child's view has of it, in order.
 
     Sources are paths in the parent's view, without symbolic links, and are opened there
     as the parent would, with all that is mounted below them; the last of each list is on
@@ -305,7 +305,7 @@ def _is_inside(path: str, directory: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a script said: its exit status, its words, and what else was printed."""
+    """The answer of a script: its exit status, its words, and what else was printed."""
 
     code: int
     words: dict[str, list[str]]

@@ -116,7 +116,7 @@ def native(name: str) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the monitor is to run; ``describe`` tells it for the log.
+    """The steps that the monitor is to run; ``describe`` tells them for the log.
 
     ``steps`` is the first program with its arguments, the next with its own among them, and so on;
     ``spec``, ``view``, ``stage`` and ``lend`` are the orders that keeper, view, stage and lend
@@ -263,7 +263,7 @@ def has_own_root(agents: Agents, agent: Agent) -> bool:
 
 
 def _own_mounts(agents: Agents, agent: Agent) -> list[mounts.Mount]:
-    """What the agent's own fields bind, in order: root, workspace, table."""
+    """The mounts that the agent's own fields bind, in order: root, workspace, table."""
     table = agents.authority.narrowed_mounts(agent)
     return [*_root_mount(agents, agent), *_workspace_mounts(agents, agent, agent), *table]
 
@@ -281,8 +281,8 @@ def _found(agents: Agents, agent: Agent, name: str, path: str, target: str) -> m
 
 
 def _workspace_mounts(agents: Agents, owner: Agent, agent: Agent) -> list[mounts.Mount]:
-    """What the workspace of one binds that an agent has it from, who may be the same; nothing if
-    that is inherited.
+    """The mounts of a workspace, of the agent that it is from, who may be the same; none if that
+    is inherited.
 
     Of what lies at the own place of a durable tree, an agent has what the tree gives it, and the
     worktree. ``WrongStateError`` if its worktree has not been made.
@@ -316,8 +316,8 @@ def _pins_tree(agents: Agents, agent: Agent, mount: mounts.Mount) -> bool:
 
 
 def _carried(agents: Agents, agent: Agent, mount: mounts.Mount) -> Iterator[mounts.Mount]:
-    """What comes along with a directory of the parent's view, and is less for this agent: durable
-    trees."""
+    """The durable trees that come along with a directory of the parent's view, and are less for
+    this agent."""
     if mount.mode == "hide" or mount.tree or agent.parent is None:
         return
     target = mount.target.rstrip("/")
@@ -435,7 +435,7 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     passed = extra + (1 if nested else bool(staged)) + (parent is not None)
 
     def lend(tree: _Lent) -> tuple[str, ...]:
-        """What attaches a tree; the orders of lend.c come before the trees."""
+        """The operation that attaches a tree; the orders of lend.c come before the trees."""
         number = next(n for n, each in enumerate(lent) if each is tree)
         return ("lent", str(passed + 1 + number), tree.target)
 
@@ -525,7 +525,8 @@ def _spec(
     words: Sequence[str],
     having: Mapping[str, int] | None = None,
 ) -> bytes:
-    """What the keeper is to start; it keeps a cell without a program if there are no words."""
+    """The orders on what the keeper is to start; it keeps a cell without a program if there are no
+    words."""
     environment = [f"{key}={value}" for key, value in variables.items()]
     listens = networks.listened(having or {})
     return orders.message(cwd, environment, words, *([listens] if listens else []))

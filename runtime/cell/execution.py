@@ -1,4 +1,4 @@
-"""What the daemon knows in memory of programs that run, from their start to their recorded end."""
+"""Running programs as the daemon knows them in memory, from their start to their recorded end."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class LiveCell(Execution):
         return [leaf for leaf in found if leaf.path.name.startswith(".")]
 
     def entered(self) -> Iterator[Execution]:
-        """What has entered the cell."""
+        """The programs that have entered the cell."""
         if self.run is not None:
             yield self.run
         yield from self.tasks.values()

@@ -1,4 +1,4 @@
-"""What the parts that start, lead and end programs of agents work on."""
+"""The surroundings of the parts that start, lead and end programs of agents."""
 
 from __future__ import annotations
 

@@ -79,7 +79,8 @@ def may_use(agents: Agents, agent: Agent, name: str) -> bool:
 
 
 def variables(networks: Mapping[str, int]) -> dict[str, str]:
-    """What programs find in their environment: where each network is on the loopback."""
+    """The variables that programs find in their environment: where each network is on the
+    loopback."""
     return {
         limits.variable(name): f"http://127.0.0.1:{port}"
         for name, port in networks.items()
@@ -88,7 +89,7 @@ def variables(networks: Mapping[str, int]) -> dict[str, str]:
 
 
 def listened(networks: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The same as the keeper is told: each with its port, or 0."""
+    """The networks as the keeper is told of them: each with its port, or 0."""
     return [(name, port if port > SOCKET else 0) for name, port in networks.items()]
 
 
@@ -118,7 +119,7 @@ def owners_path(directory: Path, owner: int) -> Path:
 
 
 def remove(directory: Path, agent: Agent, cell: str) -> None:
-    """What is left of a cell that is over; the counters go with the agent's life."""
+    """Removes what is left of a cell that is over; the counters go with the agent's life."""
     (directory / cell).unlink(missing_ok=True)
     if not agent.live:
         counters_path(directory, agent).unlink(missing_ok=True)
@@ -224,7 +225,7 @@ class Counters:
         return found
 
     def usage(self) -> dict[str, int]:
-        """What the agent and all that it owns have used of networks."""
+        """The bytes that the agent and all that it owns have passed through networks."""
         return {key: value for line in self.lines() for key, value in line.usage.items()}
 
     def number_of(self, name: str) -> int:
@@ -272,7 +273,7 @@ def of_cell(directory: Path, agent: Agent) -> dict[str, int]:
 
 
 def usage(directory: Path, agent: Agent) -> dict[str, int]:
-    """What an agent and all that it owns have used of networks."""
+    """The bytes that an agent and all that it owns have passed through networks."""
     return {k: used for line in lines_of(directory, agent) for k, used in line.usage.items()}
 
 
@@ -304,7 +305,7 @@ def prepare(agents: Agents, agent: Agent, directory: Path, networks: Mapping[str
 
 
 def describe_trouble(registry: Registry, agent: Agent, line: Line, path: str) -> str:
-    """What is wrong with a network, in a sentence; empty if nothing is."""
+    """The trouble with a network, in a sentence; empty if nothing is."""
     if line.limited_by is not None:
         members = family(registry, agent)
         whose = members[min(line.limited_by, len(members) - 1)]

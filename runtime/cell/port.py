@@ -1,4 +1,4 @@
-"""What those who begin, follow and end programs ask of the machine on which these run.
+"""The port to the machine on which programs run, for those who begin, follow and end them.
 
 Here that is cgroups and the records of monitors; ``runtime.life`` knows neither. What becomes of a
 program is told by its ``Execution``: it was born, it began or is held, it ended, nothing of it is

@@ -1,4 +1,4 @@
-"""What a monitor has written about a run (monitor.c), read as a whole.
+"""The record of a run, as its monitor writes it (monitor.c), read as a whole.
 
 A run outlives the daemon that started it, so that its monitor may be older than this daemon, or
 younger. A record says first in which version of the form it is written; one that says nothing is

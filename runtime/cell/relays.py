@@ -51,7 +51,7 @@ _FIRST_PASSED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What was last wrong with an agent's networks, and when."""
+    """The last trouble with an agent's networks, and its time."""
 
     when: float
     what: str
@@ -67,13 +67,14 @@ class Networks(Part):
         self._troubles: dict[AgentIndex, Trouble] = {}
 
     def trouble(self, agent: Agent) -> Trouble | None:
-        """What was last wrong with its networks, while it lives."""
+        """The last trouble with its networks, while it lives."""
         return self._troubles.get(agent.index)
 
     # what may pass
 
     def policy_changed(self, agent: Agent) -> None:
-        """Of an agent, and so perhaps of all below: what they lost is closed."""
+        """The policy of an agent changed, and so perhaps of all below: networks that they lost are
+        closed."""
         if self._led:
             self._nursery.start_soon(self._judge, agent)
 
@@ -100,7 +101,8 @@ class Networks(Part):
                 counters.limit(agent.limits)
 
     def _write(self, agent: Agent) -> None:
-        """What holds for its cell now; a relay looks by itself, or is killed if it does not."""
+        """Writes what holds for its cell now; a relay looks by itself, or is killed if it does
+        not."""
         counters = Counters.open(networks.counters_path(self._places.networks, agent))
         if counters is None:
             return
@@ -182,7 +184,8 @@ class Networks(Part):
             log.warning("%s: its relay is gone: starting another one", agent.name, extra=why)
 
     async def _take_over(self, agent: Agent, leaf: Cgroup) -> None:
-        """What a daemon before may have recorded and not written, or a newer one written."""
+        """Writes what a daemon before may have recorded and not written, or a newer one
+        written."""
         with Counters.make(networks.counters_path(self._places.networks, agent)) as counters:
             lines = counters.lines()
         if not lines:  # the counts of another version are lost
@@ -268,7 +271,7 @@ class Networks(Part):
 
 
 def _path(config: Config, name: str) -> str:
-    """Of the operator's socket; "-" if there is none any more."""
+    """The path of the operator's socket; "-" if there is none any more."""
     network = config.networks.get(name)
     return "-" if network is None else network.socket
 

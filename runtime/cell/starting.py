@@ -245,7 +245,7 @@ class Starter(Part):
 
 
 async def _read_all(pipe: int) -> str:
-    """What is written to a pipe until nobody has it any more, or that is much."""
+    """The text that is written to a pipe until nobody has it any more, or it is much."""
     said = b""
     while len(said) < _COMPLAINT_MAX:
         await trio.lowlevel.wait_readable(pipe)

@@ -41,7 +41,7 @@ class Binder:
 
     @contextmanager
     def _connected(self) -> Iterator[list[int | None]]:
-        """What a helper is handed, to be asked over a channel."""
+        """The descriptors that a helper is handed, to be asked over a channel."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel = trio.socket.from_stdlib_socket(ours)
         with theirs:

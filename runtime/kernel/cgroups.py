@@ -233,7 +233,8 @@ class Cgroup:
         return removed
 
     def remove_when_empty(self, seconds: float) -> bool:
-        """The same; waits so long for processes that are ending. Blocks the caller."""
+        """Removes this cgroup and those below; waits so long for processes that are ending. Blocks
+        the caller."""
         deadline = time.monotonic() + seconds
         while not self.remove():
             left = deadline - time.monotonic()

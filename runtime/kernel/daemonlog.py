@@ -253,7 +253,7 @@ class DaemonLog(logging.Handler):
         return True
 
     def close(self) -> None:
-        """What was said is written, unless nobody reads it."""
+        """Writes what was said, unless nobody reads it."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

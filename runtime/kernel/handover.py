@@ -1,4 +1,4 @@
-"""What one ctxd leaves to the next in the same process: a sealed file, and open descriptors.
+"""The heritage of one ctxd to the next in the same process: a sealed file, and open descriptors.
 
 The daemon executes itself again. What it knows and no disk has goes into a file in memory that
 nobody can change any more; the descriptors in it stay open. One table says what it is: each part
@@ -38,9 +38,9 @@ class Descriptors:
 
 
 class Handed:
-    """What passes to the next daemon as it is: each class names the attributes that do in its own
-    ``HANDED``. Sets and maps are filled there, bytes come as an array of them, and what an earlier
-    version did not save stays as it is.
+    """State that passes to the next daemon as it is: each class names the attributes that do in
+    its own ``HANDED``. Sets and maps are filled there, bytes come as an array of them, and what an
+    earlier version did not save stays as it is.
     """
 
     HANDED: ClassVar[tuple[str, ...]] = ()

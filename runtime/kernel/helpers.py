@@ -48,8 +48,8 @@ class Helpers:
         message: bytes | None = None,
         fds: Sequence[int | None] = (),
     ) -> bytes:
-        """What a helper says on its standard output, at most ``ANSWER_MAX`` bytes; it finds
-        a ``message`` at 3, and ``fds`` after it.
+        """The answer of a helper on its standard output, at most ``ANSWER_MAX`` bytes; it finds a
+        ``message`` at 3, and ``fds`` after it.
 
         An owner has one of a kind at a time. Its turn and its answer together may take so many
         ``seconds``; then, and if nobody waits for it any more, it gets SIGKILL, and keeps the
@@ -66,7 +66,7 @@ class Helpers:
     async def tell(
         self, owner: int, kind: str, program: Path, *told: orders.Order, seconds: float
     ) -> bytes:
-        """The same of a program that finds at 3 all that it is to do."""
+        """The answer of a program that finds at 3 all that it is to do."""
         message = orders.message(*told)
         return await self.ask(owner, kind, (program, "3"), seconds=seconds, message=message)
 
@@ -81,8 +81,8 @@ class Helpers:
         message: bytes | None = None,
         fds: Sequence[int | None] = (),
     ) -> bytes:
-        """The same at once, in a leaf, for as long as somebody waits. ``gone`` is called when
-        nothing of the helper is left, which may be later."""
+        """The answer of a helper that is started at once, in a leaf, for as long as somebody
+        waits. ``gone`` is called when nothing of the helper is left, which may be later."""
         process = None
         try:
             with ExitStack() as stack:

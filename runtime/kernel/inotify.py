@@ -56,7 +56,7 @@ class Wakeup:
         self._seen = self.count
 
     def hold(self) -> None:
-        """Who waits is told of changes only after ``let_go``."""
+        """Holds back the news of changes until ``let_go``."""
         self._held += 1
 
     def let_go(self) -> None:
@@ -84,7 +84,8 @@ class Watcher:
 
     @contextmanager
     def watching_present(self, wakeup: Wakeup, *paths: Path) -> Iterator[None]:
-        """The same of several, as far as they are there."""
+        """Notifies ``wakeup`` whenever one of several files is modified, as far as they are
+        there."""
         watches: list[int] = []
         try:
             for path in paths:

@@ -1,4 +1,4 @@
-"""What the daemon tells its programs: the only writer of what native/orders.h reads.
+"""Orders of the daemon to its programs: the only writer of what native/orders.h reads.
 
 A program is given strings in an order that both sides know, and where there can be several of
 something, their number before them. They are its arguments; or a message, if nobody else may read
@@ -62,7 +62,8 @@ def memory_file(name: str, *parts: bytes) -> int:
 
 
 def sealed_file(name: str, *parts: bytes) -> int:
-    """The same, changed by nobody who opens it anew (F_ADD_SEALS in fcntl(2))."""
+    """A file in memory with these bytes, changed by nobody who opens it anew (F_ADD_SEALS in
+    fcntl(2))."""
     fd = memory_file(name, *parts)
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)

@@ -1,4 +1,4 @@
-"""What runs in cgroups, as a helper tells it (census.c).
+"""The processes in cgroups, as a helper tells of them (census.c).
 
 What procfs says of a process may wait for a lock of that process. So the daemon itself does not
 look there.

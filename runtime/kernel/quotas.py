@@ -69,7 +69,8 @@ class Quotas:
         return known if known in self._projects else None
 
     def limit(self, project: int, size: int) -> None:
-        """What all files of a project may take, in bytes; waits for the disk. ``OSError``."""
+        """Bounds what all files of a project may take, in bytes; waits for the disk.
+        ``OSError``."""
         limits = _Limits(hard=max(1, size // _UNIT), valid=_BLOCK_LIMITS)
         fd = os.open(self._state, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

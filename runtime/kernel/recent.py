@@ -1,4 +1,4 @@
-"""What was used last, as far as there is room."""
+"""A cache of what was used last, as far as there is room."""
 
 from __future__ import annotations
 

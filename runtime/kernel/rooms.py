@@ -45,6 +45,6 @@ class Rooms:
         return int(struct.unpack_from("=q", data, _KEPT)[0])
 
     def limit(self, owner: int, most: int) -> None:
-        """What ``kept`` may become."""
+        """Sets the most that ``kept`` may become."""
         with open(self.path(owner), "r+b", buffering=0) as file:
             os.pwrite(file.fileno(), struct.pack("=q", most), _MOST)

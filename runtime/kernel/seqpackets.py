@@ -36,7 +36,7 @@ def _made() -> socket.socket:
 
 @contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """The same path: sun_path holds 108 bytes."""
+    """A shorter path of the same file: sun_path holds 108 bytes."""
     held = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{held}/{path.name}"

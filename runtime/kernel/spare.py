@@ -34,7 +34,7 @@ def release() -> None:
 
 
 def with_spare(look: Callable[[], _R]) -> _R:
-    """What ``look`` returns, which opens a few files and closes them again.
+    """The value of ``look``, which opens a few files and closes them again.
 
     Where there are no descriptors left it has those that are kept for this. ``look``
     is called again then.

@@ -52,7 +52,8 @@ class Process:
         return self._reap()
 
     def wait_now(self, seconds: float | None = None) -> int | None:
-        """The same, in the way of everything else; None if it has not ended in time."""
+        """Its exit status, waited for in the way of everything else; None if it has not ended in
+        time."""
         if self._status is None:
             with self._held() as fd:
                 poller = select.poll()  # select(2) knows no descriptor above 1023
@@ -134,15 +135,15 @@ class Spawner:
         *,
         fds: Sequence[int | None] = (None, None, None),
     ) -> Process:
-        """The same, in the way of everything else: before the daemon serves, and after."""
+        """Starts a program in the way of everything else: before the daemon serves, and after."""
         self._ask(leaf, words, {}, fds)
         return Process(_parse(self._channel.recv(_ANSWER_MAX)))
 
     def run_now(
         self, words: Sequence[str | Path], *fds: int, seconds: float | None = None
     ) -> str:
-        """What a helper says, which finds ``fds`` from 3 on; ``KernelError`` with its complaint if
-        it fails, or has not ended in time."""
+        """The words of a helper, which finds ``fds`` from 3 on; ``KernelError`` with its complaint
+        if it fails, or has not ended in time."""
         with contextlib.ExitStack() as stack:
             told = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("said", "complained")]
             for fd in told:
@@ -189,7 +190,7 @@ class Spawner:
             yield
 
     def close(self) -> None:
-        """What was started goes on."""
+        """Closes the launcher; whatever was started goes on."""
         self._end()
 
 
@@ -221,7 +222,7 @@ def own_children() -> list[int]:
 
 
 def complaint(said: bytes) -> str:
-    """What a program of ours said, as one line without the name that it begins with."""
+    """The words of a program of ours, as one line without the name that it begins with."""
     return escape(" ".join(said.decode(errors="replace").split())).removeprefix("ctxfs: ")
 
 

@@ -1,4 +1,4 @@
-"""What is done in cgroups that agents were in, by a helper (sweep.c), beside the loop.
+"""Signals and removals in cgroups that agents were in, by a helper (sweep.c), beside the loop.
 
 An agent may hold the lock of a directory of its own cgroups, and make cgroups there if the daemon
 has no other uid than it. So the daemon opens, lists and removes none of them.

@@ -1,4 +1,4 @@
-"""What the daemon says to the service manager, and how it writes to the journal.
+"""Messages of the daemon to the service manager, and entries of the journal.
 
 Both are one datagram to a Unix socket, so the library of systemd is not needed. Without a service
 manager, or without a journal behind standard error, nothing is said.

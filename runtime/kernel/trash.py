@@ -67,7 +67,7 @@ class Trash:
                 await trio.sleep(_COLLECT_SECONDS)
 
     def _find_left(self) -> None:
-        """What an earlier daemon left; older ones had the trees themselves here."""
+        """Finds what an earlier daemon left; older ones had the trees themselves here."""
         for path in self._directory.iterdir():
             if path.name.isdigit() and len(path.name) < 16:
                 marks = {mark: os.readlink(mark) for mark in path.iterdir()}

@@ -25,7 +25,7 @@ _SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a tree has; ``partial`` if it may have more."""
+    """The measure of a tree; ``partial`` if it may have more."""
 
     bytes: int
     entries: int
@@ -50,13 +50,13 @@ class Walker:
         self._top = top
 
     async def measure(self, owner: int, trees: Sequence[str]) -> list[Measured]:
-        """What the first of these trees have, as many as were measured in time; one that is not
+        """The measures of the first of these trees, as many as were taken in time; one that is not
         there has nothing. ``CtxError`` or ``OSError`` if none could be looked at."""
         return await self._measure("measure", owner, trees)
 
     async def bound(self, owner: int, trees: Sequence[str], project: int) -> list[Measured]:
-        """The same, and gives all that is in them to a project of the filesystem's quotas: what
-        is not ``partial`` has nothing else, and will get nothing else."""
+        """Measures trees and gives all that is in them to a project of the filesystem's quotas:
+        what is not ``partial`` has nothing else, and will get nothing else."""
         return await self._measure("bound", owner, trees, project)
 
     async def remove(self, owner: int, trees: Sequence[str]) -> list[Removed]:

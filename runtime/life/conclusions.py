@@ -1,4 +1,4 @@
-"""What the beginning and the end of a run mean for the session: events, results, replies."""
+"""The beginning and the end of a run, in the session: events, results, replies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def judge_run(agents: Agents, agent: Agent, execution: Execution) -> tuple[Outco
 
 
 def judge_agent(agents: Agents, live_cell: LiveCell) -> tuple[Outcome, str]:
-    """The same of an agent whose cell has ended: by the program that it was, if that had
+    """Outcome and reason of an agent whose cell has ended: by the program that it was, if that had
     entered the cell and ended first."""
     agent, run = live_cell.agent, live_cell.run
     is_agent = run is not None and not agent.how.run_per_message and agent.run_cause is None
@@ -48,7 +48,7 @@ def judge_agent(agents: Agents, live_cell: LiveCell) -> tuple[Outcome, str]:
 
 
 def judge_task(task: Task, record: RunRecord) -> tuple[TaskCue, str]:
-    """What became of a command, as its monitor has it; and the text of its exit."""
+    """The end of a command, as its monitor has it; and the text of its exit."""
     text = ""
     if record.exit_code is not None:
         text = f"exit:{record.exit_code}"
@@ -147,7 +147,7 @@ def _add_result(change: Change, agents: Agents, agent: Agent) -> None:
 
 
 def _add_delegation(change: Change, agents: Agents, agent: Agent, outcome: Outcome) -> None:
-    """What the session shows of a ``once`` agent's run: its task, and its result."""
+    """Adds what the session shows of a ``once`` agent's run: its task, and its result."""
     handoff = as_content(agents.documents.read(agent, "handoff.md"))
     if handoff:
         sender, provenance = agent.lineage.split(" ")[0], provenance_of_handoff(agent)
@@ -189,7 +189,7 @@ def end_message(
 
 
 def message_status(outcome: str, reason: str) -> MessageStatus:
-    """What became of a message with the run, or the agent, that worked on it."""
+    """The status of a message after the end of the run, or the agent, that worked on it."""
     if outcome == Outcome.DONE:
         return MessageStatus.PROCESSED
     if outcome == Outcome.CANCELLED and not reason.startswith("timeout"):

@@ -84,7 +84,8 @@ class Ender(Part):
         self._agents.journal.note(change)
 
     def _unmarked(self, top: Agent) -> list[Agent]:
-        """What it owns and what has still to end, or be cancelled, with it; what lives, first."""
+        """The agents that it owns and that have still to end, or be cancelled, with it; the live
+        ones first."""
         below = self._agents.registry.descendants(top)
         live = [m for m in below if m.accepts_children]
         return live + [m for m in below if m.status is Status.NEW]
@@ -124,7 +125,7 @@ class Ender(Part):
         self._tell_change(agent)
 
     def _tell_change(self, agent: Agent) -> None:
-        """What it had to wait for may be over."""
+        """Wakes the end of an agent: the thing that it had to wait for may be over."""
         live_cell = self._live_cells.get(agent.index)
         if live_cell is not None:
             live_cell.changed.notify()

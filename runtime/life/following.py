@@ -33,7 +33,7 @@ _LOOK_AGAIN: Final = 3600.0
 
 
 class Follower(Part):
-    """What it takes to follow a program."""
+    """All that it takes to follow a program."""
 
     def __init__(self, host: Host, starter: Starter, ender: Ender) -> None:
         super().__init__(host)
@@ -42,7 +42,7 @@ class Follower(Part):
         self.ender = ender
 
     def clear(self, live_cell: LiveCell, execution: Execution) -> None:
-        """What a program that is over leaves goes: its cgroup, its record, its socket."""
+        """Clears away what a program that is over leaves: its cgroup, its record, its socket."""
         execution.note_over()
         self._port.remove(live_cell.agent.owner, execution.leaf)
         execution.record_path.unlink(missing_ok=True)

@@ -28,7 +28,8 @@ class Inside(Part):
         self._numbers = itertools.count(1)
 
     def end_left(self, live_cell: LiveCell) -> None:
-        """Of an earlier daemon, which alone knew what for: it is done again, or not at all."""
+        """Ends commands of an earlier daemon, which alone knew what for: they are done again, or
+        not at all."""
         for place in live_cell.own_commands():
             place.kill()
             self._port.remove(live_cell.agent.owner, place)

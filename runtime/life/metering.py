@@ -1,4 +1,4 @@
-"""What agents use of the machine, as the file ``usage`` and the ends of runs tell it.
+"""The use that agents make of the machine, as the file ``usage`` and the ends of runs tell it.
 
 Where the kernel counts the memory of cgroups, its numbers are told. Elsewhere the memory of
 processes is added up, shared pages in parts (PSS). A peak is then the highest sum that somebody
@@ -69,7 +69,7 @@ class Meter(Part):
         }
 
     def final(self, live_cell: LiveCell) -> dict[str, int]:
-        """The same of an agent whose processes have ended."""
+        """The last usage of an agent whose processes have ended."""
         return {
             **self._spent(live_cell),
             "processes": 0,
@@ -114,7 +114,7 @@ class Meter(Part):
     async def _sampled(
         self, live: dict[int, list[tuple[Agent, Place]]]
     ) -> tuple[dict[AgentIndex, int], float]:
-        """What each agent uses, and the seconds that looking took."""
+        """The memory that each agent uses, and the seconds that looking took."""
         used: dict[AgentIndex, int] = {}
         took = 0.0
         for owner, agents in live.items():

@@ -181,7 +181,7 @@ class Recorder(Part):
         self._tell_log(agent, ended, f"restart {number} of {maximum} in {delay:g} s")
 
     def clear(self, agent: Agent) -> None:
-        """What an end that is recorded leaves goes: its cgroup, and its record."""
+        """Clears away what an end that is recorded leaves: its cgroup, and its record."""
         live_cell = self._live_cells[agent.index]
         crashpoints.reach("finish.recorded")
         for execution in live_cell.entered():

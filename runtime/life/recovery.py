@@ -32,7 +32,7 @@ _SETTLE_SECONDS: Final = 10.0
 
 
 class Recovery(Part):
-    """What a daemon does before it serves.
+    """The work of a daemon before it serves.
 
     ``make_live_cell`` makes what is known of an agent's programs, ``live`` leads them, and
     ``restore`` freezes or thaws them as the record says.
@@ -58,7 +58,7 @@ class Recovery(Part):
         self._restore = restore
 
     def adopt(self) -> list[LiveCell]:
-        """What lives is known from now on, and what ended with the machine is recorded."""
+        """Adopts what lives, and records what ended with the machine."""
         self._agents.births.take_back()
         self._agents.tasks.take_back()
         for agent in self._agents.registry:

@@ -52,7 +52,7 @@ _TOLD: Final = ("message.written", "abort.told")
 
 
 class Listener:
-    """What a resident program says during one run, line by line."""
+    """The words of a resident program during one run, line by line."""
 
     def __init__(self, agents: Agents, streams: Streams, agent: Agent) -> None:
         self._agents = agents
@@ -300,7 +300,7 @@ class Resident(Part):
     # listening
 
     async def _listen(self) -> None:
-        """What the program says, from what has been recorded on."""
+        """Listens to the program, from what has been recorded on."""
         directory = self._listener.directory
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         wakeup = Wakeup()
@@ -352,7 +352,7 @@ def _line(message: Message) -> bytes:
 
 
 def _parse_hello(line: bytes) -> frozenset[str] | None:
-    """What a program says that it takes; None for any other line."""
+    """The kinds of lines that a program says it takes; None for any other line."""
     try:
         found = parse_json_object(line.decode())
     except (CtxError, UnicodeDecodeError):

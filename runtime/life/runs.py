@@ -148,7 +148,7 @@ async def _hold(live_cell: LiveCell) -> None:
 
 
 def _told(message: Message | None) -> tuple[tuple[str, str], ...]:
-    """What a program's environment says of the message that it works on."""
+    """The variables that tell a program of the message that it works on."""
     if message is None:
         return ()
     return (

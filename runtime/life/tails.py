@@ -24,12 +24,12 @@ class Tail:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def read(self, length: int = _BLOCK) -> bytes:
-        """What has been added, at most so many bytes of it."""
+        """The bytes that were added, at most so many."""
         data, self.position = Segments(self._directory).since(self.position, length)
         return data
 
     def text(self) -> str:
-        """The same as text; a character that is not complete yet comes later."""
+        """The text that was added; a character that is not complete yet comes later."""
         return self._decoder.decode(self.read())
 
     async def follow(

@@ -55,7 +55,7 @@ _NAMES: Final = (
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Care:
-    """What goes on for one child: it ends when an agent of ``above`` cannot help any more."""
+    """The work for one child: it ends when an agent of ``above`` cannot help any more."""
 
     scope: trio.CancelScope
     above: frozenset[AgentIndex]
@@ -111,7 +111,7 @@ class Worktrees(Part, Subscriber):
     # making
 
     def check_start(self, agent: Agent) -> None:
-        """What can be told of a start without git; ``CtxError``."""
+        """Checks what can be told of a start without git; ``CtxError``."""
         if agent.workspace != "worktree":
             return
         workspace.check_possible(agent)
@@ -127,7 +127,7 @@ class Worktrees(Part, Subscriber):
             )
 
     async def make(self, agent: Agent) -> None:
-        """What the start of a child needs that wants a worktree.
+        """Makes what the start of a child needs that wants a worktree.
 
         ``CtxError`` if it cannot have one, or not in time; the sentence begins with what a
         request would have been told.
@@ -250,7 +250,7 @@ class Worktrees(Part, Subscriber):
     # taking away
 
     def _abandon(self, agent: Agent, worktree: Worktree) -> None:
-        """What was not made to its end holds nothing."""
+        """Gives up a worktree that was not made to its end, and holds nothing."""
         change = Change()
         change.set(agent, worktree=None)
         parent = self._agents.registry.parent_of(agent)
@@ -271,7 +271,8 @@ class Worktrees(Part, Subscriber):
             self._discarding.discard(parent.index)
 
     async def _discard_before(self, parent: Agent, name: str) -> None:
-        """Of an earlier child of this name, whose place and branch are needed."""
+        """Discards the worktree of an earlier child of this name, whose place and branch are
+        needed."""
         for values in parent.discards:
             if values["name"] == name:
                 await self._discard_one(parent, Worktree.load(values))

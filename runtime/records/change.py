@@ -1,4 +1,4 @@
-"""What one transaction changes, and who is told of it (``runtime.agents.parts``).
+"""The changes of one transaction, and who is told of them (``runtime.agents.parts``).
 
 One change holds all consequences of a cause, and code reads records through the change (``peek``).
 A wait that fires sends a message to its agent and unblocks the work item. If one change has two
@@ -31,7 +31,7 @@ WAIT_KEYS: Final = {"on", "work"}
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """What one call answers, stored with what the call changes.
+    """The answer of one call, stored with what the call changes.
 
     ``make`` says it when a change holds; None while a later change decides it. ``call`` tells
     calls apart, ``name`` is the id that its caller gave it.
@@ -94,7 +94,7 @@ _LISTS: Final = (
 
 
 class Change:
-    """What one transaction changes; collected first, applied all or not at all.
+    """The changes of one transaction: collected first, applied all or not at all.
 
     A part of a larger change sees, by ``peek`` and ``items_of``, what that holds already.
 
@@ -191,7 +191,7 @@ class Change:
         return getattr(item, name)
 
     def peek_agent(self, agent: Agent, name: str) -> Any:
-        """The same for an agent."""
+        """A field of an agent as it will be when all of this is applied."""
         change: Change | None = self
         while change is not None:
             found = change.agents.get(id(agent))

@@ -224,7 +224,8 @@ def load_config(path: Path, *, required: bool) -> Config:
 
 
 def read_config(path: Path, *, required: bool) -> tuple[Config, list[Mistake]]:
-    """The same, and every mistake; the settings that are wrong have their defaults."""
+    """The configuration in ``path``, and every mistake; the settings that are wrong have their
+    defaults."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

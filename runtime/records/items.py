@@ -288,7 +288,7 @@ class Item:
         return {name: getattr(self, name) for name in _names(self)}
 
     def record(self) -> dict[str, Any]:
-        """The same with ``LongText`` for what is not in memory."""
+        """All fields but the index, with ``LongText`` for what is not in memory."""
         long = self.long
         return {
             name: self.raw(name) if name in long else getattr(self, name)
@@ -302,7 +302,7 @@ class Item:
         return getattr(self, name)
 
     def length(self, name: str) -> int:
-        """Of a text, in characters."""
+        """The length of a text, in characters."""
         value = self.raw(name)
         return value.length if isinstance(value, LongText) else len(value)
 

@@ -107,7 +107,8 @@ class Journal:
         self._subscribers.append(subscriber)
 
     def _complete_histories(self) -> None:
-        """What an earlier daemon, or the disk, did not get from the outbox to the files."""
+        """Completes histories by what an earlier daemon, or the disk, did not get from the outbox
+        to the files."""
         for path, wanted in self._left().items():
             with contextlib.suppress(FileNotFoundError):  # of a history since removed
                 self._history.complete(path, wanted)
@@ -180,7 +181,7 @@ class Journal:
         self.commit(change)
 
     def _have_done(self, change: Change, *, afterwards: bool = False) -> None:
-        """What a change calls for, once: it may be committed a second time (``_late``).
+        """Has done what a change calls for, once: it may be committed a second time (``_late``).
         What fails is raised when all has been tried."""
         effects, change.effects = change.effects, []
         due: list[tuple[Agent, Effect]] = []
@@ -200,7 +201,7 @@ class Journal:
 
     @contextlib.contextmanager
     def acting(self, caller: Caller, agent: Agent | None = None, **what: str) -> Iterator[None]:
-        """What is committed meanwhile was caused by ``caller``.
+        """Changes that are committed meanwhile were caused by ``caller``.
 
         Not to be awaited in: others act then. ``what`` is a control of ``agent`` that is
         written (``file``), or a verb obeyed (``verb``), which its history tells in the same
@@ -221,8 +222,8 @@ class Journal:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """What is made meanwhile is to be started before its maker is answered. A daemon that
-        dies between the two has answered nobody, and the next one takes it back.
+        """Agents that are made meanwhile are to be started before their maker is answered. A
+        daemon that dies between the two has answered nobody, and the next one takes it back.
 
         Not to be awaited in: others make things then.
         """
@@ -234,8 +235,8 @@ class Journal:
 
     @contextlib.contextmanager
     def answering(self, answer: Answer) -> Iterator[None]:
-        """What is committed meanwhile decides a call: the first change of which ``answer`` can
-        say what the call answers is stored with that.
+        """Changes that are committed meanwhile decide a call: the first change of which ``answer``
+        can say what the call answers is stored with that.
 
         Not to be awaited in: others change things then.
         """
@@ -255,7 +256,7 @@ class Journal:
 
     @property
     def actor(self) -> str:
-        """Who acts now, as in ``by`` of events."""
+        """The name of who acts now, as in ``by`` of events."""
         return self.describe(self.acting_caller) if self.acting_caller is not None else RUNTIME
 
     def describe(self, caller: Caller) -> str:

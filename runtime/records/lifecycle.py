@@ -37,7 +37,7 @@ LIVE: Final = frozenset(Status) - {Status.NEW, Status.DEAD}
 
 
 class Cue(StrEnum):
-    """What makes a status change: verbs of ``ctl``, then what the runtime itself observes."""
+    """A cause for a status to change: verbs of ``ctl``, then what the runtime itself observes."""
 
     START = "start"
     STOP = "stop"
@@ -72,7 +72,7 @@ ENDING_VERBS: Final = frozenset({Cue.STOP, Cue.KILL, Cue.ABORT})
 
 
 class Effect(StrEnum):
-    """What a move has done to processes, files and those who wait."""
+    """The things that a move has done to processes, files and those who wait."""
 
     #: a task of the supervisor leads it from now on, and makes its cell
     LAUNCH = "launch"

@@ -67,7 +67,7 @@ SESSION_STATES: Final = {
 
 @dataclass(slots=True, kw_only=True)
 class AgentIdentity:
-    """Who an agent is: one incarnation of a name, its owner's, and somebody's child.
+    """The identity of an agent: one incarnation of a name, its owner's, and somebody's child.
 
     Times are seconds since the epoch. ``parent`` is the index of the agent that it is a child
     of; ``lineage`` the text that says so and outlives it. ``creator_*`` are the ids with which
@@ -99,7 +99,7 @@ class AgentIdentity:
 
 @dataclass(slots=True, kw_only=True)
 class AgentConfiguration(AgentIdentity):
-    """What it was told to be, which a reset keeps; limits as written."""
+    """The configuration of an agent, which a reset keeps; limits as written."""
 
     life: str = "detached"
     profile: str = Profile.PUBLIC_NAMED
@@ -246,7 +246,7 @@ class Agent(AgentConfiguration):
         return _PRIVATE_FAMILIES if self.private else FAMILIES
 
     def renewed(self, **identity: Any) -> Agent:
-        """The same with another identity, before its life."""
+        """This agent with another identity, before its life."""
         kept = {f.name: getattr(self, f.name) for f in fields(AgentConfiguration)}
         return Agent(**{**kept, **identity})
 
@@ -256,8 +256,8 @@ class Agent(AgentConfiguration):
 
     @staticmethod
     def row(values: dict[str, Any]) -> dict[str, Any]:
-        """What the store keeps of all fields, in the order of ``dump``: most fields of most
-        agents have their defaults."""
+        """The fields that the store keeps, in the order of ``dump``: most fields of most agents
+        have their defaults."""
         return {
             name: value
             for (name, value), default in zip(values.items(), _DEFAULTS, strict=True)
@@ -309,7 +309,7 @@ class Session:
         return dict(zip(_SESSION_FIELDS, _session_values(self), strict=True))
 
     def record(self) -> dict[str, Any]:
-        """The same as a row, in which ``agent_index`` has its first name: a daemon of an older
+        """The session as a row, in which ``agent_index`` has its first name: a daemon of an older
         version, or a newer one, reads it by that."""
         values = self.dump()
         values["incarnation"] = values.pop("agent_index")
@@ -317,7 +317,7 @@ class Session:
 
     @classmethod
     def load(cls, index: SessionIndex, values: dict[str, Any]) -> Self:
-        """Of what ``record`` gave."""
+        """The session that ``record`` gave."""
         named = {**values, "agent_index": values["incarnation"]}
         return cls(index=index, **known_fields(cls, named))
 
@@ -352,12 +352,12 @@ class Space:
     measured: float = 0.0
 
     def record(self) -> dict[str, Any]:
-        """Of a row, beside the columns."""
+        """The fields of a row, beside the columns."""
         return {name: getattr(self, name) for name in _SPACE_FIELDS}
 
     @classmethod
     def load(cls, index: SpaceIndex, name: str, values: dict[str, Any]) -> Self:
-        """Of what ``record`` gave."""
+        """The space that ``record`` gave."""
         state = SpaceState(values["state"])
         return cls(index=index, name=name, **{**known_fields(cls, values), "state": state})
 

@@ -11,7 +11,7 @@ from runtime.records.lifecycle import Cue, Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """What differs between agents that are run once, at each message, or for good."""
+    """The differences between agents that are run once, at each message, or for good."""
 
     name: str
     #: its runs enter a cell that stays; otherwise its only run makes the cell

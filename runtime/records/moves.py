@@ -1,4 +1,4 @@
-"""What a record may become: a table of (status, cue) -> next status, and what that calls for.
+"""Moves of records: a table of (status, cue) -> next status, and what that calls for.
 
 Pure. One table for agents (``runtime.records.lifecycle``), one for each kind of record below them
 (``runtime.agents.planes``); ``Change.move`` and ``Change.step`` are what looks moves up.
@@ -48,7 +48,7 @@ class Moves(Generic[S, E]):
         )
 
     def check(self, status: S, cue: E) -> None:
-        """What ``move`` would raise."""
+        """Raises what ``move`` would."""
         self.move(status, cue)
 
     def move(self, status: S, cue: E) -> Move[S]:

@@ -110,7 +110,8 @@ class Registry:
         return list(self.each_descendant(agent))
 
     def each_descendant(self, agent: Agent) -> Iterator[Agent]:
-        """The same, for who may need only the first ones; nothing may change meanwhile."""
+        """Owned descendants one by one, for who may need only the first ones; nothing may change
+        meanwhile."""
         for index in self._children.get(agent.index, ()):
             child = self._agents.get(index)
             if child is not None and child.owned:
@@ -148,7 +149,7 @@ class Registry:
         return found
 
     def family(self, agent: Agent) -> AgentIndex:
-        """The same for all who descend from one root agent, detached or not."""
+        """The index of its root agent: all who descend from one have the same, detached or not."""
         parent = self.parent_of(agent)
         return agent.index if parent is None else self.family(parent)
 

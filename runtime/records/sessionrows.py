@@ -26,7 +26,8 @@ class SessionRows:
         return SessionIndex(self._store.insert("sessions", **columns))
 
     def put(self, session: Session, changed: Iterable[str] = _COLUMNS) -> None:
-        """Of a field that has no column, ``changed``, nothing but the row itself is written."""
+        """Writes a session; if only fields without a column ``changed``, nothing but the row
+        itself."""
         self._store.put("sessions", session.index, **_columns_of(session, changed))
 
     def delete(self, index: SessionIndex) -> None:

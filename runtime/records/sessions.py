@@ -66,7 +66,8 @@ class Sessions(SessionRows):
         return self._state / self.path(session)
 
     def ensure(self, session: Session) -> Path:
-        """The same, with what is in it: for what is about to be written; ``NoSpaceError``."""
+        """Its directory, made with what is in it: for what is about to be written;
+        ``NoSpaceError``."""
         directory = self.directory(session)
         if ensure_directory(directory / "context" / "episode", session.created, mode=0o700):
             self.made(session.owner)

@@ -26,12 +26,12 @@ def tree_of_space(name: str) -> str:
 
 
 def tree_of_home(uid: int) -> str:
-    """The same of a user's own."""
+    """The path of a user's own tree, relative to the directory of all durable trees."""
     return f"home/{uid}"
 
 
 def tree_of(tree: str) -> str:
-    """The same of ``KIND:NAME``, which views have at another place."""
+    """The path of the tree ``KIND:NAME``, which views have at another place."""
     space = space_of(tree)
     return tree_of_space(space) if space else place_of(tree)
 

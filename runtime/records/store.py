@@ -288,7 +288,8 @@ class Store:
         self._db.execute(f"UPDATE {table} SET {marks} WHERE idx=?", (*values.values(), index))
 
     def value(self, make: Callable[[Any], _T], question: str, *values: Any) -> _T | None:
-        """What the first column of the first row makes; None if there is none, or nothing in it."""
+        """The value that is made of the first column of the first row; None if there is none, or
+        nothing in it."""
         row = self.execute(question, *values).fetchone()
         return make(row[0]) if row and row[0] is not None else None
 
@@ -305,7 +306,8 @@ class Store:
     def put_agent(
         self, index: AgentIndex, values: dict[str, Any], changed: Iterable[str] = _AGENT_COLUMNS
     ) -> None:
-        """Of a field that has no column, ``changed``, nothing but the row itself is written."""
+        """Writes an agent; if only fields without a column ``changed``, nothing but the row
+        itself."""
         columns = {} if _AGENT_COLUMNS.isdisjoint(changed) else _AGENT_COLUMNS
         self.put(
             "agents", index, **{name: values[name] for name in columns}, data=_dump_agent(values)
@@ -461,7 +463,8 @@ class Store:
     def put_answer(
         self, caller: str, name: CallId, call: str, made: float, output: dict[str, Any] | None
     ) -> int:
-        """What a call answers; None for one of which that is not known yet. Returns its bytes."""
+        """Stores the answer of a call; None for one of which it is not known yet. Returns its
+        bytes."""
         text = dump_json(output) if output is not None else ""
         self._db.execute(
             "REPLACE INTO answers (caller, id, call, made, answer) VALUES (?,?,?,?,?)",
