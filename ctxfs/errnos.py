@@ -33,7 +33,6 @@ ERRNOS: Final[dict[type[errors.CtxError], int]] = {
     errors.CrossingError: errno.EXDEV,
     errors.NotRunningError: errno.ESRCH,
     errors.NoSpaceError: errno.ENOSPC,
-    errors.NotMappableError: errno.ENODEV,
     #: where the kernel gave no number
     errors.KernelError: errno.EIO,
 }

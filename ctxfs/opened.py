@@ -121,7 +121,10 @@ class Opened:
                 for number, opened in self.files.items()
             ],
             "listings": [
-                {**_facts(number, listing.directory, listing.call.caller), **listing.save()}
+                {
+                    **_facts(number, listing.directory, listing.call.caller),
+                    **listing.save(descriptors),
+                }
                 for number, listing in self.listings.items()
             ],
         }

@@ -123,7 +123,7 @@ class Operations(pyfuse3.Operations):
         self.beginning = False
         #: requests that are not answered yet: operation, arguments, payer, since when
         self._at_hand: dict[int, tuple[str, Sequence[Any], Payer | None, float]] = {}
-        self._base.at_hand = lambda: len(self._at_hand)
+        self._base.at_hand = self._at_hand
 
     # plumbing
 

@@ -117,9 +117,5 @@ class KernelError(CtxError):
         self.errno = cause.errno if cause is not None else None
 
 
-class NotMappableError(CtxError):
-    """The file cannot be mapped into memory or seeked as asked."""
-
-
 class StartupError(Exception):
     """The daemon cannot start; the message is one sentence for the terminal."""

@@ -111,7 +111,7 @@ def _of_loop(base: Base) -> Iterator[_Family]:
     step, whole = loop.recent
     yield from _plain(
         ("requests_total", "counter", base.requests, "Requests of the kernel that were answered."),
-        ("requests_at_hand", "gauge", base.at_hand(), "Requests that are not answered yet."),
+        ("requests_at_hand", "gauge", len(base.at_hand), "Requests that are not answered yet."),
         ("refusals_total", "counter", base.reasons.count, "Requests and calls that were refused."),
         ("loop_steps_total", "counter", loop.steps, "Steps of the event loop."),
         ("loop_cpu_seconds_total", "counter", loop.total,

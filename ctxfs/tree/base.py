@@ -8,7 +8,7 @@ roof knows all planes: ``ctxfs.filesystem`` finds the node of an inode number, a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from typing import Any
 
 from ctxfs.caching import Cache
 from ctxfs.disks import Disks
@@ -89,8 +89,8 @@ class Base(Handed):
         self.started = time.time()
         #: how many requests of the kernel were answered
         self.requests = 0
-        #: how many are being answered
-        self.at_hand: Callable[[], int] = lambda: 0
+        #: those that are not answered yet
+        self.at_hand: dict[int, Any] = {}
         self.client_program: bytes = program()
 
     # what a caller may know, and is

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -26,7 +26,7 @@ from runtime.errors import (
     NotADirectoryNodeError,
 )
 from runtime.ids import Incarnation
-from runtime.kernel.handover import Handed
+from runtime.kernel.handover import Descriptors, Handed
 from runtime.runtime import Runtime
 
 
@@ -186,12 +186,15 @@ _NAME_SIZE: Final = 64
 MORE_SIZE: Final = _NAMES * (255 + _NAME_SIZE)
 
 
-@dataclass(slots=True)
-class Listing:
+@dataclass
+class Listing(Handed):
     """An open directory: its names as they were when it was opened, or read from its beginning.
 
-    A position in it is that of a name, for as long as it is open.
+    A position in it is that of a name, for as long as it is open. The next daemon reads the names
+    that are left by itself: there may be many.
     """
+
+    HANDED = ("begun", "size")
 
     directory: Node
     call: Call
@@ -214,20 +217,15 @@ class Listing:
         """Whether there are no more names than it has."""
         return self._source is None
 
-    def save(self) -> dict[str, Any]:
-        """For the next daemon, which reads the names that are left by itself: there may be many."""
-        return {
-            "names": os.fsencode("\0".join(self.names)),
-            "begun": self.begun,
-            "size": self.size,
-            "ended": self.ended,
-        }
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        names = os.fsencode("\0".join(self.names))
+        return {**super().save(descriptors), "names": names, "ended": self.ended}
 
-    def restore(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: Mapping[str, Any]) -> None:
         """Names keep their positions, so the others come after them."""
+        super().restore(saved)
         names = os.fsdecode(saved["names"])
         self.names = names.split("\0") if names else []
-        self.begun, self.size = saved["begun"], saved["size"]
         self._source = None if saved["ended"] else self._others()
 
     def _others(self) -> Iterator[str]:

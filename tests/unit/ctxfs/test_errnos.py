@@ -26,7 +26,6 @@ NAMES = {
     "NoSpaceError": "ENOSPC",
     "NotADirectoryNodeError": "ENOTDIR",
     "NotEmptyError": "ENOTEMPTY",
-    "NotMappableError": "ENODEV",
     "NotRunningError": "ESRCH",
     "OverTimeError": "EAGAIN",
     "QuotaError": "EDQUOT",
