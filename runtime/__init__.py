@@ -18,6 +18,7 @@ In the code each of these words stands for one thing:
 - *run*: one time that an agent's program runs in its cell; its monitor writes a *run record*
 - *execution*, *live cell*: one running program as the daemon knows it in memory; an agent's cell
   with all executions in it
+- *port*: what those who lead programs ask of the machine on which these run (``cell.port``)
 - *session*: the history of a name's conversation, in ``home/``; it outlives agents
 - *record*, *item*: a row of the store; one below an agent: message, task, work item, wait or
   report
@@ -39,6 +40,7 @@ In the code each of these words stands for one thing:
 - *network*, *relay*: a socket of the operator's, by name; the process outside of a cell that
   copies between the two
 - *order*: what a native program is told to do
+- *lane*: a line of those who wait for the same, of whom some go on (``kernel.lanes``)
 - *layout*, *row*, *node*, *open file*: in ``ctxfs``, the rows of one kind of object and how it is
   found; a file as a line of a layout; that row of one object; what open(2) made of it
 - *command*: in ``client``, what a user asks of ``ctx``; here, a program to run inside a cell
