@@ -193,6 +193,7 @@ def test_operators_remove_sessions_of_removed_agents_only(daemon: Daemon) -> Non
     assert not session.exists()
 
 
+@pytest.mark.long
 def test_a_hundred_random_moments(daemon: Daemon) -> None:
     """The daemon is killed while agents start and end; afterwards nothing contradicts."""
     for number in range(8):

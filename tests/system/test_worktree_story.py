@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_until
 
 STORY = Path(__file__).parents[2] / "contrib" / "examples" / "worktree.sh"
@@ -104,6 +106,7 @@ def test_the_story_is_told(daemon: Daemon) -> None:
     check_end(daemon)
 
 
+@pytest.mark.long
 def test_the_daemon_is_killed_between_any_two_steps(daemon: Daemon) -> None:
     gate = daemon.base / "repository" / "gate"
     gate.parent.mkdir()

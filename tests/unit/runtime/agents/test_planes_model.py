@@ -58,7 +58,7 @@ from tests.worlds.records import World, add_end, inside, operator
 _EXAMPLES = int(os.environ.get("CTXFS_MODEL_EXAMPLES", "0"))
 SALTS = range(40) if not _EXAMPLES else [secrets.randbits(48) for _ in range(_EXAMPLES // 3)]
 #: of the same kind; not in every run of the tests
-MORE_SALTS = range(10, 40)
+MORE_SALTS = range(6, 40)
 _LIMITS = {"messages": 5, "tasks": 3, "work_items": 3, "waits": 4, "frame_max": 100}
 _SETTINGS: dict[str, Any] = dict(_LIMITS)
 _USER = operator(1000)
