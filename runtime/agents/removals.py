@@ -176,6 +176,7 @@ class Removals(Part):
 
     def forget(self, agent: Agent) -> None:
         """One whose removal is committed: nothing of it is left in memory, nor of its files."""
+        self._authority.forget(agent)
         self._registry.drop(agent)
         for task in self._items.of(agent.index, Task):
             self._tasks.forget(task)

@@ -14,12 +14,12 @@ link of that view, this does not know; the policy is the bound that counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from runtime.errors import DeniedError, ExceedingError, QuotaError, WrongStateError
-from runtime.ids import AgentIndex
+from runtime.ids import NO_AGENT, AgentIndex
 from runtime.kernel import linux
 from runtime.kernel.recent import Recent
 from runtime.records.model import Agent, Space, SpaceState
@@ -30,18 +30,36 @@ from runtime.texts import mounts, policy
 from runtime.texts.names import quote
 from runtime.texts.policy import Rule, Rules
 
-#: rules that are kept, of all agents together; each takes about 100 bytes
+#: rules that are kept parsed, of all agents together; each takes about 100 bytes
 _KEPT_MAX: Final = 1 << 18
 #: what an entry without a rule counts as
 _ENTRY: Final = 16
 
 
+@dataclass(slots=True, kw_only=True)
+class _Known:
+    """What was made of an agent's texts, and of what."""
+
+    text: str
+    label: str
+    own: Rules
+    #: the bound as it was, and what is left within it
+    above: Rules | None = None
+    effective: Rules | None = None
+    #: the rules of its text that uid 0 wrote, and of which keys they were found
+    of_root: tuple[str, ...] = ()
+    roots: Rules = field(default_factory=lambda: policy.EMPTY)
+    #: what its parent had when it was detached
+    bound_text: str = ""
+    bound: Rules = field(default_factory=lambda: policy.EMPTY)
+
+
 class Authority:
     """Policies and mount tables of agents in relation to their ancestors'.
 
-    What was computed is good for whatever would be computed of the same: an agent's text, and
-    what its parent has now. So nothing has to be forgotten when a policy changes, and a change
-    costs those that it is about.
+    What was computed is good for as long as it would be computed of the same: the agent's
+    text and what its parent has now. So nothing has to be forgotten when a policy changes,
+    and a change costs those that it is about.
     """
 
     def __init__(
@@ -57,34 +75,56 @@ class Authority:
         #: where views have durable trees
         self.places = places
         self._boot = linux.boot_id()
-        self._kept = Recent[Hashable, tuple[Rules, tuple[object, ...]]](_KEPT_MAX)
+        self._known = Recent[AgentIndex, _Known](_KEPT_MAX)
 
-    def _made(self, make: Callable[..., Rules], *of: object) -> Rules:
-        """The value that a function makes of texts and rules, or made of them before."""
-        key = (make, *(each if isinstance(each, str | tuple) else id(each) for each in of))
-        known = self._kept.get(key)
-        if known is None:
-            rules = make(*of)
-            # what it was made of is held, so that nothing else gets its number
-            known = rules, of
-            self._kept.put(key, known, _ENTRY + len(rules))
-        return known[0]
+    # what was computed
+
+    def _look(self, agent: Agent) -> _Known:
+        known = self._known.get(agent.index)
+        if known is not None and known.label == agent.label and known.text == agent.policy:
+            return known
+        own = policy.parse(agent.policy, agent.label)
+        known = _Known(text=agent.policy, label=agent.label, own=own)
+        self._keep(agent, known)
+        return known
+
+    def _keep(self, agent: Agent, known: _Known) -> None:
+        if agent.index == NO_AGENT:
+            return
+        effective = known.effective
+        more = len(effective) if effective is not None and effective is not known.own else 0
+        weight = _ENTRY + len(known.own) + more + len(known.roots) + len(known.bound)
+        self._known.put(agent.index, known, weight)
+
+    def forget(self, agent: Agent) -> None:
+        """It was removed."""
+        self._known.drop(agent.index)
 
     # policy
 
     def own_policy(self, agent: Agent) -> Rules:
         """The rules of its own text."""
-        return self._made(policy.parse, agent.policy, agent.label)
+        return self._look(agent).own
 
     def effective_policy(self, agent: Agent) -> Rules:
         """The rules of what the agent may, and of what it may hand on (``delegate``)."""
-        own, above = self.own_policy(agent), self.bound(agent)
-        return own if above is None else self._made(policy.effective, own, above)
+        known = self._look(agent)
+        above = self.bound(agent)
+        if known.effective is None or known.above is not above:
+            known.effective = policy.effective(known.own, above)
+            known.above = above
+            self._keep(agent, known)
+        return known.effective
 
     def bound(self, agent: Agent) -> Rules | None:
         """The most that its policy can say, delegations included; None for a root agent."""
         if agent.bound_policy is not None:
-            return self._made(policy.parse, agent.bound_policy, agent.label)
+            known = self._look(agent)
+            if known.bound_text != agent.bound_policy:
+                known.bound = policy.parse(agent.bound_policy, agent.label)
+                known.bound_text = agent.bound_policy
+                self._keep(agent, known)
+            return known.bound
         parent = self._registry.parent_of(agent)
         if parent is None:
             return None if agent.parent is None else policy.EMPTY
@@ -105,7 +145,13 @@ class Authority:
 
     def _of_root(self, agent: Agent) -> Rules:
         """The rules of its own that uid 0 wrote."""
-        return self._made(_of_keys, self.own_policy(agent), agent.policy_of_root)
+        known = self._look(agent)
+        if known.of_root != agent.policy_of_root:
+            keys = set(agent.policy_of_root)
+            known.roots = Rules.of(rule for rule in known.own if rule.key in keys)
+            known.of_root = agent.policy_of_root
+            self._keep(agent, known)
+        return known.roots
 
     def check_policy(self, agent: Agent, rules: Iterable[Rule]) -> None:
         """``ExceedingError`` naming what exceeds what."""
@@ -423,11 +469,6 @@ class Authority:
                 return
             node = self._registry.parent_of(node)
             kinds = ("allow", "delegate")
-
-
-def _of_keys(rules: Rules, keys: tuple[str, ...]) -> Rules:
-    wanted = set(keys)
-    return Rules.of(rule for rule in rules if rule.key in wanted)
 
 
 #: what is not taken from an agent that runs: class and permission

@@ -409,6 +409,7 @@ def test_what_is_known_of_a_policy_outlives_what_others_do(
     world.agents.journal.update(parent, policy="allow p_t agent:* create\n")
     world.agents.journal.update(child, policy="allow c_t agent:x create\n")
     authority = world.agents.authority
+    authority.effective_policy(child)
     parsed: list[str] = []
     parse = policy.parse
 
@@ -417,8 +418,6 @@ def test_what_is_known_of_a_policy_outlives_what_others_do(
         return parse(text, label, may_delegate=may_delegate)
 
     monkeypatch.setattr(policy, "parse", counting)
-    authority.effective_policy(child)
-    parsed.clear()
     world.agents.removals.remove(world.agents.births.create(operator(1000), "x"))
     world.agents.journal.update(other, policy="allow o_t agent:y create\n")
     before = authority.effective_policy(child)
@@ -430,13 +429,13 @@ def test_what_is_known_of_a_policy_outlives_what_others_do(
 
 
 def test_what_is_known_of_policies_is_bounded(world: World) -> None:
-    world.agents.authority._kept._most = 100
+    world.agents.authority._known._most = 100
     agents = [world.agents.births.create(operator(1000), f"a{n}") for n in range(30)]
     for agent in agents:
         world.agents.journal.update(
             agent, policy=f"allow {agent.label} tool:{agent.name} execute\n"
         )
         world.agents.authority.effective_policy(agent)
-    assert len(world.agents.authority._kept) <= 10
+    assert len(world.agents.authority._known) <= 10
     for agent in agents:
         assert world.agents.authority.allows(agent, "tool", agent.name, "execute")
