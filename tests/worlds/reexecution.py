@@ -66,7 +66,9 @@ class Replaceable(Daemon):
         super().__init__(**options)
         self.program = self.base / "program"
         for package in ("ctxfs", "runtime", "client"):
-            shutil.copytree(HOUSE / package, self.program / package)
+            # what is compiled comes along, but for what another process writes at this moment
+            shutil.copytree(HOUSE / package, self.program / package,
+                            ignore=shutil.ignore_patterns("*.pyc.*"))
 
     def command(self, *more: str) -> list[str]:
         # python -m looks into the working directory first
