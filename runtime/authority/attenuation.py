@@ -38,7 +38,7 @@ _ENTRY: Final = 16
 
 @dataclass(slots=True, kw_only=True)
 class _Known:
-    """What was made of an agent's texts, and of what."""
+    """The rules that were made of an agent's texts, and the texts."""
 
     text: str
     label: str
