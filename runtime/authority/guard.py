@@ -19,20 +19,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Generic, Never, Protocol, TypeVar
+from typing import Final, Generic, Never, Protocol, TypeVar
 
+from runtime.authority.attenuation import Authority
+from runtime.authority.identity import Identity
 from runtime.caller import Caller, Role
 from runtime.errors import CtxError, DeniedError, ForbiddenError, WrongStateError
+from runtime.records.items import Items
 from runtime.records.lifecycle import AGENT_MOVES, Cue, Status
 from runtime.records.model import Agent
+from runtime.records.registry import Registry
+from runtime.records.settings import Settings
 from runtime.texts.names import quote
-
-if TYPE_CHECKING:
-    from runtime.authority.attenuation import Authority
-    from runtime.authority.identity import Identity
-    from runtime.records.items import Items
-    from runtime.records.registry import Registry
-    from runtime.records.settings import Settings
 
 #: what a guard judges: an agent, a session, a task, the name of something to be made
 _O_contra = TypeVar("_O_contra", contravariant=True)

@@ -28,16 +28,14 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from runtime.agents.parts import Agents
 from runtime.errors import QuotaError
+from runtime.records.model import Agent
+from runtime.records.registry import Registry
 from runtime.texts import limits
 from runtime.texts.names import quote
-
-if TYPE_CHECKING:
-    from runtime.agents.parts import Agents
-    from runtime.records.model import Agent
-    from runtime.records.registry import Registry
 
 #: where a cell has the sockets; NETWORKS of keeper.c
 DIRECTORY: Final = "/run/ctx/net"
