@@ -159,37 +159,15 @@ class Store:
         if version == len(_STEPS):
             return
         with self.transaction():
-            for step in _STEPS[version:]:
-                step(self)
+            for statements, then in _STEPS[version:]:
+                for statement in statements.split(";"):
+                    self._db.execute(statement)
+                then(self)
             self._db.execute(f"PRAGMA user_version={len(_STEPS)}")
 
-    def _add_agents(self) -> None:
-        self._create(_AGENTS)
-
-    def _add_items(self) -> None:
-        self._create(_ITEMS)
-
     def _take_texts_out(self) -> None:
-        """Before, items had all their texts with them."""
-        self._create(_TEXTS)
         for index, data in self._db.execute("SELECT idx, data FROM items").fetchall():
             self.put_item(ItemIndex(index), json.loads(data))
-
-    def _add_held(self) -> None:
-        """Before, every session had a file of its events, and an agent's row all its fields."""
-        self._create(_HELD)
-
-    def _add_answers(self) -> None:
-        """Before, a call that was said again was made again."""
-        self._create(_ANSWERS)
-
-    def _add_spaces(self) -> None:
-        """Before, a space was a directory and no more."""
-        self._create(_SPACES)
-
-    def _create(self, statements: str) -> None:
-        for statement in statements.split(";"):
-            self._db.execute(statement)
 
     def close(self) -> None:
         self._db.close()
@@ -575,15 +553,23 @@ def _dump_agent(values: dict[str, Any]) -> str:
     return dump_json(Agent.row(values))
 
 
+def _nothing(store: Store) -> None:
+    """Where a step makes tables, and changes no row."""
+
+
 #: from each version to the next (``runtime.records.stored``): all of them make a new database, and
 #: those that a state of an older version has not seen bring it up to date
-_STEPS: Final[tuple[Callable[[Store], None], ...]] = (
-    Store._add_agents,
-    Store._add_items,
-    Store._take_texts_out,
-    Store._add_held,
-    Store._add_answers,
-    Store._add_spaces,
+_STEPS: Final[tuple[tuple[str, Callable[[Store], None]], ...]] = (
+    (_AGENTS, _nothing),
+    (_ITEMS, _nothing),
+    # before, items had all their texts with them
+    (_TEXTS, Store._take_texts_out),
+    # before, every session had a file of its events, and an agent's row all its fields
+    (_HELD, _nothing),
+    # before, a call that was said again was made again
+    (_ANSWERS, _nothing),
+    # before, a space was a directory and no more
+    (_SPACES, _nothing),
 )
 #: the number of the format of the database
 SCHEMA: Final = len(_STEPS)

@@ -143,7 +143,7 @@ def test_a_database_is_brought_up_to_date_as_a_whole(
         raise RuntimeError("here")
 
     with monkeypatch.context() as patch:
-        patch.setattr("runtime.records.store._STEPS", (*_STEPS, fail))
+        patch.setattr("runtime.records.store._STEPS", (*_STEPS, ("", fail)))
         with pytest.raises(RuntimeError, match="here"):
             Store(tmp_path / "db")
     with closing(sqlite3.connect(tmp_path / "db")) as db:
