@@ -55,14 +55,15 @@ class Segments:
         )
 
     def _add_line(self, directory: Path, text: str) -> None:
-        data = _line(text)
+        data = b"\n" + _line(text) if self.ends_within_line() else _line(text)
+        self.segments.append(Segment(directory, self.end, len(data), data))
+
+    def ends_within_line(self) -> bool:
         with suppress(FileNotFoundError):
             for segment in reversed(self.segments):
                 if segment.size:
-                    within = segment.read(segment.size - 1, 1) != b"\n"
-                    data = b"\n" + data if within else data
-                    break
-        self.segments.append(Segment(directory, self.end, len(data), data))
+                    return segment.read(segment.size - 1, 1) != b"\n"
+        return False
 
     @property
     def size(self) -> int:
@@ -126,24 +127,12 @@ def append(directory: Path, data: bytes, log_max: int, *, whole_lines: bool = Fa
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of its monitor, which holds it for a write
         step = segment_max(log_max)
-        if whole_lines and _ends_within_line(lock):
+        if whole_lines and Segments(directory).ends_within_line():
             data = b"\n" + data
         for begin in range(0, len(data), step):
             _append(lock, data[begin : begin + step], step)
     finally:
         os.close(lock)
-
-
-def _ends_within_line(directory: int) -> bool:
-    for name in sorted((n for n in os.listdir(directory) if n.isdigit()), reverse=True):
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
-        try:
-            size = os.fstat(fd).st_size
-            if size:
-                return os.pread(fd, 1, size - 1) != b"\n"
-        finally:
-            os.close(fd)
-    return False
 
 
 def _append(directory: int, data: bytes, limit: int) -> None:
