@@ -138,6 +138,11 @@ def check_id(text: str) -> MessageId:
     return MessageId(text)
 
 
+def end_run(change: Change, agent: Agent, reason: str, by: str) -> None:
+    """Has the current run, and only that, ended for a reason; ``by`` as in events."""
+    change.set(agent, run_cause=(Outcome.CANCELLED.value, reason), run_caused_by=by)
+
+
 def notice_of(ended: Task | Wait) -> str:
     """Whom a notice of its end is from."""
     return f"{'task' if isinstance(ended, Task) else 'wait'}:{ended.name}"
@@ -600,8 +605,7 @@ class Messages(Part):
                 self.end(change, agent, message, MessageStatus.ABORTED, reason=BY_CANCEL)
                 self.add_ready(change, agent)
             elif agent.run_cause is None:
-                cause = (Outcome.CANCELLED.value, BY_CANCEL)
-                change.set(agent, run_cause=cause, run_caused_by=self._journal.actor)
+                end_run(change, agent, BY_CANCEL, self._journal.actor)
 
     def takes_cancel(self, agent: Agent) -> bool:
         """Whether its program ends the message at hand when it is told to: what is frozen, or

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,22 +67,12 @@ def about(agent: Agent, *, run: str = "", reason: str = "") -> dict[str, Any]:
     return because_of(agent.owner, agents=[agent.name], run=run, reason=reason)
 
 
-class guarded:
+@contextlib.contextmanager
+def guarded(agent: Agent, *expected: type[Exception]) -> Iterator[None]:
     """A bug in the care of one agent ends neither the daemon nor the care of others."""
-
-    __slots__ = ("_agent", "_expected")
-
-    def __init__(self, agent: Agent, *expected: type[Exception]) -> None:
-        self._agent = agent
-        self._expected = expected
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
-    ) -> bool:
-        if not isinstance(error, Exception) or isinstance(error, self._expected):
-            return False
-        log.exception("%s: a bug in ctxfs", self._agent.name)
-        return True
+    try:
+        yield
+    except expected:
+        raise
+    except Exception:
+        log.exception("%s: a bug in ctxfs", agent.name)

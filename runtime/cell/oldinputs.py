@@ -8,26 +8,24 @@ the last version that takes over what 0.2 left.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
-from runtime.cell.cell import Places
-from runtime.cell.execution import Execution
+from runtime.cell.execution import LiveCell
+from runtime.cell.host import Host
 from runtime.kernel import orders, seqpackets
-from runtime.kernel.cgroups import Cgroup
-from runtime.kernel.spawn import Spawner
 
 
-async def take_over(
-    places: Places,
-    spawner: Spawner,
-    entered: Mapping[Path, tuple[int, Execution]],
-    monitors: Callable[[int], Cgroup],
-) -> None:
-    """The FIFOs of runs that live, by their records, with their owners; ``monitors`` says where
-    those of an owner are."""
+async def take_over(host: Host, adopted: Iterable[LiveCell]) -> None:
+    """The FIFOs of runs that live in cells that were adopted."""
+    places, most = host.places, host.agents.settings.config.owner_monitors
     if not places.inputs.exists():
         return
+    entered = {
+        execution.record_path: (live_cell.agent.owner, execution)
+        for live_cell in adopted
+        for execution in live_cell.entered()
+    }
     for path in sorted(places.inputs.iterdir()):
         record = places.records / path.name.removesuffix("~")
         if record not in entered:
@@ -38,9 +36,9 @@ async def take_over(
             try:
                 note = path.with_name(f"{path.name}~")
                 words = orders.words(places.program("feed"), 3, path, *_noted(note))
-                process = await spawner.start(
-                    monitors(owner), words, owner=owner, fds=[None, None, None, inlet]
-                )
+                monitors = host.hierarchy.monitors(owner, most)
+                fds = [None, None, None, inlet]
+                process = await host.spawner.start(monitors, words, owner=owner, fds=fds)
                 await process.wait()
             finally:
                 os.close(inlet)

@@ -28,22 +28,21 @@ class Wakeup:
         self.count = 0
         self._seen = 0
         self._event = trio.Event()
-        #: by so many, and whether it was notified since
+        #: by so many
         self._held = 0
-        self._changed = False
 
     def notify(self) -> None:
-        if self._held:
-            self._changed = True
-            return
-        self.count += 1
-        told, self._event = self._event, trio.Event()
-        told.set()
+        if not self._held:
+            self.count += 1
+            told, self._event = self._event, trio.Event()
+            told.set()
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Returns when it is so: looks now, and after each change."""
         while not is_so():
             await self._event.wait()
+            while self._held:  # since it was told
+                await self._event.wait()
 
     async def after(self, count: int) -> None:
         """Returns when there is a change that is not among so many."""
@@ -56,14 +55,12 @@ class Wakeup:
         self._seen = self.count
 
     def hold(self) -> None:
-        """Holds back the news of changes until ``let_go``."""
+        """Has whoever waits do so until ``let_go``, and look then."""
         self._held += 1
 
     def let_go(self) -> None:
         self._held -= 1
-        if self._changed and not self._held:
-            self._changed = False
-            self.notify()
+        self.notify()
 
 
 class Watcher:

@@ -50,6 +50,7 @@ class Recovery(Part):
         restore: Callable[[Agent], None],
     ) -> None:
         super().__init__(host)
+        self._host = host
         self._ender = ender
         self._inside = inside
         self._worktrees = worktrees
@@ -92,7 +93,7 @@ class Recovery(Part):
         """
         for live_cell in adopted:
             self._inside.end_left(live_cell)
-        await self._take_over_inputs(adopted)
+        await oldinputs.take_over(self._host, adopted)
         gone = []
         for live_cell in adopted:
             if live_cell.agent.status is not Status.STOPPING:
@@ -121,20 +122,6 @@ class Recovery(Part):
         self._remove_strays()
         self._worktrees.resume()
         crashpoints.reach("adopt.cleaned")
-
-    async def _take_over_inputs(self, adopted: list[LiveCell]) -> None:
-        most = self._agents.settings.config.owner_monitors
-        entered = {
-            execution.record_path: (live_cell.agent.owner, execution)
-            for live_cell in adopted
-            for execution in live_cell.entered()
-        }
-        await oldinputs.take_over(
-            self._places,
-            self._spawner,
-            entered,
-            lambda owner: self._hierarchy.monitors(owner, most),
-        )
 
     def _remove_strays(self) -> None:
         """Cgroups and files of no agent: left by a crash between two steps."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 import trio
 
 from runtime import crashpoints
+from runtime.agents.messages import end_run
 from runtime.agents.parts import Agents
 from runtime.authority.accounts import Payer
 from runtime.cell.execution import LiveCell
@@ -32,7 +33,7 @@ from runtime.life.tails import Tail
 from runtime.records.change import Change
 from runtime.records.items import BY_ABORT, Message, MessageStatus
 from runtime.records.lifecycle import Cue, Status
-from runtime.records.model import Agent, Outcome
+from runtime.records.model import Agent
 from runtime.texts.names import dump_json, escape, parse_json_object
 
 log = logging.getLogger("ctxd.residents")
@@ -320,8 +321,7 @@ def give_up(agents: Agents, agent: Agent) -> None:
         return
     change = Change(by=agent.cancelled_by)
     if agent.cancelling == BY_ABORT:
-        cause = (Outcome.CANCELLED.value, BY_ABORT)
-        change.set(agent, run_cause=cause, run_caused_by=agent.cancelled_by)
+        end_run(change, agent, BY_ABORT, agent.cancelled_by)
     else:
         add_aborted(change, agents, agent, message)
     agents.journal.note(change)

@@ -27,6 +27,7 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
+from runtime.agents.messages import end_run
 from runtime.authority.accounts import Payer
 from runtime.cell import cell
 from runtime.cell.cell import Command
@@ -318,7 +319,6 @@ class _FollowingRun(Following):
         agent = self._agent
         if agent.run_cause is None:  # the first cause wins
             change = Change()
-            by = self._agents.journal.actor
-            change.set(agent, run_cause=(Outcome.CANCELLED.value, "timeout"), run_caused_by=by)
+            end_run(change, agent, "timeout", self._agents.journal.actor)
             self._agents.journal.note(change)
 

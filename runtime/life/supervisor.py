@@ -16,6 +16,7 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
+from runtime.agents.messages import end_run
 from runtime.cell.execution import LiveCell
 from runtime.cell.host import Host, Part, about, guarded
 from runtime.cell.port import Place
@@ -104,14 +105,14 @@ class Supervisor(Part, Subscriber):
         live_cell = self._live_cells.get(index)
         if live_cell is None:
             return
-        agent = self._agents.registry.get(index)
-        if "limits" in names and agent is not None:
+        agent = live_cell.agent
+        if "limits" in names:
             self.networks.limits_changed(agent)
-        if "policy" in names and agent is not None:
+        if "policy" in names:
             self.networks.policy_changed(agent)
         if not _WAKING.isdisjoint(names):
             live_cell.changed.notify()
-        if "run_cause" in names and agent is not None and agent.run_cause is not None:
+        if "run_cause" in names and agent.run_cause is not None:
             self._serve(live_cell)
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
@@ -230,8 +231,7 @@ class Supervisor(Part, Subscriber):
         if agent.cancelling != BY_ABORT and self._agents.messages.takes_cancel(agent):
             change.set(agent, cancelling=BY_ABORT, cancelled_by=by)
         else:
-            cause = (Outcome.CANCELLED.value, BY_ABORT)
-            change.set(agent, run_cause=cause, run_caused_by=by)
+            end_run(change, agent, BY_ABORT, by)
         change.set(agent, no_room="")
         if agent.status is not Status.PAUSED:
             change.move(agent, Cue.ABORT, reason=BY_ABORT)

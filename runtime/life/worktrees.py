@@ -32,6 +32,7 @@ from runtime.errors import (
 )
 from runtime.ids import AgentIndex
 from runtime.kernel.daemonlog import because_of
+from runtime.kernel.lanes import Lanes
 from runtime.records.change import Change, Subscriber
 from runtime.records.items import Task
 from runtime.records.lifecycle import Status
@@ -70,10 +71,9 @@ class Worktrees(Part, Subscriber):
         self._run = run
         self._gather = str(host.places.program("gather"))
         self._cares: list[_Care] = []
-        #: by the child's index
-        self._locks: dict[int, trio.Lock] = {}
-        #: by the parent's index
-        self._limits: dict[AgentIndex, trio.CapacityLimiter] = {}
+        #: one thing at a time for each child, and so many in the cell of one parent
+        self._children = Lanes[int]()
+        self._parents = Lanes[AgentIndex](_AT_A_TIME)
         self._discarding: set[AgentIndex] = set()
         self._agents.journal.subscribe(self)
 
@@ -92,10 +92,6 @@ class Worktrees(Part, Subscriber):
         if agent.discards and index not in self._discarding and not self._unable(agent):
             self._discarding.add(index)
             self._nursery.start_soon(self._discard_all, agent)
-
-    def agent_listed(self, agent: Agent) -> None:
-        if self._agents.registry.get(agent.index) is None:
-            self._limits.pop(agent.index, None)
 
     def resume(self) -> None:
         """Goes on with what an earlier daemon did not get done."""
@@ -329,18 +325,14 @@ class Worktrees(Part, Subscriber):
         above = {parent.index, *(each.index for each in self._agents.registry.ancestors(parent))}
         if starting is not None:
             above.add(starting.index)
-        lock = self._locks.setdefault(key, trio.Lock())
-        limit = self._limits.setdefault(parent.index, trio.CapacityLimiter(_AT_A_TIME))
         with trio.move_on_after(_SECONDS) as scope:
             care = _Care(scope=scope, above=frozenset(above))
             self._cares.append(care)
             try:
-                async with lock, limit:
+                async with self._children.turn(key), self._parents.turn(parent.index):
                     await steps()
             finally:
                 self._cares.remove(care)
-                if not lock.locked():
-                    self._locks.pop(key, None)
         if scope.cancelled_caught:
             return care.why or f"git did not end within {_SECONDS:g} s"
         return ""

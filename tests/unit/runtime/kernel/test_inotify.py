@@ -282,13 +282,17 @@ def test_who_waits_on_a_held_wakeup_is_told_once_all_have_let_go() -> None:
             wakeup.let_go()
             with trio.fail_after(30):
                 await woken.wait()
-            # of nothing else than that one change
+            # of what was told just before, too
             woken = trio.Event()
-            wakeup.hold()
             nursery.start_soon(wait)
-            wakeup.let_go()
+            await wait_all_tasks_blocked()
+            wakeup.notify()
+            wakeup.hold()
             await wait_all_tasks_blocked()
             assert not woken.is_set()
+            wakeup.let_go()
+            with trio.fail_after(30):
+                await woken.wait()
             nursery.cancel_scope.cancel()
 
     trio.run(main)
