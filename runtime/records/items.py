@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from types import MemberDescriptorType
@@ -32,7 +32,7 @@ from runtime.ids import (
     WaitFileName,
 )
 from runtime.records.moves import Moves
-from runtime.records.stored import known_fields
+from runtime.records.stored import dumped, known_fields, names_of
 from runtime.texts.names import quote
 
 
@@ -230,18 +230,6 @@ class _LongField:
         self.slot.__set__(item, value)
 
 
-#: the fields of each class but the index, for rows
-_NAMES: Final[dict[str, tuple[str, ...]]] = {}
-
-
-def _names(item: Item) -> tuple[str, ...]:
-    names = _NAMES.get(item.kind)
-    if names is None:
-        names = tuple(f.name for f in fields(item) if f.name != "index")
-        _NAMES[item.kind] = names
-    return names
-
-
 _C = TypeVar("_C", bound="type[Item]")
 
 
@@ -284,16 +272,12 @@ class Item:
         return self.name
 
     def dump(self) -> dict[str, Any]:
-        """All but the index."""
-        return {name: getattr(self, name) for name in _names(self)}
+        """With all its texts."""
+        return dumped(self)
 
     def record(self) -> dict[str, Any]:
         """All fields but the index, with ``LongText`` for what is not in memory."""
-        long = self.long
-        return {
-            name: self.raw(name) if name in long else getattr(self, name)
-            for name in _names(self)
-        }
+        return {name: self.raw(name) for name in names_of(type(self))}
 
     def raw(self, name: str) -> Any:
         """A field as it is in memory: a text may be ``LongText``."""

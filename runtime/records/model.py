@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
-from operator import attrgetter
 from typing import Any, Final, Self
 
 from runtime.ids import (
@@ -26,7 +25,7 @@ from runtime.ids import (
 )
 from runtime.records.lifecycle import LIVE, Status
 from runtime.records.modes import MODES, Mode
-from runtime.records.stored import known_fields
+from runtime.records.stored import dumped, known_fields, names_of
 from runtime.texts import policy
 
 
@@ -252,7 +251,7 @@ class Agent(AgentConfiguration):
 
     def dump(self) -> dict[str, Any]:
         """All but the index, not copied: for serialising at once."""
-        return dict(zip(_AGENT_FIELDS, _agent_values(self), strict=True))
+        return dumped(self)
 
     @staticmethod
     def row(values: dict[str, Any]) -> dict[str, Any]:
@@ -306,7 +305,7 @@ class Session:
 
     def dump(self) -> dict[str, Any]:
         """All but the index, not copied: for putting back at once."""
-        return dict(zip(_SESSION_FIELDS, _session_values(self), strict=True))
+        return dumped(self)
 
     def record(self) -> dict[str, Any]:
         """The session as a row, in which ``agent_index`` has its first name: a daemon of an older
@@ -353,7 +352,9 @@ class Space:
 
     def record(self) -> dict[str, Any]:
         """The fields of a row, beside the columns."""
-        return {name: getattr(self, name) for name in _SPACE_FIELDS}
+        values = dumped(self)
+        del values["name"]
+        return values
 
     @classmethod
     def load(cls, index: SpaceIndex, name: str, values: dict[str, Any]) -> Self:
@@ -362,10 +363,6 @@ class Space:
         return cls(index=index, name=name, **{**known_fields(cls, values), "state": state})
 
 
-_SPACE_FIELDS: Final = tuple(f.name for f in fields(Space) if f.name not in ("index", "name"))
-_AGENT_FIELDS: Final = tuple(f.name for f in fields(Agent) if f.name != "index")
-# each commit reads all of them
-_agent_values: Final = attrgetter(*_AGENT_FIELDS)
 #: Fields that a row does not have where they are this. A default belongs to the state's format: one
 #: that changes must be written to the rows first. Not those that ``load`` finds otherwise.
 _LEFT_OUT: Final = {
@@ -374,6 +371,4 @@ _LEFT_OUT: Final = {
     if f.name not in ("status", "cell", "frozen", "since")
     and (f.default is not MISSING or f.default_factory is not MISSING)
 }
-_DEFAULTS: Final = tuple(_LEFT_OUT.get(name, MISSING) for name in _AGENT_FIELDS)
-_SESSION_FIELDS: Final = tuple(f.name for f in fields(Session) if f.name != "index")
-_session_values: Final = attrgetter(*_SESSION_FIELDS)
+_DEFAULTS: Final = tuple(_LEFT_OUT.get(name, MISSING) for name in names_of(Agent))

@@ -16,7 +16,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
+from operator import attrgetter
 from typing import Any
+
+
+@cache
+def _columns(cls: Any) -> tuple[tuple[str, ...], attrgetter[tuple[Any, ...]]]:
+    names = tuple(f.name for f in fields(cls) if f.name != "index")
+    # each commit reads all of them
+    return names, attrgetter(*names)
+
+
+def names_of(cls: Any) -> tuple[str, ...]:
+    """The fields of a record but its index, which is no part of the row."""
+    return _columns(cls)[0]
+
+
+def dumped(record: Any) -> dict[str, Any]:
+    """The values of these fields, not copied: for serialising at once."""
+    cls: Any = type(record)
+    names, read = _columns(cls)
+    return dict(zip(names, read(record), strict=True))
 
 
 def known_fields(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
