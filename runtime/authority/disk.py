@@ -207,12 +207,6 @@ class Disk:
                         await self._wake.wait()
                 self._wake = trio.Event()
 
-    async def measure(self, walker: Walker) -> None:
-        """All that there is, now."""
-        async with trio.open_nursery() as nursery:
-            await self._survey(walker, nursery, everybody=True)
-        await self._note_room()
-
     def _is_anybody_due(self, now: float) -> bool:
         """Owners that nobody knows yet, too."""
         much = self._accounts.limit(Resource.DISK) // _MUCH
@@ -220,9 +214,7 @@ class Disk:
             return True
         return any(each.is_due(now, self.free, much) for each in self._measures.values())
 
-    async def _survey(
-        self, walker: Walker, nursery: trio.Nursery, *, everybody: bool = False
-    ) -> None:
+    async def _survey(self, walker: Walker, nursery: trio.Nursery) -> None:
         """Finds all trees, and begins to measure those of the owners that are due. If that cannot
         be done, what was measured last and what was written since go on to count."""
         first = not self._surveyed
@@ -238,8 +230,7 @@ class Disk:
         there = {owner for owner, _ in (*stored, *trees.values())} | set(self.unnamed())
         for owner in there | set(self._measures):
             known = self._measures.setdefault(owner, _Measure(adopted=first))
-            due = known.is_due(time.monotonic(), self.free, much)
-            if due or (everybody and not known.running):
+            if known.is_due(time.monotonic(), self.free, much):
                 known.running = True
                 own = {tree: who for tree, (uid, who) in trees.items() if uid == owner}
                 kept = {who: each for (uid, who), each in stored.items() if uid == owner}
@@ -330,7 +321,7 @@ class Disk:
             return None
         missing = sorted(tops - known.bound)
         if missing:
-            done = await walker.bound(owner, missing, project)
+            done = await walker.measure(owner, missing, project)
             whole = zip(missing, done, strict=False)
             known.bound |= {top for top, each in whole if not each.partial}
         return project if known.bound == tops else None

@@ -49,25 +49,22 @@ class Walker:
         self._program = program
         self._top = top
 
-    async def measure(self, owner: int, trees: Sequence[str]) -> list[Measured]:
+    async def measure(
+        self, owner: int, trees: Sequence[str], *project: int
+    ) -> list[Measured]:
         """The measures of the first of these trees, as many as were taken in time; one that is not
-        there has nothing. ``CtxError`` or ``OSError`` if none could be looked at."""
-        return await self._measure("measure", owner, trees)
+        there has nothing. ``CtxError`` or ``OSError`` if none could be looked at.
 
-    async def bound(self, owner: int, trees: Sequence[str], project: int) -> list[Measured]:
-        """Measures trees and gives all that is in them to a project of the filesystem's quotas:
-        what is not ``partial`` has nothing else, and will get nothing else."""
-        return await self._measure("bound", owner, trees, project)
+        With a project of the filesystem's quotas all that is in them is given to that: what is
+        not ``partial`` has nothing else, and will get nothing else.
+        """
+        verb = "bound" if project else "measure"
+        return list(map(_measured, await self._ask("measure", verb, owner, trees, *project)))
 
     async def remove(self, owner: int, trees: Sequence[str]) -> list[Removed]:
         """How far the first of these trees and files were removed, as many as it came to in time;
         ``CtxError`` or ``OSError``."""
         return [Removed(line) for line in await self._ask("remove", "remove", owner, trees)]
-
-    async def _measure(
-        self, verb: str, owner: int, trees: Sequence[str], *more: int
-    ) -> list[Measured]:
-        return [_measured(line) for line in await self._ask("measure", verb, owner, trees, *more)]
 
     async def _ask(
         self, kind: str, verb: str, owner: int, trees: Sequence[str], *more: int

@@ -436,7 +436,6 @@ class _Entry:
             characters -= len(texts[-1].text)
         return _Entry(self.labels, tuple(texts))
 
-    @property
     def cost(self) -> int:
         """The bytes that it takes in the rendering that needs more, a comma included."""
         return max(
@@ -461,12 +460,8 @@ class _Section:
     left_out: int = 0
 
 
-def _whole_cost(entry: _Entry) -> int:
-    return entry.cost
-
-
 def _fit(
-    sections: list[_Section], room: int, cost_of: Callable[[_Entry], int] = _whole_cost
+    sections: list[_Section], room: int, cost_of: Callable[[_Entry], int] = _Entry.cost
 ) -> list[_Section]:
     """The first entries that have room, one that is cut, and none after that."""
     fitted = []

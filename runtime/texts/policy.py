@@ -52,14 +52,6 @@ class Rule:
             return name.startswith(self.object[:-1])
         return name == self.object
 
-    def covers(self, other: Rule) -> bool:
-        """Whether everything that ``other`` names is named by this rule too."""
-        if (self.cls, self.perm) != (other.cls, other.perm):
-            return False
-        if self.object.endswith("*"):
-            return other.object.removesuffix("*").startswith(self.object[:-1])
-        return self.object == other.object
-
 
 class _Objects:
     """Names and prefixes that one permission is on, so that what covers a name is found
@@ -180,11 +172,7 @@ def _parse_line(line: str, label: str, may_delegate: bool) -> tuple[str, str, st
         raise MalformedError(f"{quote(line)}: only an operator may write delegate; use allow")
     if subject != label:
         raise MalformedError(f"{quote(subject)} is another agent's label; use {label}")
-    cls, separator, name = target.partition(":")
-    if not separator or cls not in PERMS:
-        raise MalformedError(f"{quote(target)}: unknown class; use {', '.join(PERMS)}")
-    if not name or not _OBJECT.fullmatch(name):
-        raise MalformedError(f"{quote(target)}: the object is not a name or a prefix ending in *")
+    cls, name = _split_target(target, ": unknown class; use", "a name or a prefix ending in *")
     wanted = perms.split(",")
     for perm in wanted:
         _check_permission(perm, cls)
@@ -194,12 +182,17 @@ def _parse_line(line: str, label: str, may_delegate: bool) -> tuple[str, str, st
 
 def parse_question(perm: str, target: str) -> tuple[str, str]:
     """(class, name) of an object such as ``agent:coder``; ``MalformedError``."""
+    cls, name = _split_target(target, " is not CLASS:NAME; use the class", "a name")
+    _check_permission(perm, cls)
+    return cls, name
+
+
+def _split_target(target: str, why: str, wanted: str) -> tuple[str, str]:
     cls, separator, name = target.partition(":")
     if not separator or cls not in PERMS:
-        raise MalformedError(f"{quote(target)} is not CLASS:NAME; use the class {', '.join(PERMS)}")
+        raise MalformedError(f"{quote(target)}{why} {', '.join(PERMS)}")
     if not name or not _OBJECT.fullmatch(name):
-        raise MalformedError(f"{quote(target)}: the object is not a name")
-    _check_permission(perm, cls)
+        raise MalformedError(f"{quote(target)}: the object is not {wanted}")
     return cls, name
 
 

@@ -17,7 +17,7 @@ from runtime.kernel.quotas import Quotas, are_enforced
 from runtime.kernel.rooms import Rooms
 from runtime.records.spaces import Spaces
 from runtime.records.store import Store
-from tests.worlds.natives import walker_of
+from tests.worlds.natives import measure_all
 
 OWNER = 4000
 MIB = 1 << 20
@@ -86,13 +86,13 @@ def test_the_kernel_bounds_trees_by_what_the_account_has_left(
     )  # fmt: skip
     disk.quotas = Quotas(state, 1000, 10)
     disk.note(OWNER, 2 * MIB)  # a message, say
-    trio.run(disk.measure, walker_of(state))
+    trio.run(measure_all, disk, state)
     assert disk.quotas.project(OWNER) == 1000
     bound = LIMIT - LIMIT // 10
     written = fill(home / "below" / "new") + 4 * MIB
     assert bound - 3 * MIB < written <= bound
     assert fill(agents / "more") <= MIB, "they have one bound together"
-    trio.run(disk.measure, walker_of(state))
+    trio.run(measure_all, disk, state)
     assert disk.full == set(), "nobody is paused for it"
     (home / "below" / "new").unlink()
     assert fill(agents / "again") > 6 * MIB

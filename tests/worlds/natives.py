@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 import trio
 
+from runtime.authority.disk import Disk
 from runtime.cell.cell import native
 from runtime.kernel.helpers import Helpers
 from runtime.kernel.spawn import Process
@@ -50,3 +52,12 @@ class Children(Helpers):
 def walker_of(top: Path) -> Walker:
     """Walks below a directory."""
     return Walker(Children(), native("walk"), top)
+
+
+async def measure_all(disk: Disk, state: Path) -> None:
+    """What every owner has, now."""
+    for each in disk._measures.values():
+        each.ended = -math.inf
+    async with trio.open_nursery() as nursery:
+        await disk._survey(walker_of(state), nursery)
+    await disk._note_room()

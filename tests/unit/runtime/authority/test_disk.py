@@ -18,7 +18,7 @@ from runtime.kernel.rooms import Rooms
 from runtime.records.spaces import Spaces
 from runtime.records.store import Store
 from tests.worlds.held import held
-from tests.worlds.natives import walker_of
+from tests.worlds.natives import measure_all, walker_of
 from tests.worlds.records import World, inside, operator, world_in
 
 OWNER = 1000
@@ -47,7 +47,7 @@ def disk_in(
 
 
 def measure(disk: Disk, state: Path) -> None:
-    trio.run(disk.measure, walker_of(state))
+    trio.run(measure_all, disk, state)
 
 
 def use(disk: Disk, owner: int = OWNER) -> int:
