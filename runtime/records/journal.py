@@ -32,13 +32,13 @@ from runtime import crashpoints
 from runtime.caller import Caller
 from runtime.errors import KernelError, NoSpaceError
 from runtime.ids import AgentIndex, SessionIndex
-from runtime.kernel import linux
 from runtime.kernel.inotify import Wakeup
 from runtime.records.change import EVENTS, RUNTIME, Answer, Change, Subscriber
 from runtime.records.history import History
 from runtime.records.items import Item, Items
 from runtime.records.lifecycle import AFTERWARDS, BEFOREHAND, ENDING_VERBS, Effect
 from runtime.records.model import Agent, Session
+from runtime.records.outbox import Outbox
 from runtime.records.registry import Registry
 from runtime.records.sessions import Sessions
 from runtime.records.store import Pending, Store
@@ -49,8 +49,6 @@ log = logging.getLogger("ctxd.journal")
 _RETRY_SECONDS: Final = 1.0
 #: bytes of events that the store holds for a session
 _HELD_MAX: Final = 2048
-#: lines that are in their files, and in the outbox until these are synced
-_OUTBOX_MAX: Final = 1000
 
 
 class Journal:
@@ -71,7 +69,6 @@ class Journal:
         self._registry = registry
         self._items = items
         self._sessions = sessions
-        self._state = state
         self._subscribers: list[Subscriber] = []
         #: None for the runtime itself
         self.acting_caller: Caller | None = None
@@ -81,40 +78,25 @@ class Journal:
         self._order: tuple[SessionIndex, str, dict[str, str]] | None = None
         #: of the call that is being decided
         self._answer: Answer | None = None
-        self._undelivered: list[Pending] = store.undelivered()
-        #: files to which a write failed
-        self._cut: set[str] = set()
         #: changes that hold in memory, and wait for room on the disk
         self._late: list[Change] = []
         self._room = trio.Event()
         self._long_log = Wakeup()
         store.crowded = self._long_log.notify
-        #: up to where the outbox is in the histories, and where it was synced last
-        self._appended = self._synced = 0
-        self._syncing = trio.Lock()
-        self._crowded = Wakeup()
         #: histories whose last number is known to be the session's
         self._numbered: set[str] = set()
-        self._complete_histories()
+        self._outbox = Outbox(store, history, state)
+        #: see ``Outbox.synced``
+        self.synced = self._outbox.synced
 
     @property
     def behind(self) -> int:
         """Changes and lines of histories that wait for room on the disk."""
-        return len(self._late) + len(self._undelivered)
+        return len(self._late) + len(self._outbox.left)
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """It is told of every change from now on, after earlier subscribers."""
         self._subscribers.append(subscriber)
-
-    def _complete_histories(self) -> None:
-        """Completes histories by what an earlier daemon, or the disk, did not get from the outbox
-        to the files."""
-        for path, wanted in self._left().items():
-            with contextlib.suppress(FileNotFoundError):  # of a history since removed
-                self._history.complete(path, wanted)
-        if self._undelivered:
-            self._appended = self._undelivered[-1].seq
-        self._undelivered.clear()
 
     # changing
 
@@ -288,29 +270,11 @@ class Journal:
             del self._late[0]
 
     def _commit(self, change: Change) -> None:
-        posted: list[Pending] = []
-        merged = {agent.index: (agent, values) for agent, values in change.agents.values()}
-        sessions: dict[SessionIndex, Session] = {}
-        grown: Counter[SessionIndex] = Counter()
         now = time.time()
-        when = timestamp(now)
+        sessions: dict[SessionIndex, Session] = {}
         with contextlib.ExitStack() as undoing:
             with self._store.transaction():
-                for name, owner in change.claims:
-                    self._store.claim_name(name, owner)
-                for name, number in change.runs:
-                    self._store.put_runs(name, number)
-                for index, name in change.channels:
-                    self._sessions.retire_channel(index, name)
-                for agent, values in merged.values():
-                    self._store.put_agent(agent.index, {**agent.dump(), **values}, values)
-                    if values.get("removed"):
-                        self._store.delete_items(agent.index)
-                for agent in change.made:
-                    self._insert(agent)
-                    change.tell(agent, "agent.create", parent=agent.lineage)
-                for task, child in change.handles:
-                    task.child = child.index
+                self._store_agents(change)
                 self._store_items(change, now)
                 for index in (*change.sessions, *(line[0] for line in change.lines)):
                     if index not in sessions:
@@ -318,58 +282,75 @@ class Journal:
                         undoing.callback(_set, sessions[index], sessions[index].dump())
                 for index, values in change.sessions.items():
                     _set(sessions[index], values)
-                for (index, file), some in itertools.groupby(change.lines, lambda line: line[:2]):
-                    session, fields = sessions[index], [line[2] for line in some]
-                    lines = self._number(session, file, fields, when)
-                    grown[index] += len(lines.encode()) + 1
-                    if not self._hold(session, file, lines):
-                        posted += self._post(session, file, lines)
+                posted, grown = self._store_lines(change, sessions, timestamp(now))
                 for index, session in sessions.items():
                     session.updated = now
                     self._sessions.put(session, change.sessions.get(index, ()))
                 # so that what a call answers is said of what will hold
-                for agent, values in merged.values():
-                    was = {name: getattr(agent, name) for name in values}
-                    undoing.callback(self._registry.change, agent, was)
-                    self._registry.change(agent, values)
+                self._apply_agents(change, undoing)
                 self._apply_items(change, now, undoing)
                 if change.answer is not None:
                     self._store_answer(change.answer, now, undoing)
             undoing.pop_all()
-        dropped = set(map(id, change.dropped_items))
-        for item in (*change.made_items, *(item for item, _ in change.items.values())):
-            if id(item) not in dropped:
-                item.keep(self._store.read_text)
-        for item in change.dropped_items:
-            self._items.drop(item)
+        self._let_go_of_items(change)
         crashpoints.reach("write.committed")
         self._have_done(change)
-        self._undelivered += posted
-        self.deliver()
-        for agent, values in merged.values():
+        self._deliver(posted)
+        for agent, values in change.agents.values():
             self.tell_agent(agent.index, values)
         self._tell_items(change)
-        told: dict[SessionIndex, set[str]] = {index: {"updated"} for index in sessions}
-        for index, values in change.sessions.items():
-            told[index].update(values)
-        for index, file, _ in change.lines:
-            told[index].add(file)
-        for index, name in change.touched:
-            told.setdefault(index, set()).add(name)
-        for index, names in told.items():
-            self.tell_session(index, names)
+        self._tell_sessions(change, sessions)
         for index, size in grown.items():
             for subscriber in self._subscribers:
                 subscriber.history_grew(sessions[index], size)
 
+    def _store_agents(self, change: Change) -> None:
+        """Inside the transaction: those that change, and those that are made."""
+        for name, owner in change.claims:
+            self._store.claim_name(name, owner)
+        for name, number in change.runs:
+            self._store.put_runs(name, number)
+        for index, name in change.channels:
+            self._sessions.retire_channel(index, name)
+        for agent, values in change.agents.values():
+            self._store.put_agent(agent.index, {**agent.dump(), **values}, values)
+            if values.get("removed"):
+                self._store.delete_items(agent.index)
+        for agent in change.made:
+            self._insert(agent)
+            change.tell(agent, "agent.create", parent=agent.lineage)
+        for task, child in change.handles:
+            task.child = child.index
+
     def _insert(self, agent: Agent) -> None:
-        """Inside the transaction: its record, its session, and whose name it is."""
+        """Its record, its session, and whose name it is."""
         if self._store.name_owner(agent.name) != agent.owner:
             self._store.claim_name(agent.name, agent.owner)
         self._sessions.retire_channel(agent.parent_session, agent.channel)
         agent.index = self._store.insert_agent(agent)
         agent.session = self._sessions.make(agent)
         self._store.put_agent(agent.index, agent.dump())
+
+    def _store_lines(
+        self, change: Change, sessions: Mapping[SessionIndex, Session], when: str
+    ) -> tuple[list[Pending], Counter[SessionIndex]]:
+        """Inside the transaction: what is on its way to files, and by how much sessions grew."""
+        posted: list[Pending] = []
+        grown: Counter[SessionIndex] = Counter()
+        for (index, file), some in itertools.groupby(change.lines, lambda line: line[:2]):
+            session, fields = sessions[index], [line[2] for line in some]
+            lines = self._number(session, file, fields, when)
+            grown[index] += len(lines.encode()) + 1
+            if not self._hold(session, file, lines):
+                posted += self._post(session, file, lines)
+        return posted, grown
+
+    def _apply_agents(self, change: Change, undoing: contextlib.ExitStack) -> None:
+        """In memory, what is changed."""
+        for agent, values in change.agents.values():
+            was = {name: getattr(agent, name) for name in values}
+            undoing.callback(self._registry.change, agent, was)
+            self._registry.change(agent, values)
 
     def _store_items(self, change: Change, now: float) -> None:
         """Inside the transaction. A record that is made gets its number here."""
@@ -399,6 +380,15 @@ class Journal:
             item.updated = now
             _set(item, values)
             self._items.note(item)
+
+    def _let_go_of_items(self, change: Change) -> None:
+        """Lets go of items that were dropped, and of the long texts of the others."""
+        dropped = set(map(id, change.dropped_items))
+        for item in (*change.made_items, *(item for item, _ in change.items.values())):
+            if id(item) not in dropped:
+                item.keep(self._store.read_text)
+        for item in change.dropped_items:
+            self._items.drop(item)
 
     def _take_back(self, item: Item, replaced: Item | None) -> None:
         self._items.drop(item)
@@ -439,6 +429,15 @@ class Journal:
             self.tell_agent(agent.parent, ("child",))
         if agent.parent_session is not None:
             self.tell_session(agent.parent_session, ("child",))
+
+    def _tell_sessions(self, change: Change, sessions: Iterable[SessionIndex]) -> None:
+        told: dict[SessionIndex, set[str]] = {index: {"updated"} for index in sessions}
+        for index, values in change.sessions.items():
+            told[index].update(values)
+        for index, name in (*(line[:2] for line in change.lines), *change.touched):
+            told.setdefault(index, set()).add(name)
+        for index, names in told.items():
+            self.tell_session(index, names)
 
     def _tell_items(self, change: Change) -> None:
         for subscriber in self._subscribers:
@@ -496,58 +495,18 @@ class Journal:
                 yield self._store.post(f"{path}/{EVENTS}", held)
         yield self._store.post(f"{path}/{file}", lines)
 
-    def _left(self) -> dict[str, list[str]]:
-        """The lines that are not in their files, by file."""
-        lines: dict[str, list[str]] = {}
-        for pending in self._undelivered:
-            lines.setdefault(pending.path, []).append(pending.line)
-        return lines
-
-    def deliver(self) -> None:
-        """Moves what the outbox holds to the histories, in order; the rest waits."""
-        for path, wanted in self._left().items():
-            try:
-                if path in self._cut:
-                    self._history.complete(path, wanted)
-                else:
-                    self._history.append(path, wanted)
-            except FileNotFoundError:
-                log.warning("history %s was removed: dropping its events", path)
-            except OSError as error:
-                log.error("cannot write history %s: %s; trying again later", path, error.strerror)
-                self._cut.add(path)  # some of it may be there already
-                self._room.set()
-                continue
-            crashpoints.reach("outbox.appended")
-            self._cut.discard(path)
-        # A line stays in the outbox until its file is synced: a loss of power may keep
-        # either of two writes.
-        if self._undelivered and not self._cut:
-            self._appended = self._undelivered[-1].seq
-        self._undelivered = [each for each in self._undelivered if each.path in self._cut]
-        if self._appended - self._synced > _OUTBOX_MAX:
-            self._crowded.notify()
+    def _deliver(self, posted: Iterable[Pending] = ()) -> None:
+        if not self._outbox.deliver(posted):
+            self._room.set()
 
     # beside
 
     async def run(self) -> None:
         """Keeps the outbox short, and tries again what could not be written."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._empty_outbox)
+            nursery.start_soon(self._outbox.run)
             nursery.start_soon(self._checkpoint)
             nursery.start_soon(self._retry)
-
-    async def _empty_outbox(self) -> None:
-        """Nobody may ever ask for fsync(2): now and then the disk is synced beside the loop."""
-        while True:
-            await self._crowded.wait_changed()
-            async with self._syncing:
-                appended = self._appended
-                self._history.forget()
-                await trio.to_thread.run_sync(
-                    linux.sync_filesystem, self._state, abandon_on_cancel=True
-                )
-                self._note_synced(appended)
 
     async def _checkpoint(self) -> None:
         """Keeps the store's log of writes short: beside the loop, since it waits for the disk."""
@@ -559,10 +518,6 @@ class Journal:
                 log.error("%s; the store is written to its log only", error)
                 await trio.sleep(_RETRY_SECONDS)
 
-    def _note_synced(self, appended: int) -> None:
-        self._synced = max(self._synced, appended)
-        self._store.delivered(self._synced)
-
     async def _retry(self) -> None:
         """Once a second, while something is left."""
         while True:
@@ -570,26 +525,14 @@ class Journal:
             await trio.sleep(_RETRY_SECONDS)
             with contextlib.suppress(NoSpaceError):
                 self._commit_late()
-            self.deliver()
-            if not self._late and not self._undelivered:
+            self._deliver()
+            if not self.behind:
                 self._room = trio.Event()
 
     @property
     def is_late(self) -> bool:
         """Whether changes that are acknowledged wait for room on the disk."""
         return bool(self._late)
-
-    async def synced(self) -> None:
-        """Returns when everything acknowledged so far survives a loss of power; ``OSError``.
-
-        One caller at a time waits for the disk, beside the loop: a second one that did not
-        wait for the first would return before the lines that the first took are synced.
-        """
-        async with self._syncing:
-            appended = self._appended
-            await self._history.synced()
-            self._note_synced(appended)
-            await trio.to_thread.run_sync(self._store.sync)
 
 
 def _set(record: Any, values: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from ctxfs import keptlines, reasons
 from runtime.agents import answers, messages, reports
 from runtime.kernel import daemonlog
-from runtime.records import journal, store
+from runtime.records import outbox, store
 from runtime.records.config import Config
 
 PAGE: Final = (Path(__file__).parents[2] / "man" / "ctxd.8").read_text()
@@ -32,7 +32,7 @@ ROWS: Final = {
         ("reports that are kept", [reports._KEPT, reports._KEPT_TEXT, reports._KEPT_IDS]),
         ("lines of the file agents", [f"{keptlines.LINE_MAX >> 10}K"]),
         ("ctxfs.db-wal", [f"{store._WAL_MAX >> 20}M", f"{store._CHECKPOINT >> 20}M"]),
-        ("events on their way to histories", [journal._OUTBOX_MAX]),
+        ("events on their way to histories", [outbox.OUTBOX_MAX]),
         ("reserve", [f"{store._RESERVE >> 10}K"]),
         ("refusals in memory",
          [reasons._OF_CALLER, reasons._CALLERS, reasons._OWNERS, f"{reasons._KEPT:,}"]),
