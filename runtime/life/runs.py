@@ -22,6 +22,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -36,10 +39,11 @@ from runtime.cell.host import Host, Part, about, guarded
 from runtime.cell.record import RunRecord
 from runtime.errors import NoSpaceError
 from runtime.kernel import linux, orders, output
+from runtime.kernel.inotify import Wakeup
 from runtime.life.conclusions import LOST, add_run_start, conclude_run, is_lost, judge_run
 from runtime.life.following import Follower, Following
 from runtime.life.residents import Resident, give_up
-from runtime.life.streams import Streams
+from runtime.life.streams import Stream, Streams
 from runtime.life.tails import Tail
 from runtime.records.change import RUNTIME, Change
 from runtime.records.items import BY_ABORT, Message
@@ -206,24 +210,40 @@ class _FollowingRun(Following):
         if message is not None:
             self._streams.of(message.index).changed.notify()
         if message is not None and message.asked and agent.how.run_per_message:
-            nursery.start_soon(self._pump, message)
+            out = self._agents.documents.directory(agent) / "out"
+            stream = self._streams.of(message.index)
+            hear = partial(self._hear, Tail(out, agent.output_start), stream)
+            self._live_cell.hear_rest = hear
+            nursery.start_soon(self._pump, out, stream, hear)
         if agent.how.converses:
             host, inlet = self._follower.host, self._execution.inlet
             resident = Resident(host, self._streams, self._live_cell, inlet)
             nursery.start_soon(resident.serve)
 
-    async def _pump(self, message: Message) -> None:
-        """The output of a run to those who listen, as it grows."""
-        agent = self._agent
-        tail = Tail(self._agents.documents.directory(agent) / "out", agent.output_start)
-        stream = self._streams.of(message.index)
-        who = Payer(agent.owner, agent.name)
-        growth = tail.follow(self._watcher, self._streams.gentle, who)
-        async with contextlib.aclosing(growth) as pieces:
-            async for text in pieces:
+    async def _hear(self, tail: Tail, stream: Stream) -> None:
+        """Tells those who listen what the run has printed since."""
+
+        def piece() -> bool:
+            text = tail.text()
+            if text:
                 stream.add(text)
-                if stream.full:
-                    return
+            return bool(text)
+
+        who = Payer(self._agent.owner, self._agent.name)
+        # a program that writes faster than this is read must not have the loop alone
+        while not stream.full and await self._streams.gentle.do(who, piece):
+            pass
+
+    async def _pump(
+        self, out: Path, stream: Stream, hear: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Hears the output of a run as it grows; what is left in the end is heard then."""
+        out.mkdir(mode=0o700, parents=True, exist_ok=True)
+        wakeup = Wakeup()
+        with self._watcher.watching(out, wakeup):
+            while not stream.full:
+                await hear()
+                await wakeup.wait_changed()
 
     def look(self, record: RunRecord) -> None:
         agent = self._agent

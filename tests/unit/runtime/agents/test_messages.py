@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from runtime.agents import messages as messages_module
 from runtime.agents.messages import check_id
-from runtime.authority.accounts import Payer, TimeAccounts
+from runtime.authority.accounts import TimeAccounts
 from runtime.authority.loop import Gentle
 from runtime.errors import (
     DeniedError,
@@ -26,7 +26,6 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.ids import ItemIndex, MessageId, RunId
-from runtime.kernel.inotify import Watcher
 from runtime.life.residents import _line, _parse
 from runtime.life.streams import Streams
 from runtime.life.tails import Tail
@@ -629,35 +628,6 @@ def test_characters_come_whole(
 def test_what_is_no_text_is_replaced(tmp_path: Path) -> None:
     (tmp_path / f"{0:020d}").write_bytes(b"a\xffb")
     assert Tail(tmp_path, 0).text() == "a\N{REPLACEMENT CHARACTER}b"
-
-
-def test_a_tail_is_followed_from_before_there_is_anything(tmp_path: Path) -> None:
-    directory = tmp_path / "out"
-    found: list[str] = []
-
-    async def run() -> None:
-        watcher = Watcher()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watcher.run)
-            heard = trio.Event()
-
-            async def follow() -> None:
-                async for text in Tail(directory, 0).follow(watcher, gentle(), Payer(1)):
-                    found.append(text)
-                    heard.set()
-
-            nursery.start_soon(follow)
-            await trio.testing.wait_all_tasks_blocked()
-            for piece in ("one", "two"):
-                with open(directory / f"{0:020d}", "a") as file:
-                    file.write(piece)
-                with trio.fail_after(30):
-                    await heard.wait()
-                heard = trio.Event()
-            nursery.cancel_scope.cancel()
-
-    trio.run(run)
-    assert found == ["one", "two"]
 
 
 # lines of resident programs

@@ -945,6 +945,7 @@ def _no_directory(kid: Kid) -> None:
 
 _OWN = "of its commits are on no branch here"
 _MISSING = "missing, or do not match their names"
+_NOT_OURS = "not as ctxd made it"
 _NO_REF = 'no branch "ctx/kid"'
 
 KEPT: dict[str, tuple[Callable[[Kid], None], str]] = {
@@ -972,7 +973,7 @@ KEPT: dict[str, tuple[Callable[[Kid], None], str]] = {
     "submodule": (_submodule, "inner"),
     "a ref of its own": (_own_ref, "1 " + _OWN),
     "a child of its own": (_child_of_its_own, "worktrees of its own children"),
-    "no repository": (_no_repository, "cannot be read"),
+    "no repository": (_no_repository, _NOT_OURS),
     "no objects": (_no_objects, _MISSING),
     "objects elsewhere": (_objects_elsewhere, _MISSING),
     "alternates": (_alternates, _MISSING),
@@ -990,7 +991,7 @@ KEPT: dict[str, tuple[Callable[[Kid], None], str]] = {
     "a ref that is a FIFO": (_ref_that_is_a_fifo, _NO_REF),
     "an endless ref": (_endless_ref, _NO_REF),
     "endless packed refs": (_endless_packed_refs, _NO_REF),
-    "no directory": (_no_directory, "cannot be read"),
+    "no directory": (_no_directory, _NOT_OURS),
 }
 
 

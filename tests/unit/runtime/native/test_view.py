@@ -58,7 +58,8 @@ def build(
 def command(plan: int, program: int, script: str, uid: int = UID) -> list[str]:
     groups: orders.Order = () if os.geteuid() == 0 else "="
     shell = ("sh", "-c", f"PATH=/usr/bin:/bin; {script}")
-    return orders.words(native("view"), plan, program, uid, GID, groups, shell)
+    # nobody takes the report to standard error
+    return orders.words(native("view"), 2, plan, program, uid, GID, groups, shell)
 
 
 WHY_NOT = "" if native("view").exists() else "view is not compiled: make programs"
