@@ -26,7 +26,12 @@ def catch_interrupts(action: Callable[[int], None]) -> Callable[[], object]:
     Python runs the handler between two instructions and restarts the interrupted system call.
     Unlike KeyboardInterrupt, this loses no data that is being copied.
     """
+    # what `control` needs, before a signal can cut its import off
+    import json  # noqa: F401
     import signal
+    import socket  # noqa: F401
+
+    import client.sockets  # noqa: F401
 
     count = 0
 

@@ -80,9 +80,11 @@ class Authority:
     # what was computed
 
     def _look(self, agent: Agent) -> _Known:
-        known = self._known.get(agent.index)
-        if known is not None and known.label == agent.label and known.text == agent.policy:
-            return known
+        kept = self._known.entries.get(agent.index)
+        if kept is not None:
+            known = kept[0]
+            if known.label == agent.label and known.text == agent.policy:
+                return known
         own = policy.parse(agent.policy, agent.label)
         known = _Known(text=agent.policy, label=agent.label, own=own)
         self._keep(agent, known)
@@ -134,10 +136,14 @@ class Authority:
         """Whether the effective policy allows ``perm`` on ``cls:name``."""
         return policy.allows(self.effective_policy(agent), cls, name, perm)
 
-    def reaches(self, agent: Agent, other: Agent, cls: str, perm: str) -> bool:
+    def reaches(
+        self, agent: Agent, other: Agent, cls: str, perm: str, rules: Rules | None = None
+    ) -> bool:
         """``allows`` for another agent or its sessions: only the same owner's, unless
-        uid 0 wrote the line."""
-        if not self.allows(agent, cls, other.name, perm):
+        uid 0 wrote the line. ``rules`` are its effective policy, from who asks several times."""
+        if rules is None:
+            rules = self.effective_policy(agent)
+        if not policy.allows(rules, cls, other.name, perm):
             return False
         if agent.owner == other.owner:
             return True

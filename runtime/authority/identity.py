@@ -169,7 +169,8 @@ class Identity:
         if actor is not None:
             if actor.owned and actor.parent == agent.index:
                 roles |= Role.CHILD
+            rules = self._authority.effective_policy(actor)
             for cls, perm, role in _BY_POLICY:
-                if self._authority.reaches(actor, agent, cls, perm):
+                if self._authority.reaches(actor, agent, cls, perm, rules):
                     roles |= role
         return roles

@@ -18,32 +18,32 @@ class Recent(Generic[_K, _V]):
         self._most = most
         self._dropped = dropped
         self._weight = 0
-        # the one that was used last is the last
-        self._known: OrderedDict[_K, tuple[_V, int]] = OrderedDict()
+        #: values with their weight, the one that was used last at the end; a look at them is no use
+        self.entries: OrderedDict[_K, tuple[_V, int]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self.entries)
 
     def get(self, key: _K) -> _V | None:
-        found = self._known.get(key)
+        found = self.entries.get(key)
         if found is None:
             return None
-        self._known.move_to_end(key)
+        self.entries.move_to_end(key)
         return found[0]
 
     def put(self, key: _K, value: _V, weight: int = 1) -> None:
         self.drop(key)
-        self._known[key] = value, weight
+        self.entries[key] = value, weight
         self._weight += weight
         while self._weight > self._most and len(self) > 1:
-            self.drop(next(iter(self._known)))
+            self.drop(next(iter(self.entries)))
 
     def drop(self, key: _K) -> None:
-        if key in self._known:
-            value, weight = self._known.pop(key)
+        if key in self.entries:
+            value, weight = self.entries.pop(key)
             self._weight -= weight
             self._dropped(value)
 
     def clear(self) -> None:
-        while self._known:
-            self.drop(next(iter(self._known)))
+        while self.entries:
+            self.drop(next(iter(self.entries)))
