@@ -214,7 +214,7 @@ def programs(wait_files: WaitFiles) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if (process / "cmdline").read_text() == words:
+            if (process / "cmdline").read_bytes() == words.encode():
                 found.append(process.name)
     return found
 
