@@ -210,8 +210,12 @@ def tangled_in(program: Path, file: Path) -> Iterator[int]:
             assert process.stdout is not None
             assert process.stdout.readline() == b"tangled\n"
             pid = int(children.read_text())
-            stat = Path(f"/proc/{pid}/stat")
-            wait_until(lambda: stat.read_text().split()[2] == "D", "it waits for a page")
+            threads = Path(f"/proc/{pid}/task")
+
+            def states() -> list[str]:
+                return [(thread / "stat").read_text().split()[2] for thread in threads.iterdir()]
+
+            wait_until(lambda: states() == ["D", "D"], "one waits for a page, one for the lock")
             yield pid
         finally:
             process.kill()
