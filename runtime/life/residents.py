@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from typing import Any, Final
 
 import trio
@@ -70,21 +69,13 @@ class Listener:
         self._pieces: list[str] = []
 
     async def hear_all(self) -> None:
-        """Hears the rest of the output, or the last part of a long one.
-
-        The program is over, so there is no need to be gentle, but each block waits for its turn.
-        """
+        """Hears the rest of the output, or the last part of a long one."""
         behind = output.Segments(self.directory).end - self._tail.position
         if behind > _REST_MAX:
             self._tail.position += behind - _REST_MAX
             self._rest = b""
         who = Payer(self._agent.owner, self._agent.name)
-        heard = True
-        while heard:
-            await self._streams.turns.take(who)
-            begun = time.thread_time()
-            heard = self.hear()
-            self._agents.accounts.time.pay(who, time.thread_time() - begun)
+        await self._streams.hear_rest(who, self._agents.accounts.time, self.hear)
 
     def hear(self) -> bool:
         """A block of what was said; False if there is none."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -212,37 +212,34 @@ class _FollowingRun(Following):
         if message is not None and message.asked and agent.how.run_per_message:
             out = self._agents.documents.directory(agent) / "out"
             stream = self._streams.of(message.index)
-            hear = partial(self._hear, Tail(out, agent.output_start), stream)
-            self._live_cell.hear_rest = hear
-            nursery.start_soon(self._pump, out, stream, hear)
+            tail = Tail(out, agent.output_start)
+
+            def hear() -> bool:
+                text = tail.text()
+                if text:
+                    stream.add(text)
+                return bool(text) and not stream.full
+
+            who = Payer(agent.owner, agent.name)
+            account = self._agents.accounts.time
+            self._live_cell.hear_rest = partial(self._streams.hear_rest, who, account, hear)
+            nursery.start_soon(self._pump, out, stream, who, hear)
         if agent.how.converses:
             host, inlet = self._follower.host, self._execution.inlet
             resident = Resident(host, self._streams, self._live_cell, inlet)
             nursery.start_soon(resident.serve)
 
-    async def _hear(self, tail: Tail, stream: Stream) -> None:
-        """Tells those who listen what the run has printed since."""
-
-        def piece() -> bool:
-            text = tail.text()
-            if text:
-                stream.add(text)
-            return bool(text)
-
-        who = Payer(self._agent.owner, self._agent.name)
-        # a program that writes faster than this is read must not have the loop alone
-        while not stream.full and await self._streams.gentle.do(who, piece):
-            pass
-
     async def _pump(
-        self, out: Path, stream: Stream, hear: Callable[[], Awaitable[None]]
+        self, out: Path, stream: Stream, who: Payer, hear: Callable[[], bool]
     ) -> None:
         """Hears the output of a run as it grows; what is left in the end is heard then."""
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         wakeup = Wakeup()
         with self._watcher.watching(out, wakeup):
             while not stream.full:
-                await hear()
+                # a program that writes faster than this is read must not have the loop alone
+                while await self._streams.gentle.do(who, hear):
+                    pass
                 await wakeup.wait_changed()
 
     def look(self, record: RunRecord) -> None:

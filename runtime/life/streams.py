@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Final
 
+from runtime.authority.accounts import Payer, TimeAccounts
 from runtime.authority.loop import Gentle, Turns
 from runtime.ids import ItemIndex
 from runtime.kernel.inotify import Wakeup
@@ -47,6 +49,20 @@ class Streams(Subscriber):
     def of(self, message: ItemIndex) -> Stream:
         """The stream of a message, made with the first question for it."""
         return self._streams.setdefault(message, Stream())
+
+    async def hear_rest(
+        self, who: Payer, account: TimeAccounts, hear: Callable[[], bool]
+    ) -> None:
+        """Call ``hear`` for each block that a program said before its end, until it returns False.
+
+        The program is over, so there is no need to be gentle, but each block waits for its turn.
+        """
+        heard = True
+        while heard:
+            await self.turns.take(who)
+            begun = time.thread_time()
+            heard = hear()
+            account.pay(who, time.thread_time() - begun)
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
         if not isinstance(item, Message) or item.index not in self._streams:
