@@ -31,13 +31,12 @@ from runtime.authority.loop import Holding
 
 #: read at most in a row, and for so long before more is served
 _READ_MAX: Final = 16
-_READ_SECONDS: Final = 0.002
+_READ_SECONDS: Final = 0.001
 #: the reader serves by itself what has not to take its turn: others go on after so long
 _READING_SECONDS: Final = 0.0005
-#: served at least and at most in one pass of the event loop, and about how long one takes
-_AT_ONCE: Final = 5
-_AT_MOST: Final = 10
-_SERVICE_SECONDS: Final = 0.0005
+#: served in one pass of the event loop: one, and one more for so long as the pass before took
+_AT_MOST: Final = 4
+_SERVICE_SECONDS: Final = 0.004
 #: whose payer cannot be told
 _UNKNOWN: Final = Payer(-1, "unknown callers")
 _Owner = tuple[int, bool]
@@ -153,10 +152,10 @@ class Scheduler:
             until = time.monotonic() + _READ_SECONDS
             while self._is_more() and time.monotonic() < until:
                 await trio.lowlevel.checkpoint()
-            # Where passes are long, for what others do in them, more are served in each. There
-            # is a limit, because each that is served makes the next pass longer.
+            # Whoever asks meanwhile waits for those that are served in this pass. So it is one,
+            # and more only where passes are long for what others do in them.
             passed, served = time.monotonic() - served, time.monotonic()
-            for _ in range(min(max(_AT_ONCE, int(passed / _SERVICE_SECONDS)), _AT_MOST)):
+            for _ in range(min(1 + int(passed / _SERVICE_SECONDS), _AT_MOST)):
                 self._line.take().set()
                 if not self._line:
                     break

@@ -7,6 +7,7 @@ import errno
 import itertools
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -163,15 +164,17 @@ class Daemon:
 
     def descriptors(self) -> list[str]:
         """What those of the daemon are, but for the real files that were used last, of which it
-        keeps up to 512, and for the FIFOs of agents that have ended: it holds each for a second,
-        however many there are (tests/unit/runtime/kernel/test_waits.py)."""
+        keeps up to 512, for those in /proc of the 16 threads that asked last, and for the FIFOs of
+        agents that have ended: it holds each for a second, however many there are
+        (tests/unit/runtime/kernel/test_waits.py)."""
         found = []
         for fd in Path(f"/proc/{self.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
                 found.append(os.readlink(fd))
         kept = (*(f"{self.state}/{name}/" for name in ("agent", "home", "shared")),
                 f"{self.runtime}/root/wait/")
-        return [path for path in found if not path.startswith(kept)]
+        return [path for path in found if not path.startswith(kept)
+                and not re.fullmatch("/proc/[0-9]+/cgroup", path)]
 
     def kept(self, kind: str = "") -> int:
         """Bytes in the files of the state, or of its directories of that name; files and
