@@ -468,6 +468,8 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     # new one, which is to come along.
     shared = str(places.shared)
     view.append(bind(shared, shared, "sR" if agents.privilege.rootless else "s"))
+    if agents.privilege.rootless:
+        view.append(("hide", str(places.released)))
     bare = parent is None or agent.root or _inside(str(places.mount), fresh)
     if bare and agent.iso != "shared":
         view.append(("symlink", str(places.fuse), str(places.mount)))

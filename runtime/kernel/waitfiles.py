@@ -95,6 +95,8 @@ class WaitFiles:
         for name in map(WaitFileName, os.listdir(self._directory)):
             if name not in tokens:
                 self.remove(name)
+        # nor by who owns it: without root that is the uid of all agents
+        self._directory.chmod(0o311)
 
     def released(self) -> list[int]:
         """The owners whose programs have something to do."""
