@@ -86,7 +86,8 @@ REQUIREMENTS: Final = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """``expect`` is what the program reads, exactly; ``holds`` names what is still true
-    afterwards (stage.py). ``kernel`` is the first that can refuse it.
+    afterwards (stage.py). ``kernel`` is the first that can refuse it. ``needs_root`` says why it
+    makes sense for agents of root's daemon only.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Attempt:
     expect: str
     holds: str = "unharmed"
     kernel: tuple[int, int] = (0, 0)
+    needs_root: str = ""
 
     @property
     def words(self) -> list[str]:
@@ -113,6 +115,7 @@ def rows(
     *table: tuple[str, ...],
     holds: str = "unharmed",
     kernel: tuple[int, int] = (0, 0),
+    needs_root: str = "",
 ) -> list[Attempt]:
     """Attempts of one actor that cover the same: (program, expected) or (name, …)."""
     made = []
@@ -122,7 +125,8 @@ def rows(
         name = name.replace("\n", " ").replace("\x1b", "ESC")
         made.append(
             Attempt(name=name, covers=tuple(covers.split()), actor=actor, program=program,
-                    expect=expect, holds=holds, kernel=kernel)
+                    expect=expect, holds=holds, kernel=kernel,
+                    needs_root=needs_root)
         )
     return made
 
@@ -246,11 +250,11 @@ TABLE: Final[tuple[Attempt, ...]] = (
           ("write @kid/groups 0", "EACCES"),
           ("write @kid/owner 4242", "EACCES")),
     *rows("2.gained", "kid",
-          ("ids", "Uid:61000,CapPrm:0000000000000000,CapEff:0000000000000000,"
+          ("ids", "Uid:@agent.uid,CapPrm:0000000000000000,CapEff:0000000000000000,"
                   "CapAmb:0000000000000000,NoNewPrivs:1,"),
           ("setuid 0", "setuid=EINVAL setresuid=EINVAL setgroups=EPERM"),
           ("a program with the set-user-ID bit", "exec /hostile/setuid x ids",
-           "?\tx\t|=\tx\tUid:61000,CapPrm:0000000000000000,CapEff:0000000000000000,"
+           "?\tx\t|=\tx\tUid:@agent.uid,CapPrm:0000000000000000,CapEff:0000000000000000,"
            "CapAmb:0000000000000000,NoNewPrivs:1,|"),
           ("as-root mknod char /tmp/null", "EPERM"),
           ("as-root write /proc/sys/kernel/core_pattern x", "EACCES"),
@@ -301,9 +305,11 @@ TABLE: Final[tuple[Attempt, ...]] = (
           ("list /run", "ok:")),
     # out of the cell
     *rows("cell.left", "kid",
-          ("cgroup", "mount=EPERM"),
           ("as-root cgroup", "mount=ok list=EACCES mkdir=EACCES procs=EACCES threads=EACCES "
                              "kill=EACCES freeze=EACCES above=ENOENT"),
+          needs_root="a user's agents may end their own cells"),
+    *rows("cell.left", "kid",
+          ("cgroup", "mount=EPERM"),
           ("clone-into /sys/fs/cgroup", "open=ENOENT"),
           ("clone-into @cgroup", "open=ENOENT"),
           ("open wronly @cgroup/cgroup.procs", "ENOENT"),
@@ -781,3 +787,21 @@ FULL: Final[tuple[Attempt, ...]] = (
     *rows("23.disk 16.bytes", "writer", ("flood-history @writer/session/messages.jsonl", "ENOSPC")),
     *rows("23.disk", "filler", ("fill-disk @filler/artifact", "ENOSPC")),
 )
+
+#: what is said instead where the daemon is an ordinary user's: the directories are of the agents'
+#: own uid, and on a mount that is read-only for them
+WITHOUT_ROOT: Final = {
+    "kid: release @boss/wait": "readlink=ok open=EACCES chmod=EROFS unlink=EROFS",
+    "kid: mkdir @ctx/trigger/x": "EPERM",
+    "kid: as-root write @ctx/status x": "EPERM",
+    "kid: list @shared": "ok:bin,ctx,released,wait",
+    "kid: open wronly,creat @shared/mine": "EROFS",
+    "kid: open wronly @shared/bin/keeper": "EROFS",
+    "kid: history flags @history/messages.jsonl": "open=ok get=ENOTTY set=ENOTTY",
+    "kid: rename @home/agent/kid/session @home/agent/kid/old": "EPERM",
+    "kid: rename @home/agent/kid @home/agent/old": "EPERM",
+    "kid: open wronly,creat @ctx/trigger/x": "ENOENT",
+    "kid: symlink /etc @ctx/trigger/x": "EPERM",
+    "boss: write @draft/groups 0": "EPERM",
+    "boss: write @draft/groups 6": "EPERM",
+}

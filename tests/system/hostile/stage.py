@@ -15,17 +15,22 @@ from pathlib import Path
 from typing import Final
 
 from runtime.kernel.cgroups import unified_mount
-from tests.system.hostile.attempts import TABLE, Attempt
+from tests.system.hostile.attempts import TABLE, WITHOUT_ROOT, Attempt
 from tests.system.hostile.compiling import compile_to
 from tests.system.hostile.guarded import Guard
 from tests.worlds.daemon import alive, read, wait_status, wait_until, write
+from tests.worlds.whose import AGENT_UID, ROOTLESS
 
 HERE: Final = Path(__file__).parent
 OWNER: Final = 4242
 #: an abstract socket of the host; another run of these tests has one of its own
 ABSTRACT: Final = f"hostile-{os.getpid()}"
 #: who tries, and on whom it is tried
-ACTORS: Final = ("kid", "mid", "rogue", "parter", "alien", "netter", "sharer", "boss")
+ACTORS: Final = tuple(
+    name for name in ("kid", "mid", "rogue", "parter", "alien", "netter", "sharer", "boss")
+    # alien is another user's, and only root has agents that share the host's view
+    if not (ROOTLESS and name in ("alien", "sharer"))
+)
 #: root agents have rights over all agents of their owner: lines of uid 0 would reach others' too
 CONFIG: Final = """\
 grace: 1s
@@ -34,13 +39,15 @@ policy:
   - tool:* execute
   - model:* use
 """
-VICTIMS: Final = ("boss", "sib", "kid", "other", "alien")
+VICTIMS: Final = ("boss", "sib", "kid", "other") + (() if ROOTLESS else ("alien",))
 #: ways that make what they name last
 MAKING: Final = frozenset(("mkdir", "mknod", "bind", "symlink", "link", "rename", "mount"))
 #: of the parent's history, of what its view hides, and of what is the host's
 SECRETS: Final = ("the parent's secret", "the hidden secret", "the host's secret")
 _TOKEN: Final = re.compile(r"@([a-z][a-z.-]*[a-z])")
 
+#: another user's, and what root alone has
+_OTHERS: Final = re.compile(r"alien|@human|@ctx/home/4242|@host\.")
 _PATH: Final = re.compile(r"@[a-z][a-z-]*(/[^ \n]*)?")
 
 
@@ -71,6 +78,12 @@ def heard(text: str) -> dict[str, str | None]:
     return found
 
 
+def only_of_root(attempt: Attempt) -> bool:
+    """Whether it is tried beside a daemon of root's only."""
+    return ROOTLESS and (attempt.actor not in ACTORS or attempt.needs_root != ""
+                         or bool(_OTHERS.search(attempt.program)))
+
+
 class Stage:
     """One daemon with a family, its neighbours and another user's agents."""
 
@@ -96,8 +109,8 @@ class Stage:
         fixed = {
             "ctx": root,
             "agent": root / "agent",
-            "home": root / "home/0",
-            "history": root / "home/0/agent/kid/session/default",
+            "home": root / f"home/{os.geteuid()}",
+            "history": root / f"home/{os.geteuid()}/agent/kid/session/default",
             "base": daemon.base,
             "state": daemon.state,
             "runtime": daemon.runtime,
@@ -108,6 +121,7 @@ class Stage:
             "human.pid": self.human.pid if self.human is not None else 0,
             "host.port": self.listener.getsockname()[1],
             "host.abstract": ABSTRACT,
+            "agent.uid": AGENT_UID,
         }
         if token in fixed:
             return str(fixed[token])
@@ -144,7 +158,7 @@ class Stage:
         for name, target in (("secret", secret), ("init", "/proc/1/root"), ("hidden", "hidden")):
             (self.work / f"to-{name}").symlink_to(target)
         for path in (self.work, *self.work.rglob("*")):
-            os.chown(path, 61000, 61000, follow_symlinks=False)
+            os.chown(path, AGENT_UID, AGENT_UID, follow_symlinks=False)
         self.mounts = (
             f"{daemon.base}/hostile /hostile ro\n{self.work} /desk rw\n- /desk/hidden hide\n"
         )
@@ -207,20 +221,23 @@ class Stage:
         daemon.run("rogue", programs["rogue"], mount=self.mounts, policy="")
         daemon.run("netter", programs["netter"], mount=self.mounts,
                    policy="allow netter_t network:default connect")
-        daemon.run("sharer", programs["sharer"], iso="shared",
-                   mount=f"{daemon.base}/hostile /tmp/hostile ro")
-        self._make_alien(programs["alien"])
+        if not ROOTLESS:
+            daemon.run("sharer", programs["sharer"], iso="shared",
+                       mount=f"{daemon.base}/hostile /tmp/hostile ro")
+            self._make_alien(programs["alien"])
         for name in VICTIMS:
             wait_until((agents / f"{name}.d").exists, f"{name} is made")
             wait_status(agents / f"{name}.d", "busy")
         wait_until((self.work / "ready").exists, "the sibling is ready")
-        self.as_user("mkdir", f"{agents}/alien-kid.d")
-        write(agents / "alien-kid.d" / "parent", "agent:alien")
+        if not ROOTLESS:
+            self.as_user("mkdir", f"{agents}/alien-kid.d")
+            write(agents / "alien-kid.d" / "parent", "agent:alien")
         for name in ("other", "boss", "sib"):
             self._plan(daemon.agent_dir(name))
         self._before()
         for name in ACTORS:
-            lines = (self.line(attempt) for attempt in TABLE if attempt.actor == name)
+            lines = (self.line(attempt) for attempt in TABLE
+                     if attempt.actor == name and not only_of_root(attempt))
             self.script(f"{name}-tries", "".join(lines))
         (daemon.base / "hostile" / "go").touch()
         for name in ACTORS:
@@ -283,6 +300,11 @@ class Stage:
         said = found[attempt.name]
         assert said is not None, f"{attempt.actor} was not answered: {attempt.name}"
         return said
+
+    def expected(self, attempt: Attempt) -> str:
+        """What it is to be told."""
+        other = WITHOUT_ROOT.get(attempt.name) if ROOTLESS else None
+        return self.expand(other or attempt.expect)
 
     def hold(self, name: str) -> None:
         """Makes a check of what the whole table has done, once; it fails again if it failed."""
