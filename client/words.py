@@ -104,7 +104,7 @@ HINTS = {
 #: of ctxfs
 VERSION = "0.2.0"
 #: of the state that this version writes
-SCHEMA = 6
+SCHEMA = 7
 #: the tools that are about the caller, or the agent of `agent_id`
 ABOUT_ONE = (
     "SpawnAgent", "AgentGet", "ResultWrite", "WorkCreate", "WorkUpdate", "WorkList",

@@ -362,4 +362,4 @@ def _is_due(agent: Agent, *, booting: bool) -> bool:
     """
     if agent.reason == "parent_dead":
         return True
-    return booting and (agent.status is Status.NEW or agent.boot != boot_id())
+    return booting and (agent.status is Status.NEW or agent.cell.boot != boot_id())

@@ -114,7 +114,7 @@ class Reasons(Handed):
         about = self._about(path)
         mine = self._calling(caller)
         names = [agent.name for agent in (mine, about) if agent is not None]
-        run = mine.run if mine is not None else ""
+        run = mine.run.id if mine is not None else ""
         why = because_of(owner, by, agents=names, run=run, reason=code)
         log.info("%s: %s", by, said, extra=why)
         self._keep(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from ctxfs.tree.base import Base
@@ -23,10 +24,12 @@ BETWEEN_RUNS: Final[Guard[Agent]] = Guard(who=CONTROLLERS, when=NOT_BUSY)
 
 
 def value(attribute: str) -> Render[Any]:
-    """The field's text on one line; an empty value, or none, is an empty file."""
+    """The text of a field, or of one of its fields, on one line; an empty value, or none, is an
+    empty file."""
+    find = attrgetter(attribute)
 
     def render(base: Base, obj: Any, caller: Caller) -> str:
-        value = getattr(obj, attribute)
+        value = find(obj)
         return f"{value}\n" if value else ""
 
     return render

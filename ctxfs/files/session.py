@@ -58,7 +58,7 @@ def _append(base: Base, session: Session, lines: list[str]) -> None:
         if "content" not in message:
             raise MalformedError(f"{quote(line)} has no content")
         kept = {key: value for key, value in message.items() if key not in _GIVEN}
-        given = {"from": f"agent:{agent.name}", "provenance": OWN, "run": agent.run}
+        given = {"from": f"agent:{agent.name}", "provenance": OWN, "run": agent.run.id}
         change.say(session.index, **given, **kept)
     base.runtime.agents.journal.commit(change)
 

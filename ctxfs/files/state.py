@@ -15,7 +15,7 @@ from runtime.records.model import Agent
 
 
 def _cgroup(base: Base, agent: Agent, caller: Caller) -> str:
-    return f"{base.runtime.hierarchy.root.path}/{agent.cgroup}\n" if agent.cgroup else ""
+    return f"{base.runtime.hierarchy.root.path}/{agent.cell.cgroup}\n" if agent.cell.cgroup else ""
 
 
 def _since(base: Base, agent: Agent) -> float:
@@ -69,10 +69,11 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     Shown(name="incarnation", render=fields.value("incarnation"),
         doc="id of this life of the name"),
     # of a page that is read while the value gets shorter, the kernel shows NULs at the end
-    Shown(name="pid", render=fields.value("pid"), volatile=True,
+    Shown(name="pid", render=fields.value("run.pid"), volatile=True, depends=("run",),
         doc="its main process, as a PID of the host"),
-    Shown(name="run", render=fields.value("run"), volatile=True, doc="current run"),
-    Shown(name="cgroup", render=_cgroup, volatile=True, doc="path of its cgroup"),
+    Shown(name="run", render=fields.value("run.id"), volatile=True, doc="current run"),
+    Shown(name="cgroup", render=_cgroup, volatile=True, depends=("cell",),
+        doc="path of its cgroup"),
     Gathered(name="usage", gather=_usage,
         doc="cpu_usec memory_current memory_peak processes wall_msec, and net.NAME.connections "
             "net.NAME.sent net.NAME.received of networks, of the agent and all that it owns. "

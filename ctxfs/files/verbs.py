@@ -14,7 +14,6 @@ from runtime.errors import NotRunningError, QuotaError, WrongStateError
 from runtime.ids import RunId
 from runtime.life import room
 from runtime.life.beginning import STARTING
-from runtime.records.items import BY_ABORT
 from runtime.records.lifecycle import Cue
 from runtime.records.model import Agent
 from runtime.texts.names import check_name, parse_usage, quote
@@ -80,15 +79,15 @@ def _session(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None
 
 
 def _why_between(facts: Facts, caller: Caller, agent: Agent) -> str:
-    return "" if agent.run else f"no run to abort: {quote(agent.name)} is between two runs"
+    return "" if agent.run.id else f"no run to abort: {quote(agent.name)} is between two runs"
 
 
 def _why_ending(facts: Facts, caller: Caller, agent: Agent) -> str:
-    if agent.cancelling == BY_ABORT:
+    if agent.run.aborting:
         return f"{quote(agent.name)} still ends its message: try again when that has ended"
-    if agent.run_cause is None:
+    if not agent.run.ending:
         return ""
-    return f"the run {agent.run} is still ending: try again when it has ended"
+    return f"the run {agent.run.id} is still ending: try again when it has ended"
 
 
 def _why_full(facts: Facts, caller: Caller, agent: Agent) -> str:

@@ -127,7 +127,7 @@ async def _get(request: Request) -> dict[str, Any]:
         "ingress": agent.ingress,
         "session": session.name if session is not None else "",
         "reason": agent.reason,
-        "run": agent.run,
+        "run": agent.run.id,
         "queue": len(agents.messages.pending(agent)),
         "workspace": agent.workspace,
         "work_focus": agent.focus,

@@ -142,9 +142,9 @@ def _why_replaced(facts: Facts, caller: Caller, agent: Agent) -> str:
 
 
 def _why_frozen(facts: Facts, caller: Caller, agent: Agent) -> str:
-    if agent.status is not Status.PAUSED or not agent.run:
+    if agent.status is not Status.PAUSED or not agent.run.id:
         return ""
-    return f"session does not fit: the run {agent.run} is paused"
+    return f"session does not fit: the run {agent.run.id} is paused"
 
 
 #: nothing is reset or started below what is not live
@@ -296,7 +296,7 @@ class Births(Part):
             "parent": parent.index,
             "parent_session": parent.session,
             "channel": agent.name,
-            "lineage": lineage + (f" run:{parent.run}" if parent.run else ""),
+            "lineage": lineage + (f" run:{parent.run.id}" if parent.run.id else ""),
             "life": "owned",
             "profile": Profile.PRIVATE_CHILD.value,
             "uid": parent.uid,

@@ -13,6 +13,7 @@ from runtime.records.change import Change
 from runtime.records.items import TaskCue
 from runtime.records.lifecycle import Cue
 from runtime.records.model import SESSION_STATES, Agent, Outcome
+from runtime.records.run import RunCue
 
 #: records of one agent that end in one change
 _AT_ONCE: Final = 64
@@ -46,13 +47,10 @@ class Ends(Part):
             outcome=outcome.value,
             reason=reason,
             ended=time.time(),
-            pid=0,
-            run="",
-            cell="",
-            run_cause=None,
             frozen=False,
-            cgroup="",
+            cell=agent.cell.gone(),
         )
+        change.run(agent, RunCue.OVER)
         for session in (agent.session, *agent.other_sessions):
             change.set_session(session, state=SESSION_STATES[outcome])
         change.move(agent, cue, outcome=outcome, reason=reason)

@@ -96,7 +96,7 @@ def inherit(agents: Agents, parent: Agent, child: Agent) -> context.Inherited:
     snapshot = context.Snapshot(
         agent=parent.name,
         session=session.name,
-        run=parent.run,
+        run=parent.run.id,
         items=tuple(items.values()),
         focus=parent.focus,
         waits=tuple(
@@ -185,7 +185,7 @@ def _tail(agents: Agents, parent: Agent, session: Session) -> list[context.Line]
     current = agents.messages.current(parent)
     if current is not None:
         found.append(context.Line(role="user", sender=current.sender, content=current.text))
-    if not parent.run:
+    if not parent.run.id:
         return found
     try:
         with (agents.sessions.directory(session) / "messages.jsonl").open("rb") as file:
@@ -199,7 +199,7 @@ def _tail(agents: Agents, parent: Agent, session: Session) -> list[context.Line]
             message = json.loads(line)
         except ValueError:
             continue  # the first, which may be cut
-        if message.get("run") == parent.run:
+        if message.get("run") == parent.run.id:
             content = message.get("content")
             text = content if isinstance(content, str) else json.dumps(content)
             role, sender = str(message.get("role")), str(message.get("from"))

@@ -37,7 +37,8 @@ from runtime.records.items import (
     check_priority,
 )
 from runtime.records.lifecycle import Cue, Status
-from runtime.records.model import Agent, Outcome
+from runtime.records.model import Agent
+from runtime.records.run import RunCue
 from runtime.texts.names import dump_json, head, quote, timestamp
 
 #: ended messages that are remembered of an agent, and characters of their replies
@@ -136,11 +137,6 @@ def check_id(text: str) -> MessageId:
             f"{quote(text)} is not an id; use 1 to 128 printable ASCII characters without blanks"
         )
     return MessageId(text)
-
-
-def end_run(change: Change, agent: Agent, reason: str, by: str) -> None:
-    """Has the current run, and only that, ended for a reason; ``by`` as in events."""
-    change.set(agent, run_cause=(Outcome.CANCELLED.value, reason), run_caused_by=by)
 
 
 def notice_of(ended: Task | Wait) -> str:
@@ -560,8 +556,8 @@ class Messages(Part):
         reason: str,
     ) -> None:
         to = change.step(message, _ENDS[status])
-        if message.run and agent.cancelling:
-            change.set(agent, cancelling="", cancelled_by="")
+        if message.run and change.peek_agent(agent, "run").cancelling:
+            change.run(agent, RunCue.SPARE, cause="", caused_by="")
         fields = {"reason": reason} if reason else {}
         change.event(
             message.session,
@@ -594,23 +590,24 @@ class Messages(Part):
         A resident program is not ended. One that takes cancels ends the message itself; said
         again, and of every other, the message is over, and it is asked no more about it.
         """
+        run, cause = agent.run, {"cause": BY_CANCEL, "caused_by": self._journal.actor}
         with self._journal.changing() as change:
             if message.status is MessageStatus.QUEUED:
                 self.end(change, agent, message, MessageStatus.DROPPED, reason=BY_CANCEL)
-            elif agent.cancelling == BY_ABORT:
+            elif run.cause == BY_ABORT and agent.said.takes_cancel:
                 pass  # it is being ended, and its run with it if the program does not end it
-            elif agent.how.converses and self.takes_cancel(agent) and not agent.cancelling:
-                change.set(agent, cancelling=BY_CANCEL, cancelled_by=self._journal.actor)
+            elif agent.how.converses and self.takes_cancel(agent) and not run.cancelling:
+                change.run(agent, RunCue.CANCEL, **cause)
             elif agent.how.converses:
                 self.end(change, agent, message, MessageStatus.ABORTED, reason=BY_CANCEL)
                 self.add_ready(change, agent)
-            elif agent.run_cause is None:
-                end_run(change, agent, BY_CANCEL, self._journal.actor)
+            elif not run.ending:
+                change.run(agent, RunCue.END, **cause)
 
     def takes_cancel(self, agent: Agent) -> bool:
         """Whether its program ends the message at hand when it is told to: what is frozen, or
         ending, does not."""
-        there = agent.takes_cancel and not agent.frozen and agent.run_cause is None
+        there = agent.said.takes_cancel and not agent.frozen and not agent.run.ending
         return there and self.current(agent) is not None
 
     @staticmethod

@@ -48,7 +48,7 @@ class Reports(Part):
         change.tell(
             agent,
             "agent.report",
-            run=agent.run,
+            run=agent.run.id,
             to=self._registry.supervisor(agent),
             message=name,
             text=head(text, _TOLD),
@@ -62,7 +62,7 @@ class Reports(Part):
                     session=supervisor.session,
                     name=name,
                     child=agent.name,
-                    run=agent.run,
+                    run=agent.run.id,
                     text=head(text, _KEPT_TEXT),
                 ),
                 _KEPT,

@@ -238,7 +238,7 @@ class Results(Part):
             if source.size():
                 return source
         out = self._documents.directory(child) / "out"
-        return _tail_source(out, child.output_start, path)
+        return _tail_source(out, child.said.output_start, path)
 
     def _result_of(self, child: Agent, path: str) -> Source:
         above = self._session_above(child)

@@ -177,7 +177,7 @@ def environment(
         "CTX_AGENT": agent.name,
         "CTX_SELF": f"{root}/agent/{agent.name}.d",
         "CTX_SESSION": session.name if session is not None else "",
-        "CTX_RUN": agent.run,
+        "CTX_RUN": agent.run.id,
         "CTX_HOME": f"{root}/home/{agent.owner}",
         "CTX_PATH": ":".join(_lines(agent.path)) or f"{root}/tool",
         "CTX_MODEL": agent.model,

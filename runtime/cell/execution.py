@@ -142,9 +142,9 @@ class LiveCell(Execution):
 
     def run_in(self, records: Path) -> Execution:
         """The current run of its agent, which may be the cell's first program."""
-        if self.agent.run == self.agent.cell:
+        if self.agent.runs_first:
             return self
-        record_path = records / f"{self.agent.incarnation}-{self.agent.run}"
+        record_path = records / f"{self.agent.incarnation}-{self.agent.run.id}"
         if self.run is None or self.run.record_path != record_path:
             self.run = Execution(self.run_leaf, record_path, self.changed)
         return self.run

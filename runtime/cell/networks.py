@@ -108,7 +108,7 @@ def counters_path(directory: Path, agent: Agent) -> Path:
 
 def hand_path(directory: Path, agent: Agent) -> Path:
     """The socket at which the cell's keeper hands out what it listens on."""
-    return directory / f"{agent.incarnation}-{agent.cell}"
+    return directory / f"{agent.incarnation}-{agent.cell.id}"
 
 
 def owners_path(directory: Path, owner: int) -> Path:

@@ -218,7 +218,7 @@ class Networks(Part):
                 places.program("relay"),
                 places.networks,
                 networks.hand_path(places.networks, agent).name,
-                f"{self._hierarchy.prefix}/{agent.cgroup}",
+                f"{self._hierarchy.prefix}/{agent.cell.cgroup}",
                 *ids,
                 _FIRST_PASSED,
                 config.owner_connections,

@@ -85,7 +85,7 @@ class Starter(Part):
         await self._sweeper.removed(agent.owner, live_cell.node)
         live_cell.leaf.make_own(self._hierarchy.controllers)
         self._port.apply_limits(live_cell.node, agent.limits)
-        log.debug("%s %s: %s", agent.name, agent.cell, plan.describe())
+        log.debug("%s %s: %s", agent.name, agent.cell.id, plan.describe())
         if plan.lend:
             self._agents.disk.wake()
         networks.prepare(self._agents, agent, places.networks, plan.networks)
@@ -96,7 +96,7 @@ class Starter(Part):
         command = Command(
             words=(),
             cwd="",
-            run=agent.cell,
+            run=agent.cell.id,
             # what is said on the way into a cell belongs into the log
             out=directory / ("log" if holds_cell else "out"),
             log=directory / "log",

@@ -14,11 +14,14 @@ from runtime.authority.guard import Facts, Unless, of_move
 from runtime.caller import CONTROLLERS, Caller, Role
 from runtime.cell import cell
 from runtime.errors import WrongStateError
-from runtime.kernel import linux, output
+from runtime.ids import NO_RUN, RunId
+from runtime.kernel import linux
+from runtime.life.conclusions import begin_run, renew_said
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent
+from runtime.records.run import Cell
 from runtime.texts import mounts, policy
 from runtime.texts.names import quote
 
@@ -90,26 +93,18 @@ class Beginner:
     def add_start(self, change: Change, agent: Agent) -> None:
         """Adds that a cell is made; in mode ``once`` the run has no other."""
         trees, _ = self._agents.authority.trees(agent)
-        run = ""
-        if not agent.how.holds_cell:
-            run = self._agents.registry.next_run(change, agent)
-        if agent.result_from_output:  # of the run before
-            self._agents.documents.write(agent, "result.md", b"")
-        output_start = output.Segments(self._agents.documents.directory(agent) / "out").end
-        now = time.time()
-        change.set(
-            agent,
-            run=run,
-            cell=run or f"cell-{secrets.token_hex(4)}",
-            trees=trees,
-            run_cause=None,
-            run_started=now,
-            started=now,
+        run = NO_RUN
+        if agent.how.holds_cell:
+            renew_said(change, self._agents, agent)
+        else:
+            run = begin_run(change, self._agents, agent)
+        cell = Cell(
+            id=run or RunId(f"cell-{secrets.token_hex(4)}"),
             boot=linux.boot_id(),
             cgroup=self._agents.registry.node_path(agent),
-            output_start=output_start,
-            result_from_output=False,
         )
+        now = time.time()
+        change.set(agent, trees=trees, cell=cell, started=now)
         self._agents.tasks.child_started(change, agent, now)
         change.tell(agent, "agent.start", **({"run": run} if run else {}))
 

@@ -14,7 +14,7 @@ from runtime.cell.execution import LiveCell
 from runtime.cell.record import RunRecord
 from runtime.cell.relays import Networks
 from runtime.kernel import linux
-from runtime.life.conclusions import add_run_start, judge_agent
+from runtime.life.conclusions import judge_agent, see_run
 from runtime.life.following import Follower, Following
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change
@@ -65,8 +65,8 @@ class FollowingCell(Following):
         if record.held and not live_cell.settled:
             live_cell.note_settled()
             live_cell.changed.notify()
-        own = agent.run == agent.cell
-        ends = record.over and (record.finished or (own and agent.run_cause is None))
+        own = agent.runs_first
+        ends = record.over and (record.finished or (own and not agent.run.ending))
         # A parent that ended before this agent is the cause, however late we look.
         causes = [
             above
@@ -77,7 +77,7 @@ class FollowingCell(Following):
         ]
         change = Change()
         if own and agent.status is Status.STARTING and record.started:
-            add_run_start(change, agent, record)
+            see_run(change, agent, record)
             change.move(agent, Cue.RUNNING)
             if causes or not ends or self.error is not None:  # else both in one transaction
                 self._agents.journal.note(change)

@@ -12,11 +12,13 @@ from runtime.agents.parts import Agents
 from runtime.cell.execution import Execution, LiveCell
 from runtime.cell.host import about
 from runtime.cell.record import RunRecord, judge
+from runtime.ids import RunId
 from runtime.kernel import linux, output
 from runtime.records.change import Change
 from runtime.records.documents import replace_file
 from runtime.records.items import Message, MessageStatus, Task, TaskCue, TaskStatus
 from runtime.records.model import Agent, Outcome
+from runtime.records.run import RunCue, Said
 from runtime.texts.names import escape, timestamp
 
 log = logging.getLogger("ctxd.conclusions")
@@ -41,7 +43,7 @@ def judge_agent(agents: Agents, live_cell: LiveCell) -> tuple[Outcome, str]:
     """Outcome and reason of an agent whose cell has ended: by the program that it was, if that had
     entered the cell and ended first."""
     agent, run = live_cell.agent, live_cell.run
-    is_agent = run is not None and not agent.how.run_per_message and agent.run_cause is None
+    is_agent = run is not None and not agent.how.run_per_message and not agent.run.ending
     if run is not None and is_agent and run.record().over:
         return LOST if is_lost(live_cell) else judge_run(agents, agent, run)
     return judge_run(agents, agent, live_cell)
@@ -74,10 +76,33 @@ def is_lost(execution: Execution) -> bool:
     return not record.understood or (gone and bool(record.monitor) and not record.over)
 
 
-def add_run_start(change: Change, agent: Agent, record: RunRecord) -> None:
+def begin_run(change: Change, agents: Agents, agent: Agent) -> RunId:
+    """The next run."""
+    run = agents.registry.next_run(change, agent)
+    change.run(agent, RunCue.BEGIN, id=run, started=time.time())
+    renew_said(change, agents, agent)
+    return run
+
+
+def renew_said(change: Change, agents: Agents, agent: Agent) -> None:
+    """Words that come from now on are of another run: they begin where those before end."""
+    if agent.said.result_from_output:
+        agents.documents.write(agent, "result.md", b"")
+    directory = agents.documents.directory(agent)
+    reply = output.Segments(directory / "reply").end if agent.how.converses else 0
+    said = Said(
+        output_start=output.Segments(directory / "out").end,
+        reply_start=reply,
+        reply_offset=reply,
+        kept_offset=reply,
+    )
+    change.set(agent, said=said)
+
+
+def see_run(change: Change, agent: Agent, record: RunRecord) -> None:
     """The program of the current run is seen to run."""
-    change.set(agent, pid=record.program)
-    change.tell(agent, "run.start", run=agent.run, pid=record.program)
+    change.run(agent, RunCue.SEEN, pid=record.program)
+    change.tell(agent, "run.start", run=agent.run.id, pid=record.program)
 
 
 def conclude_run(
@@ -100,7 +125,7 @@ def conclude_run(
             if last and not agent.how.takes_messages:
                 _add_delegation(change, agents, agent, outcome)
         except OSError as error:  # a full disk, say: the end is recorded all the same
-            extra = about(agent, run=agent.run)
+            extra = about(agent, run=agent.run.id)
             log.error("%s: cannot keep the result: %s", agent.name, error.strerror, extra=extra)
         _add_run_end(change, agent, record, outcome, reason, usage)
     message = agents.messages.current(agent)
@@ -119,14 +144,14 @@ def _add_run_end(
     reason: str,
     usage: dict[str, Any],
 ) -> None:
-    if not agent.pid:  # its end came before it was seen to run
-        change.tell(agent, "run.start", run=agent.run, pid=record.program)
+    if not agent.run.pid:  # its end came before it was seen to run
+        see_run(change, agent, record)
     if record.ended:
         usage["wall_msec"] = (record.ended - record.started) // 1_000_000
     change.tell(
         agent,
         "run.end",
-        run=agent.run,
+        run=agent.run.id,
         outcome=outcome,
         reason=reason,
         started=timestamp(record.started / 1e9),
@@ -140,10 +165,10 @@ def _add_result(change: Change, agents: Agents, agent: Agent) -> None:
     if agents.documents.size(agent, "result.md"):
         return
     written = output.Segments(agents.documents.directory(agent) / "out")
-    tail = written.tail(_RESULT_TAIL, since=agent.output_start)
+    tail = written.tail(_RESULT_TAIL, since=agent.said.output_start)
     if tail:
         agents.documents.write(agent, "result.md", tail)
-        change.set(agent, result_from_output=True)
+        change.hear(agent, result_from_output=True)
 
 
 def _add_delegation(change: Change, agents: Agents, agent: Agent, outcome: Outcome) -> None:
@@ -183,7 +208,7 @@ def end_message(
         if status is MessageStatus.PROCESSED:
             _add_reply(change, agents, agent, reply)
     except OSError as error:  # a full disk, say: the end is recorded all the same
-        why = about(agent, run=agent.run)
+        why = about(agent, run=agent.run.id)
         log.error("%s: cannot keep the reply: %s", agent.name, error.strerror, extra=why)
     agents.messages.end(change, agent, message, status, reply=reply, reason=reason)
 
@@ -200,7 +225,7 @@ def message_status(outcome: str, reason: str) -> MessageStatus:
 def _reply_of_run(agents: Agents, agent: Agent) -> str:
     """The standard output of the current run, its end if it is long."""
     written = output.Segments(agents.documents.directory(agent) / "out")
-    return written.tail(_CONTENT_MAX, since=agent.output_start).decode(errors="replace")
+    return written.tail(_CONTENT_MAX, since=agent.said.output_start).decode(errors="replace")
 
 
 def as_content(data: bytes) -> str:
@@ -220,6 +245,6 @@ def _add_line(
         role=role,
         **{"from": sender},
         provenance=provenance,
-        run=agent.run,
+        run=agent.run.id,
         content=content,
     )

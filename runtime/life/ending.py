@@ -241,8 +241,8 @@ class Ender(Part):
         """
         live_cell = self._live_cells.get(agent.index)
         if live_cell is None:  # nobody has taken it over yet
-            if agent.cgroup:
-                self._kill_place(agent, self._port.place(agent.cgroup))
+            if agent.cell.cgroup:
+                self._kill_place(agent, self._port.place(agent.cell.cgroup))
             return
         live_cell.given_up = True
         marked = not self._markings(agent)

@@ -54,7 +54,7 @@ class Inside(Part):
         # what one of an earlier daemon said
         shutil.rmtree(directory, ignore_errors=True)
         command = Command(
-            words=tuple(words), cwd=cwd, run=agent.run, out=directory, env=tuple(env.items())
+            words=tuple(words), cwd=cwd, run=agent.run.id, out=directory, env=tuple(env.items())
         )
         following = _FollowingCommand(self._follower, live_cell, execution, command)
         try:

@@ -51,7 +51,7 @@ class Meter(Part):
         memory_peak_sampled where the kernel does not count. Once the agent is dead, what was
         recorded."""
         live_cell = self._live_cells.get(agent.index)
-        if live_cell is None or not agent.cgroup:
+        if live_cell is None or not agent.cell.cgroup:
             return agent.usage
         started = agent.started
         found = await self._census.memory(payer, self._places_of(agent))

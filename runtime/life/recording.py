@@ -31,6 +31,7 @@ from runtime.records.change import RUNTIME, Change
 from runtime.records.items import TaskCue
 from runtime.records.lifecycle import Cue
 from runtime.records.model import Agent, Outcome
+from runtime.records.run import RunCue
 
 log = logging.getLogger("ctxd.recording")
 
@@ -65,7 +66,7 @@ class Recorder(Part):
     async def hear_rest(self, live_cell: LiveCell) -> None:
         """Ends the message whose reply was complete before the end but had not been read yet."""
         agent = live_cell.agent
-        if live_cell.hear_rest is None and agent.how.converses and agent.run:
+        if live_cell.hear_rest is None and agent.how.converses and agent.run.id:
             live_cell.hear_rest = Listener(self._agents, self._streams, agent).hear_all
         if live_cell.hear_rest is not None:
             await live_cell.hear_rest()
@@ -124,11 +125,11 @@ class Recorder(Part):
         outcome, reason = self._end_of(live_cell)
         usage = self._meter.final(live_cell)
         # between two runs there is none that ends with the agent
-        record = live_cell.run_in(self._places.records).record() if agent.run else RunRecord()
+        record = live_cell.run_in(self._places.records).record() if agent.run.id else RunRecord()
         conclude_run(
             change, self._agents, agent, record, outcome, reason, usage, last=True
         )
-        line = f"{agent.run or 'it'} ended: {outcome} {reason}"
+        line = f"{agent.run.id or 'it'} ended: {outcome} {reason}"
         if self._restarts(live_cell, outcome):
             self._agents.tasks.add_ends(change, agent, TaskCue.CANCEL, reason)
             self._add_restart(change, agent, reason, line)
@@ -139,7 +140,7 @@ class Recorder(Part):
             change.set(agent, last_line=line)
             self._agents.ends.record(change, agent, Cue.ENDED, outcome, reason)
         change.set(agent, usage=usage)
-        why = about(agent, run=agent.run, reason=reason)
+        why = about(agent, run=agent.run.id, reason=reason)
         log.info("%s: %s (%s)", agent.name, outcome, reason, extra=why)
 
     def _restarts(self, live_cell: LiveCell, outcome: Outcome) -> bool:
@@ -168,14 +169,11 @@ class Recorder(Part):
         change.set(
             agent,
             cause=None,
-            run="",
-            cell="",
-            run_cause=None,
-            pid=0,
-            cgroup="",
+            cell=agent.cell.gone(),
             restarts=number,
             restart_at=time.time() + delay,
         )
+        change.run(agent, RunCue.OVER)
         change.move(agent, Cue.RESTARTING, reason=f"restart:{number}", after=reason)
         maximum = self._agents.settings.config.restart_max
         self._tell_log(agent, ended, f"restart {number} of {maximum} in {delay:g} s")

@@ -77,7 +77,7 @@ class Recovery(Part):
         for agent in self._agents.registry:
             if agent.index in self._live_cells:
                 continue  # this daemon has started it: requests are served already
-            if agent.live and agent.boot == linux.boot_id():
+            if agent.live and agent.cell.boot == linux.boot_id():
                 adopted.append(self._make_live_cell(agent))
             elif agent.live:
                 lost.append(agent)
@@ -126,7 +126,7 @@ class Recovery(Part):
     def _remove_strays(self) -> None:
         """Cgroups and files of no agent: left by a crash between two steps."""
         self._agents.removals.remove_strays()
-        living = {agent.cgroup for agent in self._agents.registry if agent.cgroup}
+        living = {agent.cell.cgroup for agent in self._agents.registry if agent.cell.cgroup}
         records = {
             each.record_path
             for live_cell in self._live_cells.values()
@@ -154,11 +154,11 @@ def record_lost(agents: Agents, agent: Agent, cue: Cue, reason: str) -> None:
             agents.ends.record(
                 change, member, Cue.OWNER_ENDING, Outcome.CANCELLED, "parent_dead"
             )
-    if agent.pid:
+    if agent.run.pid:
         change.tell(
             agent,
             "run.end",
-            run=agent.run,
+            run=agent.run.id,
             outcome=Outcome.INTERRUPTED,
             reason=reason,
         )

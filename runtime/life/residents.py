@@ -16,7 +16,6 @@ from typing import Any, Final
 import trio
 
 from runtime import crashpoints
-from runtime.agents.messages import end_run
 from runtime.agents.parts import Agents
 from runtime.authority.accounts import Payer
 from runtime.cell.execution import LiveCell
@@ -30,9 +29,10 @@ from runtime.life.conclusions import as_content, end_message
 from runtime.life.streams import Streams
 from runtime.life.tails import Tail
 from runtime.records.change import Change
-from runtime.records.items import BY_ABORT, Message, MessageStatus
+from runtime.records.items import Message, MessageStatus
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent
+from runtime.records.run import RunCue
 from runtime.texts.names import dump_json, escape, parse_json_object
 
 log = logging.getLogger("ctxd.residents")
@@ -60,9 +60,9 @@ class Listener:
         self._agent = agent
         self.directory = agents.documents.directory(agent) / "reply"
         # not after what was kept: pieces of a reply that is not complete are read again
-        self._tail = Tail(self.directory, agent.reply_offset)
+        self._tail = Tail(self.directory, agent.said.reply_offset)
         self._rest = b""
-        self._kept = agent.kept_offset
+        self._kept = agent.said.kept_offset
         self._others = bytearray()
         #: the message at hand, while a block is heard, and pieces of the reply to it
         self._message: Message | None = None
@@ -95,7 +95,7 @@ class Listener:
                 left -= len(line) + 1
                 end = self._tail.position - left
                 begin = end - len(line) - 1
-                takes = _parse_hello(line) if begin == self._agent.reply_start else None
+                takes = _parse_hello(line) if begin == self._agent.said.reply_start else None
                 if takes is not None:
                     self._greet(takes, end)
                 else:
@@ -105,10 +105,10 @@ class Listener:
             self._keep(self._rest, self._tail.position)
             self._rest = b""
         self._append()
-        if self._kept > self._agent.kept_offset:
+        if self._kept > self._agent.said.kept_offset:
             # a crash before this is noted repeats a block of it, which is not a reply
             change = Change()
-            change.set(self._agent, kept_offset=self._kept)
+            change.hear(self._agent, kept_offset=self._kept)
             self._agents.journal.note(change)
         return True
 
@@ -116,7 +116,7 @@ class Listener:
         """The first line of JSON says what the program takes beside messages. Lines that do not
         begin with a brace are in ``out`` already (monitor.c)."""
         change = Change()
-        change.set(
+        change.hear(
             self._agent,
             takes_cancel="cancel" in takes,
             reply_offset=position,
@@ -141,9 +141,10 @@ class Listener:
         self._append()
         failed = spoken["type"] == "error"
         agent = self._agent
-        change = Change(by=agent.cancelled_by)
-        change.set(agent, reply_offset=position, kept_offset=max(self._kept, position))
-        if agent.cancelling:
+        was_cancelled = bool(agent.run.cause) and agent.said.takes_cancel
+        change = Change(by=agent.run.caused_by if was_cancelled else "")
+        change.hear(agent, reply_offset=position, kept_offset=max(self._kept, position))
+        if was_cancelled:
             add_aborted(change, self._agents, agent, message)
         else:
             end_message(
@@ -240,7 +241,7 @@ class Resident(Part):
 
     def _is_to_cancel(self) -> bool:
         """Whether the program has been told a message, and not yet that it is to end it."""
-        if not self._agent.cancelling:
+        if not self._agent.run.cancelling:
             return False
         message = self._agents.messages.current(self._agent)
         return message is not None and self._told == (message.index, _MESSAGE)
@@ -248,7 +249,7 @@ class Resident(Part):
     def _deliver(self, message: Message) -> None:
         agent = self._agent
         change = Change()
-        self._agents.messages.deliver(change, agent, message, agent.run)
+        self._agents.messages.deliver(change, agent, message, agent.run.id)
         change.move(agent, Cue.RUNNING)
         self._agents.journal.commit(change)
         self._streams.of(message.index).changed.notify()
@@ -277,11 +278,11 @@ class Resident(Part):
         """A program has the grace to end a message that it was told to end."""
         agent, live_cell = self._agent, self._live_cell
         while True:
-            await live_cell.until(lambda: bool(agent.cancelling))
-            why = agent.cancelling
+            await live_cell.until(lambda: agent.run.cancelling)
+            why = agent.run.cause
 
             def is_done(why: str = why) -> bool:
-                return agent.cancelling != why
+                return not agent.run.cancelling or agent.run.cause != why
 
             with trio.move_on_after(self._agents.settings.grace(agent)):
                 await live_cell.until(is_done)
@@ -308,11 +309,11 @@ def give_up(agents: Agents, agent: Agent) -> None:
     """The program has not ended the message that it was told to end. Of an abort its run ends
     now; a message that was cancelled is over, and the program is asked no more about it."""
     message = agents.messages.current(agent)
-    if message is None or agent.run_cause is not None:
+    if message is None or not agent.run.cancelling:
         return
-    change = Change(by=agent.cancelled_by)
-    if agent.cancelling == BY_ABORT:
-        end_run(change, agent, BY_ABORT, agent.cancelled_by)
+    change = Change(by=agent.run.caused_by)
+    if agent.run.aborting:
+        change.run(agent, RunCue.END)
     else:
         add_aborted(change, agents, agent, message)
     agents.journal.note(change)
@@ -322,7 +323,7 @@ def give_up(agents: Agents, agent: Agent) -> None:
 def add_aborted(change: Change, agents: Agents, agent: Agent, message: Message) -> None:
     """A message that was being cancelled is over, and the run goes on."""
     end_message(
-        change, agents, agent, message, MessageStatus.ABORTED, reason=agent.cancelling
+        change, agents, agent, message, MessageStatus.ABORTED, reason=agent.run.cause
     )
     agents.messages.add_ready(change, agent)
 

@@ -30,7 +30,6 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
-from runtime.agents.messages import end_run
 from runtime.authority.accounts import Payer
 from runtime.cell import cell
 from runtime.cell.cell import Command
@@ -38,17 +37,25 @@ from runtime.cell.execution import LiveCell
 from runtime.cell.host import Host, Part, about, guarded
 from runtime.cell.record import RunRecord
 from runtime.errors import NoSpaceError
-from runtime.kernel import linux, orders, output
+from runtime.kernel import linux, orders
 from runtime.kernel.inotify import Wakeup
-from runtime.life.conclusions import LOST, add_run_start, conclude_run, is_lost, judge_run
+from runtime.life.conclusions import (
+    LOST,
+    begin_run,
+    conclude_run,
+    is_lost,
+    judge_run,
+    see_run,
+)
 from runtime.life.following import Follower, Following
 from runtime.life.residents import Resident, give_up
 from runtime.life.streams import Stream, Streams
 from runtime.life.tails import Tail
 from runtime.records.change import RUNTIME, Change
-from runtime.records.items import BY_ABORT, Message
+from runtime.records.items import Message
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Outcome
+from runtime.records.run import RunCue
 
 log = logging.getLogger("ctxd.runs")
 
@@ -69,7 +76,7 @@ class Runs(Part):
         agent = live_cell.agent
         while live_cell.goes_on and not is_lost(live_cell):
             count = live_cell.changed.count
-            if agent.run and (agent.run != agent.cell or agent.run_cause is not None):
+            if agent.run.id and (not agent.runs_first or agent.run.ending):
                 await _FollowingRun(self._follower, live_cell, self._streams).run()
                 continue
             try:
@@ -89,7 +96,9 @@ class Runs(Part):
         """Whether the cell has lost its first run and does not know yet that it goes on: its
         PID 1 was frozen then, or its program was gone first."""
         agent = live_cell.agent
-        if agent.how.holds_cell or agent.run or agent.frozen or agent.status is not Status.STARTING:
+        if agent.how.holds_cell or agent.run.id or agent.frozen:
+            return False
+        if agent.status is not Status.STARTING:
             return False
         record = live_cell.record()
         return bool(record.started) and not record.held and linux.is_alive(record.keeper)
@@ -114,24 +123,7 @@ class Runs(Part):
         elif agent.status is not Status.STARTING:
             return False
         change = Change()
-        run = self._agents.registry.next_run(change, agent)
-        said = output.Segments(self._agents.documents.directory(agent) / "reply").end
-        if agent.result_from_output:  # of the run before
-            self._agents.documents.write(agent, "result.md", b"")
-        written = output.Segments(self._agents.documents.directory(agent) / "out")
-        change.set(
-            agent,
-            run=run,
-            pid=0,
-            run_cause=None,
-            run_started=time.time(),
-            output_start=written.end,
-            result_from_output=False,
-            reply_offset=said,
-            kept_offset=said,
-            reply_start=said,
-            takes_cancel=False,
-        )
+        run = begin_run(change, self._agents, agent)
         if message is not None:
             self._agents.messages.deliver(change, agent, message, run)
             change.move(agent, Cue.RUNNING, run=run)
@@ -178,13 +170,13 @@ class _FollowingRun(Following):
 
     def command(self) -> Command | None:
         agent = self._agent
-        if self._is_first or agent.run_cause is not None:
+        if self._is_first or agent.run.ending:
             return None
         directory = self._agents.documents.directory(agent)
         return Command(
             words=tuple(cell.program(agent)),
             cwd=cell.working_directory(self._agents, agent),
-            run=agent.run,
+            run=agent.run.id,
             env=_told(self._message) if agent.how.run_per_message else (),
             out=directory / "out",
             log=directory / "log",
@@ -212,7 +204,7 @@ class _FollowingRun(Following):
         if message is not None and message.asked and agent.how.run_per_message:
             out = self._agents.documents.directory(agent) / "out"
             stream = self._streams.of(message.index)
-            tail = Tail(out, agent.output_start)
+            tail = Tail(out, agent.said.output_start)
 
             def hear() -> bool:
                 text = tail.text()
@@ -244,12 +236,12 @@ class _FollowingRun(Following):
 
     def look(self, record: RunRecord) -> None:
         agent = self._agent
-        if agent.cancelling == BY_ABORT and self.has_ended(record):
+        if agent.run.aborting and self.has_ended(record):
             give_up(self._agents, agent)  # what was told to end a message ended with it
-        if agent.pid or not record.started:
+        if agent.run.pid or not record.started:
             return
         change = Change()
-        add_run_start(change, agent, record)
+        see_run(change, agent, record)
         if agent.status is Status.STARTING:
             change.move(agent, agent.how.begun)
         self._agents.journal.note(change)
@@ -259,7 +251,7 @@ class _FollowingRun(Following):
         agent = self._agent
         if super().hand_over(ended=ended):
             return True
-        if not ended or agent.run_cause is not None or agent.how.run_per_message:
+        if not ended or agent.run.ending or agent.how.run_per_message:
             return False
         # the program is the agent
         outcome = (Outcome.ERROR, f"start_failed: {self.failure}")
@@ -271,7 +263,7 @@ class _FollowingRun(Following):
         return True
 
     def is_unwanted(self, record: RunRecord) -> bool:
-        return self._agent.run_cause is not None
+        return self._agent.run.ending
 
     def is_gone(self, record: RunRecord) -> bool:
         if not self._is_first:
@@ -299,30 +291,30 @@ class _FollowingRun(Following):
         crashpoints.reach("run.ended")
         agent, execution = self._agent, self._execution
         record, run = execution.record(), agent.run
-        change = Change(by=agent.run_caused_by if agent.run_cause is not None else RUNTIME)
-        if agent.run_cause is not None:
-            outcome, reason = Outcome(agent.run_cause[0]), agent.run_cause[1]
+        change = Change(by=run.caused_by if run.ending else RUNTIME)
+        if run.ending:
+            outcome, reason = Outcome.CANCELLED, run.cause
         elif self.failure:
             outcome, reason = Outcome.ERROR, f"start_failed: {self.failure}"
         else:
             outcome, reason = judge_run(self._agents, agent, execution)
         usage = {} if self._is_first else self._port.spent(execution.leaf)
         conclude_run(change, self._agents, agent, record, outcome, reason, usage, last=False)
-        change.set(agent, run="", pid=0, run_cause=None)
+        change.run(agent, RunCue.OVER)
         between = agent.how.between
         if agent.status is Status.PAUSED:
             change.set(agent, paused_from=between.value)
         elif agent.status is Status.BUSY and between is Status.IDLE:
             change.move(agent, Cue.IDLING)
-        self._tell_log(agent, f"{run} ended: {outcome} {reason}")
+        self._tell_log(agent, f"{run.id} ended: {outcome} {reason}")
         self._agents.journal.note(change)
         crashpoints.reach("run.recorded")
         self._live_cell.hear_rest = None
         if not self._is_first:  # with which the agent would be over
             self._live_cell.run = None
             self._follower.clear(self._live_cell, execution)
-        why = about(agent, run=run, reason=reason)
-        log.info("%s: %s: %s (%s)", agent.name, run, outcome, reason, extra=why)
+        why = about(agent, run=run.id, reason=reason)
+        log.info("%s: %s: %s (%s)", agent.name, run.id, outcome, reason, extra=why)
 
     def deadline(self) -> float:
         """In mode ``turn``; the lead of the cell keeps the time of other agents."""
@@ -330,12 +322,13 @@ class _FollowingRun(Following):
         timeout = self._agents.settings.timeout(agent)
         if timeout is None or not agent.how.run_per_message:
             return super().deadline()
-        return trio.current_time() + agent.run_started + timeout - time.time()
+        return trio.current_time() + agent.run.started + timeout - time.time()
 
     def be_late(self) -> None:
         agent = self._agent
-        if agent.run_cause is None:  # the first cause wins
+        if not agent.run.ending:  # the first cause wins
             change = Change()
-            end_run(change, agent, "timeout", self._agents.journal.actor)
+            by = self._agents.journal.actor
+            change.run(agent, RunCue.END, cause="timeout", caused_by=by)
             self._agents.journal.note(change)
 

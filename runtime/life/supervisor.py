@@ -16,7 +16,6 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
-from runtime.agents.messages import end_run
 from runtime.cell.execution import LiveCell
 from runtime.cell.host import Host, Part, about, guarded
 from runtime.cell.port import Place
@@ -51,6 +50,7 @@ from runtime.records.change import Change, Subscriber
 from runtime.records.items import BY_ABORT, Item, Message, Task, TaskStatus
 from runtime.records.lifecycle import Cue, Effect, Status
 from runtime.records.model import Agent, Outcome
+from runtime.records.run import RunCue
 from runtime.texts import mounts
 from runtime.texts.names import quote
 
@@ -64,7 +64,7 @@ _LED_TASKS: Final = frozenset(
     {TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.CANCELLING}
 )
 #: fields that may make a next run due, or end the current one
-_WAKING: Final = frozenset({"status", "run", "run_cause", "limits", "cancelling"})
+_WAKING: Final = frozenset({"status", "run", "limits"})
 
 
 class Supervisor(Part, Subscriber):
@@ -112,8 +112,6 @@ class Supervisor(Part, Subscriber):
             self.networks.policy_changed(agent)
         if not _WAKING.isdisjoint(names):
             live_cell.changed.notify()
-        if "run_cause" in names and agent.run_cause is not None:
-            self._serve(live_cell)
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
         live_cell = self._live_cells.get(item.agent)
@@ -208,30 +206,34 @@ class Supervisor(Part, Subscriber):
             raise KernelError(f"cannot thaw {quote(agent.name)}", error) from None
         crashpoints.reach("resume.thawed")
 
-    def abort(self, agent: Agent, run: RunId | None) -> None:
+    def _follow(self, agent: Agent) -> None:
+        live_cell = self._live_cells.get(agent.index)
+        if live_cell is not None:
+            self._serve(live_cell)
+
+    def abort(self, agent: Agent, wanted: RunId | None) -> None:
         """Ends the current run and nothing else; the agent is paused then.
 
         A program that takes cancels is told to end its message, and goes on if it does. The guard
-        was asked, and there is a run. ``StaleError`` if ``run`` is given and another one is
+        was asked, and there is a run. ``StaleError`` if another one is ``wanted`` than the
         current. Said again, it ends what may go on, and skips the rest of the grace of what ends.
         """
-        if run is not None and run != agent.run:
-            raise StaleError(f"{quote(run)} is not the current run; the current run is {agent.run}")
+        run = agent.run
+        if wanted is not None and wanted != run.id:
+            raise StaleError(f"{quote(wanted)} is not the current run; the current run is {run.id}")
         live_cell = self._live_cells.get(agent.index)
         if live_cell is None:
             raise NotRunningError(f"ctxd has not taken {quote(agent.name)} over yet: try again")
-        if agent.run_cause is not None:
+        if run.ending:
             live_cell.run_in(self._places.records).impatient = True
             live_cell.changed.notify()
             return
-        if agent.run == agent.cell and not live_cell.hold():
-            raise NotRunningError(f"the run {agent.run} has just ended")
+        if agent.runs_first and not live_cell.hold():
+            raise NotRunningError(f"the run {run.id} has just ended")
         change = Change()
-        by = self._agents.journal.actor
-        if agent.cancelling != BY_ABORT and self._agents.messages.takes_cancel(agent):
-            change.set(agent, cancelling=BY_ABORT, cancelled_by=by)
-        else:
-            end_run(change, agent, BY_ABORT, by)
+        told = not run.aborting and self._agents.messages.takes_cancel(agent)
+        cue, by = RunCue.CANCEL if told else RunCue.END, self._agents.journal.actor
+        change.run(agent, cue, cause=BY_ABORT, caused_by=by)
         change.set(agent, no_room="")
         if agent.status is not Status.PAUSED:
             change.move(agent, Cue.ABORT, reason=BY_ABORT)
@@ -328,13 +330,13 @@ class Supervisor(Part, Subscriber):
         self._nursery.start_soon(self._live, live_cell, launch)
 
     def _place(self, agent: Agent) -> Place:
-        return self._port.place(agent.cgroup or self._agents.registry.node_path(agent))
+        return self._port.place(agent.cell.cgroup or self._agents.registry.node_path(agent))
 
     def _make_live_cell(self, agent: Agent) -> LiveCell:
         records = self._places.records
-        record_path = records / f"{agent.incarnation}-{agent.cell}"
+        record_path = records / f"{agent.incarnation}-{agent.cell.id}"
         live_cell = LiveCell(agent, self._place(agent), record_path)
-        if agent.run:
+        if agent.run.id:
             live_cell.run_in(records)
         for task in self._agents.tasks.known(agent):
             if self._is_led(task):
@@ -357,7 +359,7 @@ class Supervisor(Part, Subscriber):
                 live_cell.changed.notify()
                 if agent.waits_to_restart:
                     live_cell = await self._back_off(live_cell)
-                    launch = bool(agent.cell)
+                    launch = bool(agent.cell.id)
                 await self._until_over(live_cell, launch)
                 if not agent.live:
                     return
@@ -429,7 +431,7 @@ class Supervisor(Part, Subscriber):
             for execution in live_cell.entered():
                 execution.note_launched()  # they are followed no more
             return
-        inside = agent.how.holds_cell or agent.run != agent.cell or agent.run_cause is not None
+        inside = agent.how.holds_cell or not agent.runs_first or agent.run.ending
         if inside and not live_cell.served:
             live_cell.served = True
             self._nursery.start_soon(self._runs_of, live_cell)
@@ -474,4 +476,5 @@ PERFORMED: Final[dict[Effect, Callable[[Supervisor, Agent], None]]] = {
     Effect.THAW: Supervisor._thaw,
     Effect.CLEAR: lambda self, agent: self._recorder.clear(agent),
     Effect.RELEASE: lambda self, agent: self._ender.release(agent),
+    Effect.FOLLOW: Supervisor._follow,
 }

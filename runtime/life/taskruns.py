@@ -41,7 +41,7 @@ class FollowingTask(Following):
         return Command(
             words=("/bin/sh", "-c", task.cmd),
             cwd=task.cwd or cell.working_directory(self._agents, agent),
-            run=agent.run,
+            run=agent.run.id,
             out=self._agents.results.directory(agent, task),
             env=tuple(parse_env_line(line) for line in lines),
             fed=task.accepts_input,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
@@ -19,6 +19,7 @@ from runtime.ids import AgentIndex, CallId, SessionIndex
 from runtime.records.items import Item, Task, Wait
 from runtime.records.lifecycle import AGENT_MOVES, Cue, Effect, Status
 from runtime.records.model import Agent, Session
+from runtime.records.run import BETWEEN_RUNS, RUN_MOVES, Run, RunCue, RunStatus
 
 _I = TypeVar("_I", bound=Item)
 
@@ -148,6 +149,21 @@ class Change:
         if to is not status:
             self.set(agent, status=to, since=time.time())
             self.tell(agent, "agent.status", status=to.value, **why)
+
+    def run(self, agent: Agent, cue: RunCue, **values: Any) -> None:
+        """The next status of an agent's run, with what that calls for, and ``values`` of it.
+        ``WrongStateError`` if the cue does not fit."""
+        run: Run = self.peek_agent(agent, "run")
+        move = RUN_MOVES.move(run.status, cue)
+        self.effects += [(agent, Effect(effect)) for effect in move.effects]
+        if move.status is None or move.status is RunStatus.NONE:
+            self.set(agent, run=BETWEEN_RUNS)
+        else:
+            self.set(agent, run=replace(run, status=move.status, **values))
+
+    def hear(self, agent: Agent, **values: Any) -> None:
+        """Something became of what an agent's run says."""
+        self.set(agent, said=replace(self.peek_agent(agent, "said"), **values))
 
     def step(self, item: Item, cue: StrEnum) -> Any:
         """The next status of a plane's record, as its table has it; ``WrongStateError``."""

@@ -66,8 +66,9 @@ class Documents:
 
     def result_written(self, agent: Agent) -> None:
         """The agent writes its result itself, which stays: no later run makes it anew."""
-        if agent.result_from_output:
-            self._journal.update(agent, result_from_output=False)
+        if agent.said.result_from_output:
+            with self._journal.changing() as change:
+                change.hear(agent, result_from_output=False)
 
     def ensure(self, agent: Agent) -> None:
         """The directories of its documents, for what is about to be written; ``NoSpaceError``."""

@@ -248,7 +248,7 @@ class Journal:
         agent = self._registry.recall(caller.agent)
         if agent is None:
             return RUNTIME
-        return f"agent:{agent.name}" + (f" run:{agent.run}" if agent.run else "")
+        return f"agent:{agent.name}" + (f" run:{agent.run.id}" if agent.run.id else "")
 
     def _attribute(self, change: Change) -> None:
         if self._answer is not None and self._answer.output is None:

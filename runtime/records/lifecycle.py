@@ -88,6 +88,8 @@ class Effect(StrEnum):
     CLEAR = "clear"
     #: those who wait for its end are let go
     RELEASE = "release"
+    #: somebody follows its run, and sees that this is to end
+    FOLLOW = "follow"
 
 
 #: performed before the change is committed, and undone by ``Subscriber.restore`` or the next daemon

@@ -6,26 +6,23 @@ The first two are written as JSON rows (``runtime.records.store``) and changed t
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final, Self
 
 from runtime.ids import (
-    NO_BOOT,
-    NO_RUN,
     NO_SESSION,
     NO_WAIT_FILE,
     AgentIndex,
-    BootId,
     Incarnation,
-    RunId,
     SessionIndex,
     SpaceIndex,
     WaitFileName,
 )
 from runtime.records.lifecycle import LIVE, Status
 from runtime.records.modes import MODES, Mode
-from runtime.records.stored import dumped, known_fields, names_of
+from runtime.records.run import BETWEEN_RUNS, NOTHING, NOWHERE, Cell, Run, Said
+from runtime.records.stored import dumped, known_fields, shortened
 from runtime.texts import policy
 
 
@@ -153,16 +150,10 @@ class Agent(AgentConfiguration):
     cause: tuple[str, str] | None = None
     #: who caused that, as in ``by`` of events
     caused_by: str = ""
-    #: names the record of its cell; in mode once it is the id of the only run
-    cell: RunId = NO_RUN
-    run: RunId = NO_RUN
-    #: why the current run, and only that, is being ended
-    run_cause: tuple[str, str] | None = None
-    run_caused_by: str = ""
-    run_started: float = 0.0
-    pid: int = 0
-    boot: BootId = NO_BOOT
-    cgroup: str = ""
+    #: where it is, its run at hand, and what that says
+    cell: Cell = NOWHERE
+    run: Run = BETWEEN_RUNS
+    said: Said = NOTHING
     session: SessionIndex = NO_SESSION
     started: float = 0.0
     ended: float = 0.0
@@ -175,19 +166,6 @@ class Agent(AgentConfiguration):
     #: how often it was restarted in a row, and when the next time is due
     restarts: int = 0
     restart_at: float = 0.0
-    #: where in ``out`` the current run begins, and whether its result was taken from there
-    output_start: int = 0
-    result_from_output: bool = False
-    #: how much of what a resident program replied has been read
-    reply_offset: int = 0
-    #: up to where what was no reply went to ``out``
-    kept_offset: int = 0
-    #: where what the current run says begins, and whether that said that it takes cancels
-    reply_start: int = 0
-    takes_cancel: bool = False
-    #: why the message at hand is being cancelled by its program, and who wanted that
-    cancelling: str = ""
-    cancelled_by: str = ""
     #: sessions of this incarnation besides the current one
     other_sessions: tuple[SessionIndex, ...] = ()
     #: the durable trees that its cell has at their own places, with their modes
@@ -233,7 +211,12 @@ class Agent(AgentConfiguration):
     @property
     def waits_to_restart(self) -> bool:
         """Whether it is between two runs: nothing of it runs."""
-        return self.status is Status.STARTING and not self.cell
+        return self.status is Status.STARTING and not self.cell.id
+
+    @property
+    def runs_first(self) -> bool:
+        """Whether the run at hand is the one that its cell began with."""
+        return self.run.id == self.cell.id
 
     @property
     def how(self) -> Mode:
@@ -253,33 +236,23 @@ class Agent(AgentConfiguration):
         """All but the index, not copied: for serialising at once."""
         return dumped(self)
 
-    @staticmethod
-    def row(values: dict[str, Any]) -> dict[str, Any]:
-        """The fields that the store keeps, in the order of ``dump``: most fields of most agents
-        have their defaults."""
-        return {
-            name: value
-            for (name, value), default in zip(values.items(), _DEFAULTS, strict=True)
-            if value is not default and value != default
-        }
+    @classmethod
+    def row(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The fields that the store keeps, in the order of ``dump``."""
+        return shortened(cls, values)
 
     @classmethod
     def load(cls, index: AgentIndex, values: dict[str, Any]) -> Self:
         kept = known_fields(cls, values)
-        kept["status"] = Status(kept["status"])
+        kept["status"] = Status(kept.get("status", Status.NEW))
         kept["policy"] = policy.as_written(kept.get("policy", ""))
         tuples = ("groups", "creator_groups", "policy_of_root", "other_sessions", "discards")
         for name in tuples:
             kept[name] = tuple(kept.get(name, ()))
-        for name in ("cause", "run_cause"):
-            if kept.get(name) is not None:
-                kept[name] = tuple(kept[name])
-        # version 1 did not hold cells
-        kept.setdefault("cell", kept.get("run", ""))
-        kept.setdefault("frozen", kept["status"] is Status.PAUSED)
-        # nor did the first versions say since when it has its status: not before these times
-        times = ("created", "started", "run_started", "ended")
-        kept.setdefault("since", max(kept.get(name, 0.0) for name in times))
+        if kept.get("cause") is not None:
+            kept["cause"] = tuple(kept["cause"])
+        for name, part in (("cell", Cell), ("run", Run), ("said", Said)):
+            kept[name] = part.load(kept.get(name, {}))
         return cls(index=index, **kept)
 
 
@@ -361,14 +334,3 @@ class Space:
         """The space that ``record`` gave."""
         state = SpaceState(values["state"])
         return cls(index=index, name=name, **{**known_fields(cls, values), "state": state})
-
-
-#: Fields that a row does not have where they are this. A default belongs to the state's format: one
-#: that changes must be written to the rows first. Not those that ``load`` finds otherwise.
-_LEFT_OUT: Final = {
-    f.name: f.default if f.default_factory is MISSING else f.default_factory()
-    for f in fields(Agent)
-    if f.name not in ("status", "cell", "frozen", "since")
-    and (f.default is not MISSING or f.default_factory is not MISSING)
-}
-_DEFAULTS: Final = tuple(_LEFT_OUT.get(name, MISSING) for name in names_of(Agent))

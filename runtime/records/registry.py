@@ -95,7 +95,7 @@ class Registry:
                 break  # below a known agent: of that agent's own making
             agent = found
             parts = parts[2:] if parts[1:2] == ["child"] else []
-        if agent is None or not agent.cgroup:
+        if agent is None or not agent.cell.cgroup:
             return None
         return agent
 

@@ -28,6 +28,7 @@ from runtime.errors import NoSpaceError, StartupError
 from runtime.ids import AgentIndex, CallId, Incarnation, ItemIndex, SpaceIndex
 from runtime.records.items import KINDS, LONG_ABOVE, Item, LongText
 from runtime.records.model import Agent, Session, Space
+from runtime.records.run import gathered
 from runtime.texts.names import dump_json
 
 _RESERVE: Final = 512 << 10
@@ -168,6 +169,10 @@ class Store:
     def _take_texts_out(self) -> None:
         for index, data in self._db.execute("SELECT idx, data FROM items").fetchall():
             self.put_item(ItemIndex(index), json.loads(data))
+
+    def _gather_runs(self) -> None:
+        for index, data in self._db.execute("SELECT idx, data FROM agents").fetchall():
+            self.put("agents", index, data=dump_json(gathered(json.loads(data))))
 
     def close(self) -> None:
         self._db.close()
@@ -570,6 +575,8 @@ _STEPS: Final[tuple[tuple[str, Callable[[Store], None]], ...]] = (
     (_ANSWERS, _nothing),
     # before, a space was a directory and no more
     (_SPACES, _nothing),
+    # before, a run was fields of its agent
+    ("", Store._gather_runs),
 )
 #: the number of the format of the database
 SCHEMA: Final = len(_STEPS)

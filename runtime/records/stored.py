@@ -15,10 +15,10 @@ version of the state. A daemon refuses a state whose version is higher than its 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, Self
 
 
 @cache
@@ -43,3 +43,45 @@ def dumped(record: Any) -> dict[str, Any]:
 def known_fields(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a row, without those that its record has no field for."""
     return {f.name: values[f.name] for f in fields(cls) if f.name in values}
+
+
+class Value:
+    """A record that is a part of another one's row: a frozen dataclass, replaced as a whole."""
+
+    __slots__ = ()
+
+    def row(self) -> dict[str, Any]:
+        return shortened(type(self), dumped(self))
+
+    @classmethod
+    def load(cls, values: dict[str, Any]) -> Self:
+        """The record that ``row`` gave."""
+        return cls(**known_fields(cls, values))
+
+
+@cache
+def defaults_of(cls: Any) -> dict[str, Any]:
+    """The values of fields that a row does not have. A default belongs to the state's format: one
+    that changes must be written to the rows first."""
+    found = {}
+    for each in fields(cls):
+        if each.default is not MISSING:
+            found[each.name] = each.default
+        elif each.default_factory is not MISSING:
+            found[each.name] = each.default_factory()
+    return found
+
+
+@cache
+def _default_values(cls: Any) -> tuple[Any, ...]:
+    return tuple(defaults_of(cls).get(name, MISSING) for name in names_of(cls))
+
+
+def shortened(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """The fields that a row has, of all of them in the order of ``dumped``: most fields of most
+    records have their defaults."""
+    return {
+        name: value.row() if isinstance(value, Value) else value
+        for (name, value), default in zip(values.items(), _default_values(cls), strict=True)
+        if value is not default and value != default
+    }

@@ -16,8 +16,10 @@ import trio.testing
 
 from ctxfs.files.agents import KEYS
 from ctxfs.keptlines import LINE_MAX, UNREAD_SECONDS, KeptLines
+from runtime.ids import RunId
 from runtime.records.items import PRIORITIES
 from runtime.records.lifecycle import Cue, Status
+from runtime.records.run import Run
 from runtime.texts.names import timestamp
 from tests.worlds.records import ROOT, inside
 from tests.worlds.tree import CONTEXT, STRANGER, USER, Mounted, Waiter, complete, mounted_in
@@ -43,7 +45,7 @@ def test_a_line_has_the_values_of_the_files(mounted: Mounted) -> None:
     boss = mounted.world.may_create(mounted.world.live(mounted.make("boss", USER)))
     kid = mounted.make("kid", inside(boss))
     for agent in (boss, kid):
-        mounted.agents.journal.update(agent, mode="turn", pid=7 if agent is boss else 0)
+        mounted.agents.journal.update(agent, mode="turn", run=Run(pid=7 if agent is boss else 0))
     mounted.put("agent/boss.d/inbox", "one\n")
     with mounted.as_(USER):
         found = rows(mounted)
@@ -80,7 +82,7 @@ def test_every_change_is_in_the_next_line(mounted: Mounted) -> None:
     with journal.changing() as change:
         change.move(agent, Cue.START)
     assert differs() == {"status", "since", "created_at"}
-    journal.update(agent, status=Status.IDLE, cgroup="c", run="r1", pid=3)
+    journal.update(agent, status=Status.IDLE, run=Run(id=RunId("r1"), pid=3))
     assert differs() == {"status", "run", "pid"}
     for priority in PRIORITIES:
         mounted.agents.messages.send(ROOT, agent, "hello", priority=priority)

@@ -43,13 +43,22 @@ from runtime.authority.accounts import Payer, Resource
 from runtime.authority.loop import LoopMeter
 from runtime.caller import Caller, Role
 from runtime.errors import CtxError
-from runtime.ids import NO_AGENT, NO_SESSION, AgentIndex, Incarnation, MessageId, WaitFileName
+from runtime.ids import (
+    NO_AGENT,
+    NO_SESSION,
+    AgentIndex,
+    Incarnation,
+    MessageId,
+    RunId,
+    WaitFileName,
+)
 from runtime.kernel.output import append
 from runtime.life.ending import Ender
 from runtime.records.change import Change
 from runtime.records.items import Message, Task, TaskCue, TaskStatus, Wait, WaitStatus, Work
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome, Profile
+from runtime.records.run import Run
 from runtime.sockets.connection import Server
 from runtime.sockets.operations import DAEMON_OPERATIONS, OPERATIONS
 from runtime.sockets.server import Sockets
@@ -541,7 +550,7 @@ async def measure_forks(scene: Scene, meter: LoopMeter) -> dict[str, float]:
     assert session is not None
     directory = agents.sessions.ensure(session)
     child = scene.children[0]
-    agents.journal.update(x, focus="W0", run="r1")
+    agents.journal.update(x, focus="W0", run=Run(id=RunId("r1")))
     names = "".join(f"W{n} " for n in range(1200))
     agents.documents.write(child, "handoff.md", names.encode() * 200)
     for below in scene.children[-30:]:

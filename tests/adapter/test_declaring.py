@@ -13,11 +13,13 @@ import pytest
 import trio
 
 from ctxfs.declaring import Declaring
+from runtime.ids import BootId, RunId
 from runtime.kernel.linux import boot_id
 from runtime.kernel.privilege import Privilege
 from runtime.records.change import Change
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
+from runtime.records.run import NOWHERE, Cell
 from tests.worlds.records import World, operator, world_in
 from tests.worlds.tree import Mounted
 
@@ -214,14 +216,15 @@ def test_what_says_start_starts_when_it_is_made_and_at_each_boot(described: Desc
     assert described.agent("down").status is Status.NEW
     for reason, starts in (("shutdown", True), ("operator_stop", False), ("exited", False)):
         described.run("up")
-        described.mounted.agents.journal.update(described.agent("up"), boot=boot_id())
+        described.mounted.agents.journal.update(described.agent("up"), cell=Cell(boot=boot_id()))
         described.end("up", reason)
         described.read()
         assert described.agent("up").status is Status.DEAD, "a reload starts nothing"
         described.read(booting=True)
         assert described.agent("up").live is starts, reason
         if not starts:  # in another boot of the machine it does
-            described.mounted.agents.journal.update(described.agent("up"), boot="earlier")
+            earlier = Cell(boot=BootId("earlier"))
+            described.mounted.agents.journal.update(described.agent("up"), cell=earlier)
             described.read(booting=True)
             assert described.agent("up").live
 
@@ -374,10 +377,10 @@ def test_children_come_back_with_the_next_run_of_their_parent(described: Describ
     described.run("child")
     described.end("child", "parent_dead")
     journal, lead = described.mounted.agents.journal, described.agent("lead")
-    journal.update(lead, status=Status.STARTING, cell="")  # it waits to be restarted
+    journal.update(lead, status=Status.STARTING, cell=NOWHERE)  # it waits to be restarted
     described.go_on()
     assert described.agent("child").status is Status.DEAD
-    journal.update(lead, status=Status.IDLE, cell="c2")
+    journal.update(lead, status=Status.IDLE, cell=Cell(id=RunId("c2")))
     described.go_on()
     assert described.agent("child").live
     described.end("child", "operator_stop")

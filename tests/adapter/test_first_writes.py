@@ -16,6 +16,7 @@ from runtime.authority.accounts import Resource
 from runtime.authority.disk import DIRECTORIES_SIZE
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent
+from runtime.records.run import Cell
 from runtime.records.sessions import Sessions
 from tests.worlds.records import inside
 from tests.worlds.tree import CONTEXT, USER, Mounted, complete, mounted_in, refused
@@ -54,8 +55,8 @@ def shown(mounted: Mounted, path: str) -> tuple[Any, ...]:
 
 def make(mounted: Mounted, agent: Agent, path: str) -> None:
     """A file in a directory, as the agent makes it: it runs, though nothing was made for it."""
-    cgroup = mounted.agents.registry.node_path(agent)
-    mounted.agents.journal.update(agent, status=Status.BUSY, cgroup=cgroup)
+    cell = Cell(cgroup=mounted.agents.registry.node_path(agent))
+    mounted.agents.journal.update(agent, status=Status.BUSY, cell=cell)
     with mounted.as_(inside(agent)):
         info, _ = complete(mounted.ops.create, mounted.inode(path), b"f", 0o644, os.O_WRONLY,
                            CONTEXT)  # fmt: skip

@@ -12,8 +12,10 @@ import pytest
 
 from runtime.authority.accounts import Resource
 from runtime.caller import Caller
+from runtime.ids import RunId
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
+from runtime.records.run import Run
 from tests.worlds.records import ROOT, inside
 from tests.worlds.tree import CONTEXT, USER, Mounted, complete, mounted_in, refused
 
@@ -31,9 +33,7 @@ def mounted(tmp_path: Path) -> Iterator[Mounted]:
         with mounted.as_(USER):
             mounted.put(f"{D}/exec", "true\n")
             mounted.put(f"{D}/mode", "turn\n")
-        mounted.agents.journal.update(
-            agent, status=Status.IDLE, cgroup=mounted.agents.registry.node_path(agent)
-        )
+        mounted.world.live(agent, Status.IDLE)
         with mounted.as_(USER):
             for plane, name in (("task", "t"), ("work", "w"), ("waiting", "a"), ("waiting", "b")):
                 add(mounted, f"{D}/{plane}", name)
@@ -107,7 +107,7 @@ def test_agents_have_no_part_in_what_is_kept_for_operators(mounted: Mounted, age
 @pytest.mark.parametrize("verb", ["stop", "kill", "abort"])
 def test_agents_can_be_ended_all_the_same(mounted: Mounted, agent: Agent, verb: str) -> None:
     if verb == "abort":
-        mounted.agents.journal.update(agent, status=Status.BUSY, run="r1")
+        mounted.agents.journal.update(agent, status=Status.BUSY, run=Run(id=RunId("r1")))
     fill(mounted)
     with mounted.as_(USER):
         assert answer(lambda: mounted.put(f"{D}/ctl", f"{verb}\n")) == "done"

@@ -18,10 +18,12 @@ import pytest
 from ctxfs.tree.openfiles import OpenRow
 from runtime.authority.accounts import Resource
 from runtime.caller import Caller
+from runtime.ids import RunId
 from runtime.life.metering import Meter
 from runtime.records.change import Subscriber
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
+from runtime.records.run import Run
 from tests.adapter.test_who_may import PLACED, SAYS
 from tests.worlds.records import inside
 from tests.worlds.tree import (
@@ -612,7 +614,7 @@ def test_a_run_is_aborted_by_its_name_or_without(mounted: Mounted) -> None:
     mounted.world.live(the_agent(mounted))
     with refused("ESRCH"):
         mounted.put(f"{D}/ctl", "abort\n")
-    mounted.agents.journal.update(the_agent(mounted), run="r7")
+    mounted.agents.journal.update(the_agent(mounted), run=Run(id=RunId("r7")))
     mounted.put(f"{D}/ctl", "abort r7\nabort\n")
     assert mounted.supervisor.said == [("abort", "r7"), ("abort", "")]
     assert mounted.get(f"{D}/status") == "paused\n"

@@ -31,10 +31,11 @@ from ctxfs.tree.rows import Gathered, Kind, Row, Shown, Staged
 from runtime.authority.guard import Act
 from runtime.caller import Caller
 from runtime.errors import DeniedError
-from runtime.ids import NO_AGENT, NO_RUN, RunId
+from runtime.ids import NO_AGENT, RunId
 from runtime.records.items import TaskStatus, WaitStatus, WorkStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
+from runtime.records.run import NOWHERE, Run, RunStatus
 from runtime.sockets.operations import OPERATIONS
 from tests.worlds.records import ROOT, inside, operator
 from tests.worlds.tree import CONTEXT, STRANGER, USER, Mounted, mounted_in
@@ -914,6 +915,9 @@ def test_who_has_a_file_by_its_number_may_no_more(stage: Stage, kind: str, colum
     assert not wrong, "\n".join(wrong)
 
 
+RUNNING = Run(id=RunId("r1"), status=RunStatus.RUNNING)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("verb", SAYS)
 def test_verbs(stage: Stage, verb: str, kind: str) -> None:
@@ -921,7 +925,7 @@ def test_verbs(stage: Stage, verb: str, kind: str) -> None:
     answers = {"session NAME": "EBUSY"}
     wrong = []
     agent = stage.objects[kind]
-    agent.run = RunId("r1")
+    agent.run = RUNNING
     fitting = fits(verb)
     for party, caller in stage.callers[kind].items():
         stage.heard.verbs.clear()
@@ -938,7 +942,7 @@ def test_verbs(stage: Stage, verb: str, kind: str) -> None:
         acted = [verb.split()[0]] if allowed and verb not in answers else []
         if (found, stage.heard.verbs) != (expected, acted):
             wrong.append(f"{kind}: {verb} by {PARTIES[party]}: {found}, not {expected}")
-    agent.status, agent.run = Status.BUSY, NO_RUN
+    agent.status, agent.run = Status.BUSY, Run()
     assert not wrong, "\n".join(wrong)
 
 
@@ -959,13 +963,13 @@ def test_in_which_statuses_a_verb_is_said(mounted: Mounted, verb: str) -> None:
     agent = mounted.make("x", USER)
     path = "agent/x.d/ctl"
     for status in Status:
-        agent.status, agent.run = status, RunId("r1") if verb.startswith("abort") else NO_RUN
+        agent.status, agent.run = status, RUNNING if verb.startswith("abort") else Run()
         expected = "yes" if status in fits(verb) else SAYS[verb].goes.get(status, "EBUSY")
         assert outcome(lambda: mounted.put(path, line(verb))) == expected, status
-    agent.status, agent.run = Status.PAUSED, RunId("r1")
+    agent.status, agent.run = Status.PAUSED, RUNNING
     frozen = "EBUSY" if verb == "session NAME" or Status.PAUSED not in fits(verb) else "yes"
     assert outcome(lambda: mounted.put(path, line(verb))) == frozen
-    agent.run_cause = ("cancelled", "why")
+    agent.run = replace(RUNNING, status=RunStatus.ENDING, cause="why")
     ending = "EBUSY" if verb == "resume" else frozen
     assert outcome(lambda: mounted.put(path, line(verb))) == ending
 
@@ -974,7 +978,7 @@ def test_in_which_statuses_a_verb_is_said(mounted: Mounted, verb: str) -> None:
     ("verb", "above", "why"),
     [
         ("start", {"status": Status.STOPPING}, 'the parent "x" is stopping'),
-        ("start", {"status": Status.STARTING, "cell": NO_RUN}, 'the parent "x" waits'),
+        ("start", {"status": Status.STARTING, "cell": NOWHERE}, 'the parent "x" waits'),
         ("start", {"status": Status.PAUSED}, '"x", which it would run in, is paused'),
         ("reset", {"status": Status.DEAD}, 'the parent "x" is dead'),
     ],

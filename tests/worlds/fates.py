@@ -134,6 +134,6 @@ def lose_machine(daemon: Daemon) -> None:
             linux.unmount(path, linux.MNT_DETACH)
     shutil.rmtree(daemon.runtime)
     database = sqlite3.connect(daemon.state / "ctxfs.db")
-    database.execute("UPDATE agents SET data=json_set(data, '$.boot', 'an earlier one')")
+    database.execute("UPDATE agents SET data=json_set(data, '$.cell.boot', 'an earlier one')")
     database.commit()
     database.close()

@@ -19,6 +19,7 @@ from runtime.records.change import Change, Subscriber
 from runtime.records.config import Config
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
+from runtime.records.run import Cell
 from runtime.records.spaces import Spaces
 from runtime.records.store import Store
 
@@ -128,9 +129,9 @@ class World:
         self.store.close()
 
     def live(self, agent: Agent, status: Status = Status.BUSY) -> Agent:
-        cgroup = self.agents.registry.node_path(agent)
+        cell = Cell(cgroup=self.agents.registry.node_path(agent))
         self.agents.documents.ensure(agent)
-        self.agents.journal.update(agent, status=status, cgroup=cgroup)
+        self.agents.journal.update(agent, status=status, cell=cell)
         return agent
 
     def may_create(self, agent: Agent) -> Agent:

@@ -40,6 +40,7 @@ from runtime.records.items import MessageStatus, TaskCue, TaskStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import FAMILIES, Agent, Outcome
 from runtime.records.modes import MODES
+from runtime.records.run import Said
 from tests.worlds.records import ROOT, add_end, inside
 from tests.worlds.tree import STRANGER, USER, Mounted, mounted_in
 
@@ -1504,10 +1505,10 @@ def test_a_result_that_was_written_is_not_made_anew(desk: Desk) -> None:
         lambda: desk.call("ResultWrite", {"text": "mine"}),
         lambda: desk.mounted.put("agent/coder.d/result.md", "mine\n"),
     ):
-        desk.agents.journal.update(desk.coder, result_from_output=True)
+        desk.agents.journal.update(desk.coder, said=Said(result_from_output=True))
         with desk.mounted.as_(desk.me):
             write()
-        assert not desk.coder.result_from_output
+        assert not desk.coder.said.result_from_output
         assert _results(desk)[0] == "mine\n"
 
 

@@ -21,9 +21,11 @@ from runtime.errors import (
     TakenError,
     WrongStateError,
 )
+from runtime.ids import RunId
 from runtime.records.change import Change, Subscriber
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
+from runtime.records.run import BETWEEN_RUNS, Run
 from tests.unit.runtime.records.test_history import full_disk
 from tests.worlds.records import ROOT, World, add_end, cancel_new, inside, operator, world_in
 
@@ -87,7 +89,7 @@ def test_a_new_agent_has_a_session_documents_and_an_event(world: World) -> None:
 
 def test_an_agents_agent_is_its_child_with_a_childs_defaults(world: World) -> None:
     parent = live_parent(world)
-    world.agents.journal.update(parent, exec="prog", groups=(7,), run="r17")
+    world.agents.journal.update(parent, exec="prog", groups=(7,), run=Run(id=RunId("r17")))
     child = world.agents.births.create(inside(parent), "c")
     assert (child.parent, child.owner) == (parent.index, 1000)
     assert (child.uid, child.gid, child.groups) == (1000, 1000, (7,))
@@ -498,7 +500,7 @@ def test_an_end_is_recorded_in_the_agent_and_its_session(world: World) -> None:
     add_end(world.agents, change, agent, Outcome.INTERRUPTED, "reboot")
     world.agents.journal.commit(change)
     assert (agent.status, agent.outcome, agent.reason) == (Status.DEAD, "interrupted", "reboot")
-    assert (agent.pid, agent.run, agent.cgroup) == (0, "", "")
+    assert (agent.run, agent.cell.cgroup) == (BETWEEN_RUNS, "")
     session = world.agents.sessions.get(agent.session)
     assert session is not None
     assert session.state == "cancelled"
@@ -981,7 +983,7 @@ def test_what_is_committed_while_somebody_acts_was_caused_by_it(world: World) ->
 
 def test_an_agent_that_acts_is_named_with_its_run(world: World) -> None:
     parent = live_parent(world)
-    world.agents.journal.update(parent, run="r7")
+    world.agents.journal.update(parent, run=Run(id=RunId("r7")))
     with world.agents.journal.acting(inside(parent)):
         child = world.agents.births.create(inside(parent), "c")
     assert causes(world, child) == [("agent.create", "agent:p run:r7")]

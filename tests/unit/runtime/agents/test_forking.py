@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from runtime.agents import forking
+from runtime.ids import RunId
 from runtime.records.change import Change
 from runtime.records.items import Task, Work, WorkStatus
 from runtime.records.model import Agent
+from runtime.records.run import Run
 from runtime.texts import context
 from tests.worlds.records import World, inside, operator
 
@@ -127,7 +129,7 @@ def test_results_of_children_for_other_work_take_no_room(world: World, parent: A
 
 
 def test_the_last_messages_of_the_run_come_in_order(world: World, parent: Agent) -> None:
-    world.agents.journal.update(parent, run="run-1")
+    world.agents.journal.update(parent, run=Run(id=RunId("run-1")))
     path = session_file(world, parent, "memory.md").parent.parent / "messages.jsonl"
     lines = [{"role": "user", "content": f"{n}", "run": f"run-{n % 2}"} for n in range(40)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,11 @@ from runtime.records.change import Change
 from runtime.records.items import PRIORITIES, Message, MessageStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
+from runtime.records.run import Run, RunStatus, Said
 from tests.worlds.records import ROOT, World, add_end, inside, operator, world_in
 
 USER = operator(1000)
+RUNNING = Run(id=RunId("r1"), status=RunStatus.RUNNING)
 
 
 pytestmark = pytest.mark.settings(messages=4, frame_max=64)
@@ -48,7 +51,7 @@ def agent(world: World) -> Agent:
 
 def spoken_to(world: World, name: str, mode: str = "turn", status: Status = Status.IDLE) -> Agent:
     agent = world.agents.births.create(USER, name)
-    world.agents.journal.update(agent, mode=mode)
+    world.agents.journal.update(agent, mode=mode, run=RUNNING)
     return world.live(agent, status)
 
 
@@ -90,7 +93,7 @@ def test_what_waits_is_dropped_when_it_is_cancelled(world: World, agent: Agent) 
     world.agents.messages.cancel(agent, message)
     assert (message.status, message.reason) == ("dropped", "message_cancelled")
     assert queue(world, agent) == []
-    assert agent.run_cause is None
+    assert agent.run == RUNNING
 
 
 def test_a_run_is_ended_when_its_message_is_cancelled(world: World, agent: Agent) -> None:
@@ -99,11 +102,13 @@ def test_a_run_is_ended_when_its_message_is_cancelled(world: World, agent: Agent
     with world.agents.journal.acting(USER):
         world.agents.messages.cancel(agent, message)
     assert message.status == "running", "it ends with the run"
-    assert agent.run_cause == ("cancelled", "message_cancelled")
-    assert agent.run_caused_by == "operator uid:1000"
-    world.agents.journal.update(agent, run_cause=("done", "exit:0"))
+    ending = Run(
+        id=RUNNING.id, status=RunStatus.ENDING, cause="message_cancelled",
+        caused_by="operator uid:1000",
+    )  # fmt: skip
+    assert agent.run == ending
     world.agents.messages.cancel(agent, message)
-    assert agent.run_cause == ("done", "exit:0"), "the first cause counts"
+    assert agent.run == ending, "the first cause counts"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +123,7 @@ def test_a_resident_program_goes_on_when_its_message_is_cancelled(
     world.agents.journal.update(agent, status=status, paused_from="busy")
     world.agents.messages.cancel(agent, message)
     assert (message.status, message.reason) == ("aborted", "message_cancelled")
-    assert (agent.status, agent.run_cause) == (after, None)
+    assert (agent.status, agent.run) == (after, RUNNING)
     assert agent.paused_from == ("ready" if status is Status.PAUSED else "busy")
 
 
@@ -126,36 +131,41 @@ def test_a_program_that_takes_cancels_is_told_to_end_its_message(world: World) -
     agent = spoken_to(world, "voice", "resident", Status.BUSY)
     message = send(world, agent)
     deliver(world, agent, message)
-    world.agents.journal.update(agent, takes_cancel=True)
+    world.agents.journal.update(agent, said=Said(takes_cancel=True))
     with world.agents.journal.acting(USER):
         world.agents.messages.cancel(agent, message)
     assert (message.status, agent.status) == ("running", Status.BUSY)
-    assert (agent.cancelling, agent.cancelled_by) == ("message_cancelled", "operator uid:1000")
+    assert agent.run.cancelling
+    assert (agent.run.cause, agent.run.caused_by) == ("message_cancelled", "operator uid:1000")
     world.agents.messages.cancel(agent, message)
     assert (message.status, agent.status) == ("aborted", Status.READY)
-    assert (agent.cancelling, agent.cancelled_by) == ("", "")
+    assert agent.run == RUNNING
 
 
 def test_a_message_whose_run_is_being_aborted_is_not_let_off(world: World) -> None:
     agent = spoken_to(world, "voice", "resident", Status.BUSY)
     message = send(world, agent)
     deliver(world, agent, message)
-    world.agents.journal.update(agent, takes_cancel=True, cancelling="operator_aborted")
+    aborting = replace(RUNNING, status=RunStatus.CANCELLING, cause="operator_aborted")
+    world.agents.journal.update(agent, said=Said(takes_cancel=True), run=aborting)
     world.agents.messages.cancel(agent, message)
-    assert (message.status, agent.cancelling) == ("running", "operator_aborted")
+    assert (message.status, agent.run) == ("running", aborting)
     waits = send(world, agent)
     world.agents.messages.cancel(agent, waits)
-    assert (waits.status, agent.cancelling) == ("dropped", "operator_aborted")
+    assert (waits.status, agent.run) == ("dropped", aborting)
 
 
-@pytest.mark.parametrize("ending", [{"frozen": True}, {"run_cause": ("cancelled", "x")}])
+@pytest.mark.parametrize("ending", [
+    {"frozen": True}, {"run": Run(id=RunId("r1"), status=RunStatus.ENDING, cause="x")},
+])  # fmt: skip
 def test_what_cannot_answer_is_not_told_to(world: World, ending: dict[str, Any]) -> None:
     agent = spoken_to(world, "voice", "resident", Status.BUSY)
     message = send(world, agent)
     deliver(world, agent, message)
-    world.agents.journal.update(agent, takes_cancel=True, **ending)
+    world.agents.journal.update(agent, said=Said(takes_cancel=True), **ending)
+    before = agent.run
     world.agents.messages.cancel(agent, message)
-    assert (message.status, agent.cancelling) == ("aborted", "")
+    assert (message.status, agent.run) == ("aborted", before)
 
 
 # sending

@@ -51,6 +51,7 @@ from runtime.records.change import Change
 from runtime.records.items import Item, Message, MessageStatus, Task, TaskCue, Wait, Work
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
+from runtime.records.run import Cell
 from runtime.texts.names import timestamp
 from tests.worlds.histories import kept_histories
 from tests.worlds.records import World, add_end, inside, operator
@@ -977,7 +978,8 @@ class Planes(RuleBasedStateMachine):
                 raise WrongStateError(why)
             status = Status.BUSY if model.once else Status.IDLE
             with agents.journal.changing() as change:
-                change.set(agent, status=status, cgroup=agents.registry.node_path(agent))
+                cell = Cell(cgroup=agents.registry.node_path(agent))
+                change.set(agent, status=status, cell=cell)
                 if text and not model.once:
                     agents.messages.queue_first(
                         change, agent, text=text, sender=maker(model), provenance="delegation"

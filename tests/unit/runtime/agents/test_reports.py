@@ -21,6 +21,7 @@ from runtime.records.change import Change
 from runtime.records.items import Message, MessageStatus, Report
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
+from runtime.records.run import Run
 from tests.worlds.records import ROOT, World, inside, operator
 
 USER = operator(1000)
@@ -59,7 +60,7 @@ def told(world: World, agent: Agent) -> list[dict[str, Any]]:
 
 
 def test_a_report_is_a_message_and_an_event(world: World, boss: Agent, child: Agent) -> None:
-    world.agents.journal.update(child, run=RunId("r7"))
+    world.agents.journal.update(child, run=Run(id=RunId("r7")))
     name = report(world, child)
     (message,) = queue(world, boss)
     assert (message.name, message.text, message.sender, message.provenance, message.priority) == (

@@ -15,6 +15,7 @@ from runtime.records.documents import replace_file
 from runtime.records.items import Task
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
+from runtime.records.run import Said
 from tests.worlds.records import World, add_end, inside, operator
 
 USER = operator(1000)
@@ -184,7 +185,7 @@ def test_of_another_run_only_its_own_output_is_shown(
     world: World, parent: Agent, child: Agent
 ) -> None:
     say(world, child, b"before\n")
-    world.agents.journal.update(child, output_start=len(b"before\n"))
+    world.agents.journal.update(child, said=Said(output_start=len(b"before\n")))
     say(world, child, b"now\n")
     assert world.agents.results.preview(handle_of(world, parent)) == ("now\n", False)
 

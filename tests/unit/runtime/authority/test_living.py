@@ -12,6 +12,7 @@ from runtime.errors import QuotaError
 from runtime.records.change import Change
 from runtime.records.items import TaskStatus
 from runtime.records.lifecycle import Status
+from runtime.records.run import NOWHERE
 from tests.worlds.records import World, inside, operator, world_in
 
 OWNER = 1000
@@ -127,7 +128,7 @@ def test_what_was_removed_holds_nothing(tmp_path: Path) -> None:
         world.agents.work.remove(inside(agent), agent, "w")
         assert memory(world) == before
         item = world.agents.work.make(inside(agent), agent, "v")
-        world.agents.journal.update(agent, status=Status.DEAD, cgroup="")
+        world.agents.journal.update(agent, status=Status.DEAD, cell=NOWHERE)
         world.agents.removals.remove(agent)
         assert memory(world) == 0
         assert held(world) == (0, 0, 0)

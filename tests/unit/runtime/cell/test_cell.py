@@ -15,10 +15,11 @@ from runtime.agents.workspace import binds as worktree_mounts
 from runtime.cell import cell, networks, passing
 from runtime.cell.cell import HOME, Places, Plan
 from runtime.errors import MalformedError, WrongStateError
-from runtime.ids import BootId
+from runtime.ids import BootId, RunId
 from runtime.kernel import cgroups, linux, orders
 from runtime.records.config import Network
 from runtime.records.model import Agent
+from runtime.records.run import Run
 from runtime.texts import mounts
 from tests.worlds.records import World, inside, operator
 
@@ -118,7 +119,7 @@ def spec(found: Plan) -> tuple[str, dict[str, str], list[str]]:
 
 
 def test_the_environment_is_what_the_abi_lists(world: World, agent: Agent) -> None:
-    world.agents.journal.update(agent, run="r3", model="m")
+    world.agents.journal.update(agent, run=Run(id=RunId("r3")), model="m")
     _, variables, words = spec(plan(world, agent))
     assert set(variables) == VARIABLES
     assert words == ["prog", "a b", "c"]

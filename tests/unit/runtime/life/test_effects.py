@@ -89,7 +89,7 @@ class Scene:
         return agent
 
     def path(self, agent: Agent) -> Path:
-        return self.root.path / agent.cgroup
+        return self.root.path / agent.cell.cgroup
 
     def file(self, name: str) -> Path:
         return self.path(self.agent) / name

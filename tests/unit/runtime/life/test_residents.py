@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -9,13 +10,14 @@ import pytest
 import trio
 
 from runtime.authority.loop import Gentle, LoopMeter
-from runtime.ids import MessageId
+from runtime.ids import MessageId, RunId
 from runtime.life.residents import Listener
 from runtime.life.streams import Streams
 from runtime.records.change import Change
 from runtime.records.items import BY_ABORT, BY_CANCEL, Message, MessageStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
+from runtime.records.run import Run, RunStatus, Said
 from tests.worlds.records import ROOT, World, world_in
 
 #: of processor time, of one step
@@ -36,10 +38,13 @@ LINES: Final = {
 }
 
 
+RUNNING: Final = Run(id=RunId("run-1"), status=RunStatus.RUNNING)
+
+
 def resident(world: World, waiting: int = 0) -> tuple[Agent, Message]:
     """One that works on a message, and has others that wait."""
     agent = world.live(world.agents.births.create(ROOT, "talker"))
-    world.agents.journal.update(agent, mode="resident", run="run-1")
+    world.agents.journal.update(agent, mode="resident", run=RUNNING)
     change = Change()
     for number in range(waiting + 1):
         message = Message(
@@ -50,7 +55,7 @@ def resident(world: World, waiting: int = 0) -> tuple[Agent, Message]:
     world.agents.journal.commit(change)
     first = world.agents.messages.pending(agent)[0]
     change = Change()
-    world.agents.messages.deliver(change, agent, first, agent.run)
+    world.agents.messages.deliver(change, agent, first, agent.run.id)
     world.agents.journal.commit(change)
     return agent, first
 
@@ -126,24 +131,24 @@ def test_the_first_line_says_what_a_program_takes(world: World, said: bytes, tak
     agent, _ = resident(world)
     listener, _ = listening(world, agent, said)
     trio.run(listener.hear_all)
-    assert agent.takes_cancel is takes
+    assert agent.said.takes_cancel is takes
     out = world.agents.documents.directory(agent) / "out" / f"{0:020d}"
     assert not takes or not out.exists(), "that is no output"
 
 
 def test_a_line_in_two_pieces_and_a_second_daemon(world: World) -> None:
     agent, _ = resident(world)
-    world.agents.journal.update(agent, reply_start=7, reply_offset=7)
+    world.agents.journal.update(agent, said=Said(reply_start=7, reply_offset=7))
     listener, streams = listening(world, agent, b"before\n" + HELLO[:9])
     listener.hear()
     with (listener.directory / f"{0:020d}").open("ab") as said:
         said.write(HELLO[9:] + b"more\n")
     again = Listener(world.agents, streams, agent)
     trio.run(again.hear_all)
-    assert agent.takes_cancel
-    world.agents.journal.update(agent, takes_cancel=False)
+    assert agent.said.takes_cancel
+    world.agents.journal.update(agent, said=replace(agent.said, takes_cancel=False))
     trio.run(Listener(world.agents, streams, agent).hear_all)
-    assert not agent.takes_cancel, "it was heard, and noted"
+    assert not agent.said.takes_cancel, "it was heard, and noted"
 
 
 @pytest.mark.parametrize("why", [BY_ABORT, BY_CANCEL])
@@ -152,11 +157,13 @@ def test_what_is_being_cancelled_is_aborted_whatever_is_said(
     world: World, why: str, kind: str
 ) -> None:
     agent, message = resident(world)
-    world.agents.journal.update(
-        agent, status=Status.BUSY, cancelling=why, cancelled_by="operator uid:7"
+    said = Said(takes_cancel=True)
+    run = replace(
+        RUNNING, status=RunStatus.CANCELLING, cause=why, caused_by="operator uid:7"
     )
+    world.agents.journal.update(agent, status=Status.BUSY, run=run, said=said)
     listener, _ = listening(world, agent, b'{"type":"%s","text":"well"}\n' % kind.encode())
     trio.run(listener.hear_all)
     assert (message.status, message.reason) == (MessageStatus.ABORTED, why)
-    assert (agent.status, agent.cancelling, agent.cancelled_by) == (Status.READY, "", "")
+    assert (agent.status, agent.run) == (Status.READY, RUNNING)
     assert '"by":"operator uid:7"' in world.lines(agent)[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import NotRunningError, WrongStateError
-from runtime.ids import AgentIndex, Incarnation
+from runtime.ids import AgentIndex, Incarnation, RunId
 from runtime.life.supervisor import PERFORMED
 from runtime.records.change import Change
 from runtime.records.lifecycle import AGENT_MOVES, LIVE, VERBS, Cue, Effect, Status
 from runtime.records.model import Agent
+from runtime.records.run import BETWEEN_RUNS, Run, RunCue, RunStatus
 from tests.adapter.test_who_may import SAYS
 
 #: the verbs that move an agent
@@ -107,7 +109,39 @@ def test_a_refusal_names_the_verbs_that_would_fit() -> None:
 
 def test_every_effect_is_performed_and_called_for() -> None:
     assert set(PERFORMED) == set(Effect)
-    assert {effect for row in EFFECTS.values() for effect in row} == {e.value for e in Effect}
+    called = {effect for row in (*EFFECTS.values(), ["follow"]) for effect in row}
+    assert called == {e.value for e in Effect}
+
+
+#: what becomes of a run, by cue and status; every other pair is refused
+RUNS = {
+    "begin": {"none": "begun"},
+    "seen": {
+        "begun": "running", **{s: s for s in ("running", "cancelling", "ending")}
+    },
+    "cancel": dict.fromkeys(("begun", "running", "cancelling"), "cancelling"),
+    "spare": {"cancelling": "running"},
+    "end": dict.fromkeys(("begun", "running", "cancelling"), "ending"),
+    "over": dict.fromkeys(("none", "begun", "running", "cancelling", "ending"), "none"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("status", RunStatus)
+@pytest.mark.parametrize("cue", RunCue)
+def test_a_run_moves_as_its_table_says(status: RunStatus, cue: RunCue) -> None:
+    agent, change = agent_in("busy"), Change()
+    agent.run = Run(id=RunId("r1"), status=status, pid=7)
+    to = RUNS[cue].get(status)
+    if to is None:
+        with pytest.raises(WrongStateError, match=f"the run is {status}"):
+            change.run(agent, cue, cause="why")
+        assert not change.agents
+        return
+    change.run(agent, cue, cause="why")
+    over = to == "none"
+    expected = BETWEEN_RUNS if over else replace(agent.run, status=RunStatus(to), cause="why")
+    assert change.peek_agent(agent, "run") == expected
+    assert change.effects == ([(agent, Effect.FOLLOW)] if cue is RunCue.END else [])
 
 
 @pytest.mark.parametrize("status", ["ready", "idle", "busy"])

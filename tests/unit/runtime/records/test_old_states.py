@@ -95,13 +95,13 @@ def test_agents_are_what_they_were(world: World) -> None:
     assert tree.worktree_made and tree.worktree is not None
     paused, aborted, froze = (named(world, name) for name in ("paused", "aborted", "froze"))
     assert (paused.frozen, aborted.frozen, froze.frozen) == (True, False, True)
-    assert (paused.run, aborted.run, froze.run) == ("r1", "", "r1")
+    assert (paused.run.id, aborted.run.id, froze.run.id) == ("r1", "", "r1")
     again, over, anew = (named(world, name) for name in ("again", "over", "anew"))
     assert again.waits_to_restart and again.restarts == 3 and again.restart_at > 0
     assert (over.outcome, over.reason) == ("done", "exit:0")
     assert (anew.status, world.agents.registry.next_run(Change(), anew)) == (Status.NEW, "r2")
     for agent in world.agents.registry:
-        assert agent.run_cause is None and (agent.cause is None or agent.status is Status.DEAD)
+        assert not agent.run.ending and (agent.cause is None or agent.status is Status.DEAD)
         assert agent.how.name in ("once", "turn", "resident") and agent.discards == ()
 
 
@@ -167,7 +167,7 @@ def test_records_of_living_cells_are_understood(
     living = [a for a in world.agents.registry if a.live and not a.waits_to_restart]
     assert living
     for agent in living:
-        names: set[str] = {name for name in (agent.cell, agent.run) if name}
+        names: set[str] = {name for name in (agent.cell.id, agent.run.id) if name}
         for task in world.agents.items.of(agent.index, Task):
             if task.status.value == "running":
                 names.add(f"task-{task.name}")

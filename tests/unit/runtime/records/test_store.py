@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import NoSpaceError, StartupError
-from runtime.ids import NO_SESSION, AgentIndex, SessionIndex
+from runtime.ids import NO_SESSION, AgentIndex, RunId, SessionIndex
 from runtime.records.items import LongText, Work
 from runtime.records.lifecycle import Status
-from runtime.records.model import _LEFT_OUT, Agent, Session
+from runtime.records.model import Agent, Session
+from runtime.records.run import Run
 from runtime.records.sessionrows import SessionRows
 from runtime.records.store import _STEPS, Pending, Store, check_state
+from runtime.records.stored import defaults_of, dumped
 
 
 @pytest.fixture
@@ -164,8 +166,9 @@ def test_an_agent_is_changed_in_place(store: Store) -> None:
 
 
 def test_fields_of_a_newer_version_are_left_out_when_loaded() -> None:
-    values = {**an_agent().dump(), "invented_later": 1}
-    assert Agent.load(AgentIndex(7), values).index == 7
+    run = {**Run(id=RunId("r1")).row(), "invented_later": 1}
+    values = {**Agent.row(an_agent().dump()), "run": run, "invented_later": 1}
+    assert Agent.load(AgentIndex(7), values).run == Run(id=RunId("r1"))
 
 
 def test_indexes_are_not_given_twice(store: Store) -> None:
@@ -369,7 +372,7 @@ def test_a_database_of_version_2_is_taken_over(tmp_path: Path) -> None:
 
 def test_a_row_has_only_what_is_not_as_usual(tmp_path: Path) -> None:
     usual = an_agent()
-    odd = an_agent("odd", groups=(1,), frozen=False, cell="", run="r3", status=Status.PAUSED,
+    odd = an_agent("odd", groups=(1,), run=Run(id=RunId("r3"), pid=7), status=Status.PAUSED,
                    since=0.0, started=7.0, archived=True)  # fmt: skip
     with closing(Store(tmp_path / "db")) as store:
         with store.transaction():
@@ -384,8 +387,13 @@ def test_a_row_has_only_what_is_not_as_usual(tmp_path: Path) -> None:
 
 def test_defaults_that_rows_leave_out_stay() -> None:
     """They are part of the state's format: a row without the field means this value."""
-    told = {name: value for name, value in _LEFT_OUT.items() if value}
+    told = {name: value for name, value in defaults_of(Agent).items() if value}
+    parts = [told.pop(name) for name in ("cell", "run", "said")]
+    assert [{n: v for n, v in dumped(part).items() if v} for part in parts] == [
+        {}, {"status": "none"}, {},
+    ]  # fmt: skip
     assert told == {
+        "status": "new",
         "life": "detached", "profile": "public_named", "iso": "sandbox", "workspace": "inherit",
         "context": "fresh", "mode": "once", "restart": "no", "homedir": "private",
         "meta": "{}",
