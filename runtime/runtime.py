@@ -398,6 +398,8 @@ def _remove_runtime(places: Places) -> None:
         linux.unmount(places.shared, linux.MNT_DETACH)
     places.lifeline.unlink(missing_ok=True)
     places.socket.unlink(missing_ok=True)
+    with suppress(OSError):
+        places.waits.chmod(0o700)  # nobody lists it while there are agents
     for directory in (places.programs, places.inputs, places.waits, *places.hidden):
         shutil.rmtree(directory, ignore_errors=True)
     for path in (places.fuse, places.shared, places.stage, places.runtime):
