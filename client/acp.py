@@ -7,13 +7,14 @@ differs between versions is a table by number, chosen once, when both sides have
 from __future__ import annotations
 
 import os
+import time
 
 from client.agents import Line, Value, create
 from client.control import Terminated, end, for_each, terminate
 from client.declaring import Arguments, command, operand, option
-from client.ends import session_of
-from client.events import last_events, parse_event
-from client.exits import OK, USAGE, Failure
+from client.events import last_events, session_of
+from client.exits import Failure, Misuse
+from client.files import first_line
 from client.following import open_wait
 from client.jsonrpc import (
     INTERNAL_ERROR,
@@ -25,8 +26,8 @@ from client.jsonrpc import (
     objects_in,
     text_in,
 )
-from client.links import LOST_MAX, RETRY, RETRY_MAX, Link
-from client.loop import Loop
+from client.links import LOST_MAX, Link
+from client.loop import Loop, parse_object
 from client.recipes import Recipe, agent_lines, check_place, find, lacks, network_for, one_field
 from client.root import Root, agent, label
 from client.sockets import MESSAGE_CODES, connect, connect_started, refusal
@@ -73,64 +74,23 @@ def text_of_prompt(blocks: list[dict[str, Any]]) -> str:
 
 
 class Again(Link):
-    """A connection to an agent's socket, made again when it is lost."""
+    """A connection to the agent of a session, made again while that may live."""
 
-    def __init__(self, editor: Editor, name: str) -> None:
-        super().__init__(editor.loop)
-        self.editor = editor
+    def __init__(self, session: Session) -> None:
+        root, name = session.editor.root, session.name
+        super().__init__(session.editor.loop, lambda: connect(root, name))
+        self.session = session
+        self.editor = session.editor
         self.name = name
-        self.wait, self.gone = RETRY, 0.0
-        #: whether nobody wants it any more
-        self.over = False
 
-    def request(self) -> dict[str, Any]:
-        """Return what is asked for at each new connection."""
-        raise NotImplementedError
+    def failed(self, error: Failure | OSError) -> None:
+        status = first_line(self.editor.root.join(agent(self.name, "status")))
+        since = time.monotonic() if self.lost is None else self.lost
+        if status == "dead" or time.monotonic() - since >= LOST_MAX:
+            self.give_up(error)
 
-    def heard(self, frame: dict[str, Any]) -> None:
-        """Take a frame."""
-        raise NotImplementedError
-
-    def give_up(self, failure: Failure) -> None:
+    def give_up(self, error: Exception) -> None:
         """Nobody answers any more."""
-
-    def open(self) -> None:
-        """Connect and ask."""
-        self.connect(connect(self.editor.root, self.name))
-        self.ask(**self.request())
-
-    def take(self, frame: dict[str, Any]) -> None:
-        self.wait, self.gone = RETRY, 0.0
-        self.heard(frame)
-
-    def lost(self) -> None:
-        """Connect again a little later."""
-        self.loop.later(self.wait, self.reopen)
-        self.gone += self.wait
-        self.wait = min(2 * self.wait, RETRY_MAX)
-
-    def reopen(self) -> None:
-        """Connect again, and again until it is too late."""
-        if self.over:
-            return
-        try:
-            self.open()
-        except Failure as failure:
-            if self.gone < LOST_MAX and not self.is_dead():
-                self.lost()
-            else:
-                self.give_up(failure)
-
-    def is_dead(self) -> bool:
-        """Return whether the agent is known to have ended."""
-        try:
-            return self.editor.root.field(self.name, "status") == "dead"
-        except Failure:
-            return False  # without a daemon, nobody knows
-
-    def end(self) -> None:
-        """End the connection for good."""
-        self.over = True
         self.close()
 
 
@@ -138,8 +98,7 @@ class Prompt(Again):
     """A message to the agent, and its reply on the way to the editor."""
 
     def __init__(self, session: Session, ident: object, text: str) -> None:
-        super().__init__(session.editor, session.name)
-        self.session = session
+        super().__init__(session)
         self.ident = ident
         self.text = text
         self.message = os.urandom(8).hex()
@@ -147,12 +106,9 @@ class Prompt(Again):
         self.shown, self.told = "", 0
         self.cancelled = False
 
-    def request(self) -> dict[str, Any]:
+    def begin(self) -> None:
         self.told = 0
-        return {"op": "send", "id": self.message, "input": self.text}
-
-    def open(self) -> None:
-        super().open()
+        self.ask(op="send", id=self.message, input=self.text)
         if self.cancelled:
             self.cancel()
 
@@ -193,16 +149,16 @@ class Prompt(Again):
         self.leave()
         self.editor.answer(self.ident, {"stopReason": stop})
 
-    def give_up(self, failure: Failure) -> None:
+    def give_up(self, error: Exception) -> None:
         self.leave()
         if self.cancelled:  # which is all that the editor wants to hear
             self.editor.answer(self.ident, {"stopReason": "cancelled"})
             return
-        self.editor.refuse(self.ident, Refused(INTERNAL_ERROR, str(failure)))
+        self.editor.refuse(self.ident, Refused(INTERNAL_ERROR, str(error)))
 
     def leave(self) -> None:
         """The turn has ended."""
-        self.end()
+        self.close()
         self.session.prompts.remove(self)
 
 
@@ -210,20 +166,19 @@ class Watch(Again):
     """The events of an agent's session: its tasks and children are tool calls in the editor."""
 
     def __init__(self, session: Session) -> None:
-        super().__init__(session.editor, session.name)
-        self.session = session
+        super().__init__(session)
         last = last_events(self.editor.root, agent(self.name, "session"))
         self.after = text_in(last[0], "id") if last else ""
         #: the ids of the calls that go on, by task
         self.calls: dict[str, str] = {}
 
-    def request(self) -> dict[str, Any]:
-        return {"op": "resume", **({"after": self.after} if self.after else {})}
+    def begin(self) -> None:
+        self.ask(op="resume", **({"after": self.after} if self.after else {}))
 
     def heard(self, frame: dict[str, Any]) -> None:
         kind, task = frame.get("type"), text_in(frame, "task")
         if kind == "error":  # whoever may send messages need not be allowed to read events
-            self.end()
+            self.close()
             return
         self.after = text_in(frame, "id") or self.after
         if kind == "task.start" and task:
@@ -273,7 +228,7 @@ class Session:
         try:
             self.watch.open()
         except Failure:  # the first prompt says why
-            self.watch.end()
+            self.watch.close()
 
     def update(self, kind: str, /, **fields: Any) -> None:
         """Tell the editor something."""
@@ -290,7 +245,7 @@ class Session:
         path = agent(self.name, "session/messages.jsonl")
         with open(root.open(path), "rb") as lines:
             for line in lines:
-                said = parse_event(line) or {}
+                said = parse_object(line) or {}
                 user = {"user": True, "assistant": False}.get(str(said.get("role")))
                 if user is not None and text_in(said, "content"):
                     kind = "user_message_chunk" if user else "agent_message_chunk"
@@ -410,7 +365,7 @@ def recipe_files(root: Root, recipe: Recipe, name: str, cwd: str) -> list[tuple[
     mounts = [line for line in lines.get("mount", ()) if line.text.split("\t")[:1] != [here]]
     for line in mounts:
         if line.text.split("\t")[2:3] == ["rw"]:
-            raise Failure(f"{line.where}: only the editor's directory may be rw", USAGE)
+            raise Misuse(f"{line.where}: only the editor's directory may be rw")
     lines["mount"] = [*mounts, Line(f"{here}\t{here}\trw\t-", "the editor's cwd")]
     lines["cwd"] = [Line(here, "the editor's cwd")]
     lines.setdefault("mode", [Line("turn", "the default of ctx acp")])
@@ -503,7 +458,7 @@ class Editor(Peer):
         session = self.session(params)
         del self.sessions[session.ident]
         session.cancel()
-        session.watch.end()
+        session.watch.close()
         self.source.close(session.name)
         self.answer(ident, {})
 
@@ -525,7 +480,7 @@ METHODS: dict[str, Method] = {
         "--agent", "RECIPE", "instead: make an agent for each conversation; a directory, or a name"
     ),
 )
-def do_acp(root: Root, args: Arguments) -> int:
+def do_acp(root: Root, args: Arguments) -> None:
     """Be an agent in an editor.
 
     Speaks the Agent Client Protocol on standard input and output: an editor starts it. An agent
@@ -535,7 +490,7 @@ def do_acp(root: Root, args: Arguments) -> int:
     import signal
 
     if bool(args.name) is bool(args.agent):
-        raise Failure("name an agent that is there, or a recipe with --agent", USAGE)
+        raise Misuse("name an agent that is there, or a recipe with --agent")
     loop = Loop()
     source = Recipes(root, args.agent, loop) if args.agent else Source(root, args.name)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -545,9 +500,8 @@ def do_acp(root: Root, args: Arguments) -> int:
         loop.run()
         loop.drain()
     except Terminated:
-        return OK
+        return
     finally:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         source.leave()
-    return OK

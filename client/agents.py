@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 import os
 
-from client.arguments import NAME, NAMES, PARENT, VALUES
 from client.control import all_worked, for_each
-from client.declaring import Arguments, command, declare, operand
-from client.exits import OK, USAGE, Failure
-from client.files import read_stdin, value_of
+from client.declaring import NAME, NAMES, PARENT, VALUES, Arguments, command, declare, operand
+from client.exits import Failure, Misuse
+from client.files import Opened, read_stdin, value_of
 from client.output import STDOUT, write_all
 from client.planes import path_of, plane_path
 from client.root import Root, agent, below
@@ -36,7 +35,7 @@ def assignments(words: Sequence[str]) -> list[tuple[str, bytes]]:
     for word in words:
         file, equals, value = word.partition("=")
         if not equals or not file:
-            raise Failure(f'"{word}" is not FILE=VALUE', USAGE)
+            raise Misuse(f'"{word}" is not FILE=VALUE')
         pairs.append((file, value_of(value)))
     return pairs
 
@@ -55,14 +54,11 @@ def write_lines(root: Root, path: str, lines: Sequence[Line]) -> None:
 
     def write(path: str) -> None:
         nonlocal where
-        fd = os.open(path, os.O_WRONLY | os.O_TRUNC)
-        try:
+        with Opened(path, os.O_WRONLY | os.O_TRUNC) as fd:
             for line in lines:
                 where = line.where
                 write_all(fd, os.fsencode(line.text + "\n"))
             where = lines[0].where.rpartition(":")[0] or lines[0].where  # all of it, at close
-        finally:
-            os.close(fd)
 
     try:
         root.call(path, write)
@@ -129,27 +125,24 @@ def parent_line(parent: str | None) -> list[tuple[str, bytes]]:
 
 
 @command("new", NAME, PARENT, operand("files", "[FILE=VALUE...]", "control files to write"))
-def do_new(root: Root, args: Arguments) -> int:
+def do_new(root: Root, args: Arguments) -> None:
     """Create an agent.
 
     If a value is refused, removes the agent again.
     """
     create(root, agent(args.name), parent_line(args.parent) + assignments(args.files))
-    return OK
 
 
-def do_set(root: Root, args: Arguments) -> int:
+def do_set(root: Root, args: Arguments) -> None:
     """Write control files of an agent or of a work item."""
     for file, value in value_pairs(args.values):
         root.write(path_of(root, args, args.name, file), value)
-    return OK
 
 
 @command("get", NAME, operand("file", "FILE", "such as status"))
-def do_get(root: Root, args: Arguments) -> int:
+def do_get(root: Root, args: Arguments) -> None:
     """Show a file of an agent."""
     STDOUT.copy(root.read(agent(args.name, args.file)))
-    return OK
 
 
 @command("rm", NAMES)

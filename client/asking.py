@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 
-from client.arguments import LISTING, NAME
-from client.declaring import Arguments, command, operand
+from client.declaring import LISTING, NAME, Arguments, command, operand
 from client.exits import DENIED, OK
-from client.output import STDOUT, as_json, show_rows, size
+from client.output import STDOUT, Part, headed, show, show_rows, size
 from client.root import Root
 from client.sockets import answer, connect, connect_daemon, connect_own
 from client.types import Any
 
 
 @command("ping", operand("name", "[NAME]", "default: your own agent, else ctxd"))
-def do_ping(root: Root, args: Arguments) -> int:
+def do_ping(root: Root, args: Arguments) -> None:
     """Ask whether an agent, or ctxd, answers.
 
     Exits 69 if it does not run.
@@ -23,7 +22,6 @@ def do_ping(root: Root, args: Arguments) -> int:
     connection = connect(root, args.name) if args.name else connect_own(root)
     answer(connection, op="ping")
     STDOUT.text(f"pong {1000 * (time.monotonic() - began):.1f} ms\n")
-    return OK
 
 
 PERMISSIONS = (
@@ -44,14 +42,12 @@ def do_why(root: Root, args: Arguments) -> int:
     For example: ctx why coder create agent:rev-1. Exits 0 if the agent may, 13 if not.
     """
     connection = connect_own(root, args.name)
-    found = answer(connection, op="why", agent=args.name, verb=args.verb, object=args.object)
+    asked = {"agent": args.name, "verb": args.verb, "object": args.object}
+    found = answer(connection, op="why", **asked)
     allowed, lines = bool(found.get("allowed")), [str(line) for line in found.get("lines", ())]
-    if args.json:
-        asked = {"agent": args.name, "verb": args.verb, "object": args.object}
-        STDOUT.text(as_json({**asked, "allowed": allowed, "lines": lines}))
-    else:
-        word, may = ("yes", "may") if allowed else ("no", "may not")
-        STDOUT.lines([[(word, word), f": {args.name} {may} {args.verb} {args.object}"], *lines])
+    word, may = ("yes", "may") if allowed else ("no", "may not")
+    verdict: list[Part] = [(word, word), f": {args.name} {may} {args.verb} {args.object}"]
+    show({**asked, "allowed": allowed, "lines": lines}, [verdict, *lines], args.json)
     return OK if allowed else DENIED
 
 
@@ -67,20 +63,19 @@ def cell(row: dict[str, Any], key: str) -> str:
 
 
 @command("quota", *LISTING)
-def do_quota(root: Root, args: Arguments) -> int:
+def do_quota(root: Root, args: Arguments) -> None:
     """Show what an owner uses, and its limits.
 
     Shows the accounts of your user; in an agent, the accounts of its owner; for root, the
     accounts of all owners. In JSON, sizes are in bytes and time is in milliseconds.
     """
     rows = answer(connect_own(root), op="quota").get("accounts", [])
-    columns = ("owner", "account", "use", "limit", "reserve", "most", "held")
+    columns = headed("owner", "account", "use", "limit", "reserve", "most", "held")
     show_rows(rows, columns, cell, args.json)
-    return OK
 
 
 @command("reexec")
-def do_reexec(root: Root, args: Arguments) -> int:
+def do_reexec(root: Root, args: Arguments) -> None:
     """Have ctxd execute its program again, such as a new version.
 
     Agents, open files and connections go on, and callers wait for less than a second or two.
@@ -91,4 +86,3 @@ def do_reexec(root: Root, args: Arguments) -> int:
     frame = answer(connect_daemon(root), lost=lost, op="reexec")
     before, version = frame.get("before"), frame.get("version")
     STDOUT.lines([f"ctxd {version}{f' (was {before})' if before != version else ''}"])
-    return OK

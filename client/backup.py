@@ -10,21 +10,19 @@ from __future__ import annotations
 import os
 
 from client.declaring import Arguments, command, flag, operand, option
-from client.exits import FAILED, OK, USAGE, Failure
+from client.exits import FAILED, OK, Failure, Misuse
+from client.files import find_program, first_line
 from client.output import STDERR, STDOUT, decode
 from client.root import Root
-from client.types import Any, Iterable, Iterator, Sequence
+from client.types import Any, Database, Iterable, Iterator, Sequence
 from client.words import SCHEMA, VERSION
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import sqlite3
-    import subprocess
 
 #: of the archive
 FORMAT = 1
 MANIFEST = "ctxfs-backup.json"
 DATABASE = "ctxfs.db"
+#: agents that have not been removed
+AGENTS = "SELECT COUNT(*) FROM agents WHERE removed=0"
 #: below the state, what is not made anew
 TREES = ("agent", "home", "tree")
 #: the same of an archive that an older version made; the daemon moves what is there
@@ -66,13 +64,6 @@ def default_state() -> str:
     return os.path.join(home, "ctxfs")
 
 
-def program(name: str) -> str:
-    """Return the path of tar or find."""
-    import shutil
-
-    return shutil.which(name) or f"/bin/{name}"
-
-
 class HeldError(Exception):
     """A program waits for something in a tree, which is `tree` from the state."""
 
@@ -81,12 +72,40 @@ class HeldError(Exception):
         self.tree = tree
 
 
-def run(
-    words: Sequence[str], directory: str, archive: int, state: str = ""
-) -> subprocess.CompletedProcess[bytes]:
-    """Run tar(1) or find(1), for which `archive` stays open; a `Failure` if it cannot be run.
+class Progress:
+    """How far a program is that reads a state and writes an archive."""
 
-    If it reads a state, tell how far it is, and raise `HeldError` if it does not get any further.
+    def __init__(self, pid: int, archive: int, state: str) -> None:
+        import time
+
+        self.clock = time.monotonic
+        self.pid = pid
+        self.archive = archive
+        self.state = state
+        self.reached = ""
+        self.since = self.told = self.clock()
+
+    def look(self) -> None:
+        """Tell how far it is, now and then; `HeldError` if it does not get any further."""
+        now, size = self.clock(), os.fstat(self.archive).st_size
+        # what it has used of the processor, see proc(5)
+        used = first_line(f"/proc/{self.pid}/stat").rpartition(")")[2].split()[11:13]
+        if self.reached != (reached := f"{size} {used}"):
+            self.reached, self.since = reached, now
+        elif now - self.since > HELD_SECONDS:
+            raise HeldError(tree_read(self.pid, self.state))
+        if now - self.told > PROGRESS_SECONDS and os.isatty(2):
+            self.told = now
+            STDERR.lines([f"{size} bytes so far"])
+
+
+def run(
+    name: str, words: Sequence[str], directory: str, archive: int, state: str = ""
+) -> tuple[bytes, list[str]]:
+    """Run tar(1) or find(1), for which `archive` stays open, and return what it prints, and its
+    complaints.
+
+    If it reads a state, its progress is looked at.
     """
     import subprocess
 
@@ -94,7 +113,7 @@ def run(
     environment.pop("TAR_OPTIONS", None)
     try:
         process = subprocess.Popen(
-            [program(words[0]), *words[1:]],
+            [find_program(name) or f"/bin/{name}", *words],
             cwd=directory,
             env=environment,
             pass_fds=(archive,),
@@ -103,43 +122,21 @@ def run(
             stderr=subprocess.PIPE,
         )
     except OSError as error:
-        raise Failure(f"{words[0]}: {error.strerror}; apt-get install tar findutils") from None
+        raise Failure(f"{name}: {error.strerror}; apt-get install tar findutils") from None
+    progress = Progress(process.pid, archive, state)
     try:
-        output, errors = watch(process, archive, state)
+        while process.returncode is None:
+            try:
+                output, errors = process.communicate(timeout=1 if state else None)
+            except subprocess.TimeoutExpired:
+                progress.look()
     except BaseException:
         process.kill()
         raise
-    return subprocess.CompletedProcess(words, process.returncode, output, errors)
-
-
-def watch(process: subprocess.Popen[bytes], archive: int, state: str) -> tuple[bytes, bytes]:
-    """Return what a program writes to its end; see `run`."""
-    import subprocess
-    import time
-
-    before, since, told = "", time.monotonic(), time.monotonic()
-    while True:
-        try:
-            return process.communicate(timeout=1 if state else None)
-        except subprocess.TimeoutExpired:
-            now, size = time.monotonic(), os.fstat(archive).st_size
-        reached = f"{size} {processor_time(process.pid)}"
-        if reached != before:
-            before, since = reached, now
-        elif now - since > HELD_SECONDS:
-            raise HeldError(tree_read(process.pid, state))
-        if now - told > PROGRESS_SECONDS and os.isatty(2):
-            told = now
-            STDERR.lines([f"{size} bytes so far"])
-
-
-def processor_time(pid: int) -> list[str]:
-    """Return what a process has used of the processor (proc(5))."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[11:13]
-    except OSError:
-        return []
+    lines = decode(errors).splitlines()
+    if process.returncode not in (0, 1) and not lines:
+        lines = [f"{name}: ended with status {process.returncode}"]
+    return output, lines
 
 
 def tree_read(pid: int, state: str) -> str:
@@ -157,21 +154,19 @@ def tree_read(pid: int, state: str) -> str:
     raise Failure(f"{state}: cannot be read any further")
 
 
-def run_tar(words: Sequence[str], directory: str, archive: int, state: str = "") -> list[str]:
-    """Run tar(1) on an open archive and return its complaints."""
-    done = run(["tar", f"--file=/dev/fd/{archive}", *words], directory, archive, state)
-    lines = decode(done.stderr).splitlines()
-    if done.returncode not in (0, 1) and not lines:
-        lines = [f"tar: ended with status {done.returncode}"]
-    return lines
+def tar(
+    words: Sequence[str], directory: str, archive: int, state: str = ""
+) -> tuple[bytes, list[str]]:
+    """Run tar(1) on an open archive, as `run` does."""
+    return run("tar", [f"--file=/dev/fd/{archive}", *words], directory, archive, state)
 
 
 def too_deep(state: str, trees: Sequence[str], archive: int, left_out: Sequence[str]) -> list[str]:
     """Return a complaint if an archive cannot have all files."""
     skipped = [word for path in left_out for word in ("-path", f"./{path}", "-prune", "-o")]
     sought = (*skipped, "-path", DEEPER, "-prune", "-print0", "-quit")
-    words = ["find", *(f"./{tree}" for tree in trees), *sought]
-    found = run(words, state, archive, state).stdout
+    words = [*(f"./{tree}" for tree in trees), *sought]
+    found, _ = run("find", words, state, archive, state)
     shown = f"{decode(found[:100])}..."
     return [f"left out: files whose paths are too long, such as {shown}"] if found else []
 
@@ -219,19 +214,14 @@ def copy_database(state: str, to: str) -> tuple[int, int]:
             source.backup(target)
             # the copy has no log beside it
             target.execute("PRAGMA journal_mode=DELETE")
-            return schema_of(target), count_agents(target)
+            return number(target, "PRAGMA user_version"), number(target, AGENTS)
     except sqlite3.Error as error:
         raise Failure(f"{path}: {error}") from None
 
 
-def schema_of(db: sqlite3.Connection) -> int:
-    """Return the number of a database's format."""
-    return int(db.execute("PRAGMA user_version").fetchone()[0])
-
-
-def count_agents(db: sqlite3.Connection) -> int:
-    """Return the number of agents that have not been removed."""
-    return int(db.execute("SELECT COUNT(*) FROM agents WHERE removed=0").fetchone()[0])
+def number(db: Database, query: str) -> int:
+    """Return the only number that a query gives."""
+    return int(db.execute(query).fetchone()[0])
 
 
 @command(
@@ -255,7 +245,7 @@ def do_backup(root: Root, args: Arguments) -> int:
     if os.path.commonpath((os.path.realpath(directory), os.path.realpath(state))) == (
         os.path.realpath(state)
     ):
-        raise Failure(f"{file} is below the state: choose a file elsewhere", USAGE)
+        raise Misuse(f"{file} is below the state: choose a file elsewhere")
     check_own(state)
     try:
         # only by its descriptor from here on: somebody else may own the directory
@@ -329,7 +319,7 @@ def read_state(
     """Write all to an open file but what is left out, and return what there is to complain about;
     `HeldError`."""
     complaints = too_deep(state, trees, archive, left_out)
-    return complaints + run_tar(
+    _, more = tar(
         [
             *("--create", *([compression] if compression else []), "--format=pax", "--sparse"),
             *("--one-file-system", "--ignore-failed-read", *KEPT),
@@ -343,17 +333,15 @@ def read_state(
         ],
         staged, archive, state,
     )  # fmt: skip
+    return complaints + more
 
 
 def missing_of(archive: int) -> str:
     """Return what an archive lacks to be whole, or an empty text."""
-    words = ("tar", f"--file=/dev/fd/{archive}", "--list", MANIFEST, DATABASE)
-    listed = run(words, "/", archive)
-    names = listed.stdout.decode(errors="replace").split()
-    if listed.returncode == 0 and names == [MANIFEST, DATABASE]:
+    listed, complaints = tar(("--list", MANIFEST, DATABASE), "/", archive)
+    if listed.split() == [MANIFEST.encode(), DATABASE.encode()] and not complaints:
         return ""
-    said = decode(listed.stderr).splitlines()
-    return said[0] if said else "it is not a whole backup"
+    return complaints[0] if complaints else "it is not a whole backup"
 
 
 def open_archive(file: str) -> int:
@@ -363,10 +351,7 @@ def open_archive(file: str) -> int:
     """
     import stat
 
-    try:
-        fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise Failure(f"{file}: {error.strerror}") from None
+    fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     found = os.fstat(fd)
     remedy = "if you trust it, restore a copy of your own"
     if not stat.S_ISREG(found.st_mode):
@@ -382,10 +367,9 @@ def read_manifest(file: str, archive: int) -> dict[str, Any]:
     """Return what a backup says of itself; a `Failure` if it is none, or too new."""
     import json
 
-    words = ("tar", f"--file=/dev/fd/{archive}", "--extract", "--to-stdout", "--occurrence=1")
-    read = run([*words, MANIFEST], "/", archive)
+    said, _ = tar(("--extract", "--to-stdout", "--occurrence=1", MANIFEST), "/", archive)
     try:
-        manifest = json.loads(read.stdout)
+        manifest = json.loads(said)
         version = str(manifest["version"])
         form, schema = int(manifest["format"]), int(manifest["schema"])
     except (ValueError, TypeError, KeyError):
@@ -401,12 +385,9 @@ def lock_state(state: str) -> int:
     """Return a descriptor that keeps every ctxd from a state, which must be empty."""
     import fcntl
 
-    try:
-        os.makedirs(state, 0o700, exist_ok=True)
-        check_own(state)
-        fd = os.open(os.path.join(state, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise Failure(f"{state}: {error.strerror}") from None
+    os.makedirs(state, 0o700, exist_ok=True)
+    check_own(state)
+    fd = os.open(os.path.join(state, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -436,7 +417,7 @@ def do_restore(root: Root, args: Arguments) -> int:
     try:
         remove_tree(staged)  # of one that was killed
         os.mkdir(staged, 0o700)
-        complaints = run_tar(
+        _, complaints = tar(
             [
                 *("--extract", "--preserve-permissions", "--same-owner"),
                 *("--delay-directory-restore", *KEPT),
@@ -500,7 +481,7 @@ def fit_histories(state: str) -> int:
                 "SELECT owner, agent, name, data FROM sessions"
             ):
                 kept[str(owner), agent, name] = json.loads(data)
-            agents = count_agents(db)
+            agents = number(db, AGENTS)
     except sqlite3.Error as error:
         raise Failure(f"the backup is not whole: nothing was restored ({error})") from None
     for key, path in session_directories(state):

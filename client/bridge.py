@@ -12,25 +12,13 @@ import time
 from client.commands import SUBJECTS
 from client.control import Terminated, terminate
 from client.declaring import Arguments, command, flag, operand, option
-from client.events import parse_event
-from client.exits import FAILED, OK, USAGE, Failure
-from client.files import read_file
-from client.jsonrpc import (
-    NO_METHOD,
-    Peer,
-    Refused,
-    object_in,
-    objects_in,
-    text_in,
-)
-from client.loop import Lines, Loop
+from client.exits import FAILED, OK, Failure, Misuse
+from client.files import Opened, read_file
+from client.jsonrpc import NO_METHOD, Peer, Refused, object_in, objects_in, text_in
+from client.loop import Lines, Loop, parse_object
 from client.output import complain, write_all
 from client.root import Root
 from client.types import Any, Sequence
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from subprocess import Popen
 
 #: of the protocol
 VERSION = 1
@@ -141,14 +129,46 @@ class Memory:
             return
         data = json.dumps({"program": self.words, "session": session}).encode()
         try:
-            fd = os.open(f"{self.path}~", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            try:
+            with Opened(f"{self.path}~", os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
                 write_all(fd, data)
-            finally:
-                os.close(fd)
             os.replace(f"{self.path}~", self.path)
         except OSError as error:
             complain(f"{self.path}: {error.strerror}: the next run begins a new conversation")
+
+
+class Program:
+    """The program that is bridged, which leads a session of its own."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        from subprocess import PIPE, Popen
+
+        self.process = Popen(words, stdin=PIPE, stdout=PIPE, bufsize=0, start_new_session=True)
+        assert self.process.stdout is not None and self.process.stdin is not None
+        self.says, self.hears = self.process.stdout.fileno(), self.process.stdin.fileno()
+
+    def stop(self) -> int:
+        """End it, if it has not ended, and return its exit status as of a shell.
+
+        Whoever wants it dead sooner kills the run: what does not end by SIGTERM is not hurried.
+        """
+        from subprocess import TimeoutExpired
+
+        try:
+            self.process.wait(0.2)
+        except TimeoutExpired:
+            self.terminate()
+        status = self.process.wait()
+        return status if status >= 0 else 128 - status
+
+    def terminate(self) -> None:
+        """Send SIGTERM to it and to what it has started: some wait for another process, which is
+        what ends, and pass on no signals."""
+        import signal
+
+        try:
+            os.killpg(self.process.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            return
 
 
 class Turn:
@@ -170,14 +190,13 @@ class Bridge(Peer):
     def __init__(
         self,
         loop: Loop,
-        process: Popen[bytes],
+        program: Program,
         allowed: Sequence[str],
         servers: dict[str, dict[str, Any]],
         memory: Memory,
     ) -> None:
-        assert process.stdout is not None and process.stdin is not None
-        super().__init__(loop, process.stdout.fileno(), process.stdin.fileno())
-        self.process = process
+        super().__init__(loop, program.says, program.hears)
+        self.program = program
         self.allowed = allowed
         self.servers = servers
         self.memory = memory
@@ -212,7 +231,7 @@ class Bridge(Peer):
             self.loop.over = self.turn is None
             return
         for line in lines:
-            message = parse_event(line)  # none: a daemon had begun it when it died; it comes again
+            message = parse_object(line)  # none: a daemon had begun it when it died; it comes again
             if message is not None and isinstance(message.get("id"), str):
                 self.obey(message)
 
@@ -400,36 +419,11 @@ class Bridge(Peer):
 
     def end(self) -> None:
         """The agent says no more: it has ended, or is to."""
-        self.status = stop(self.process)
+        self.status = self.program.stop()
         if self.turn is not None:
             self.status = self.status or FAILED
             self.finish("error", f"{self.name} ended")
         self.loop.over = True
-
-
-def stop(process: Popen[bytes]) -> int:
-    """End a program, if it has not ended, and return its exit status as of a shell.
-
-    Whoever wants it dead sooner kills the run: what does not end by SIGTERM is not hurried here.
-    """
-    import subprocess
-
-    try:
-        process.wait(0.2)
-    except subprocess.TimeoutExpired:
-        terminate_all(process)
-    status = process.wait()
-    return status if status >= 0 else 128 - status
-
-
-def terminate_all(process: Popen[bytes]) -> None:
-    """Send SIGTERM to a program and to what it has started: some wait for another process, which
-    is what ends, and pass on no signals."""
-    import contextlib
-    import signal
-
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
 
 
 def own_servers(root: Root) -> dict[str, dict[str, Any]]:
@@ -448,17 +442,17 @@ def servers_of(path: str) -> dict[str, dict[str, Any]]:
     try:
         found = json.loads(read_file(path))
     except OSError as error:
-        raise Failure(f"{path}: {error.strerror}", USAGE) from None
+        raise Misuse(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise Failure(f"{path}: not JSON: {error}", USAGE) from None
+        raise Misuse(f"{path}: not JSON: {error}") from None
     servers = object_in(found, "mcpServers") if isinstance(found, dict) else {}
     if not servers:
-        raise Failure(f'{path}: write {{"mcpServers": {{"NAME": {{"command": ...}}}}}}', USAGE)
+        raise Misuse(f'{path}: write {{"mcpServers": {{"NAME": {{"command": ...}}}}}}')
     for name, server in servers.items():
         if not isinstance(server, dict) or not isinstance(
             server.get("command", server.get("url")), str
         ):
-            raise Failure(f"{path}: {name}: write its command, or its url", USAGE)
+            raise Misuse(f"{path}: {name}: write its command, or its url")
     return servers
 
 
@@ -482,25 +476,18 @@ def do_bridge(root: Root, args: Arguments) -> int:
     bridge acp -- PROGRAM. acp is the Agent Client Protocol, version 1.
     """
     import signal
-    import subprocess
 
     if not args.program:
-        raise Failure("no program: give one after --", USAGE)
+        raise Misuse("no program: give one after --")
     servers = own_servers(root) if not args.bare else {}
     servers.update(servers_of(args.mcp) if args.mcp else {})
     write_all(1, b'{"type":"hello","takes":["cancel"]}\n')
-    process = None
+    program = None
     signal.signal(signal.SIGTERM, terminate)
     try:
-        pipe = subprocess.PIPE
-        try:
-            process = subprocess.Popen(
-                args.program, stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True
-            )
-        except OSError as error:
-            raise Failure(f"{args.program[0]}: {error.strerror}") from None
+        program = Program(args.program)
         loop = Loop()
-        bridge = Bridge(loop, process, args.allow, servers, Memory(args.program))
+        bridge = Bridge(loop, program, args.allow, servers, Memory(args.program))
         bridge.greet()
         loop.run()
         return bridge.status
@@ -508,6 +495,6 @@ def do_bridge(root: Root, args: Arguments) -> int:
         return 128 + signal.SIGTERM
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if process is not None:
-            terminate_all(process)
-            process.wait()
+        if program is not None:
+            program.terminate()
+            program.process.wait()

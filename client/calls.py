@@ -11,18 +11,13 @@ import os
 import time
 from collections import deque
 
-from client.arguments import duration
+from client.declaring import duration
 from client.exits import Failure
-from client.links import LOST_MAX, RETRY, RETRY_MAX, Frame, Link
+from client.links import LOST_MAX, Frame, Link
 from client.loop import Loop, encode
 from client.root import Root
 from client.sockets import open_socket
 from client.types import Any, Callable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
-
 
 PENDING_MAX = 16  # calls of one connection that the daemon lets wait
 LINKS_MAX = 8
@@ -61,40 +56,70 @@ class Call:
             wait = seconds(given.get("timeout", WAIT))
             self.until = None if wait is None else self.began + wait
         self.link: Carrier | None = None
-        self.lost: float | None = None  # since when there is no connection for it
         self.alone = False  # on a connection of its own, where every error is about it
         self.size = len(encode(given))
 
-    def make(self, link: Carrier, now: float) -> None:
-        """Send the request, which waits for what is left of the time."""
-        self.link, self.lost = link, None
-        link.calls[self.id] = self
+    def request(self) -> Frame:
+        """Return the request, which waits for what is left of the time."""
         given = self.given
         if self.until is not None:
-            given = {**given, "timeout": round(max(0.0, self.until - now), 3)}
-        link.ask(op="tool", id=self.id, name=self.name, input=given)
+            left = max(0.0, self.until - time.monotonic())
+            given = {**given, "timeout": round(left, 3)}
+        return {"op": "tool", "id": self.id, "name": self.name, "input": given}
+
+    def end(self, frame: Frame) -> None:
+        """Answer the call."""
+        self.link = None
+        self.answered(self, frame)
 
     def fail(self, code: str, message: str) -> None:
         """Answer the call with an error."""
-        self.answered(self, {"type": "error", "code": code, "message": message})
+        self.end({"type": "error", "code": code, "message": message})
 
 
 class Carrier(Link):
     """One connection, and the calls that it has to answer."""
 
-    def __init__(self, of: Calls, connection: socket.socket, alone: bool) -> None:
-        super().__init__(of.loop)
+    def __init__(self, of: Calls, alone: bool) -> None:
+        super().__init__(of.loop, lambda: open_socket(of.root, of.path()))
         self.of = of
-        self.calls: dict[str, Call] = {}
         self.alone = alone
-        self.useful = False  # something was answered
-        self.connect(connection)
+        self.calls: dict[str, Call] = {}
 
-    def take(self, frame: Frame) -> None:
+    def carry(self, call: Call) -> None:
+        """Make one more call."""
+        self.calls[call.id] = call
+        call.link = self
+        if self.connection is None and self.lost is None:
+            self.reopen()
+        else:
+            self.ask(**call.request())
+
+    def reopen(self) -> None:
+        if self.calls:
+            super().reopen()
+        else:
+            self.of.rest(self)
+
+    def begin(self) -> None:
+        for call in self.calls.values():
+            self.ask(**call.request())
+
+    def heard(self, frame: Frame) -> None:
         self.of.receive(self, frame)
 
-    def lost(self) -> None:
-        self.of.lose(self)
+    def failed(self, error: Failure | OSError) -> None:
+        number = error.errno if isinstance(error, OSError) else error.number
+        denied = number in (errno.EACCES, errno.EPERM)  # the caller may not use the socket
+        now = time.monotonic()
+        for call in list(self.calls.values()):
+            if denied:
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                self.calls.pop(call.id).fail("EACCES", reason or "denied")
+            elif now - max(call.began, self.lost or now) >= LOST_MAX:
+                message = f"ctxd does not answer for {LOST_MAX:.0f} s, and {UNKNOWN}"
+                self.calls.pop(call.id).fail("ENOTCONN", message)
+        self.of.rest(self)
 
 
 class Calls:
@@ -104,58 +129,26 @@ class Calls:
         self.loop = loop
         self.root = root
         self.path = path
-        self.waiting: deque[Call] = deque()
-        self.size = 0  # of what waits
+        self.waiting: deque[Call] = deque()  # for a connection that has room
         self.links: list[Carrier] = []
-        self.delay = RETRY
-        self.retry_at = 0.0
-
-    def due(self, now: float) -> float | None:
-        """Return in how many seconds there is something to do without any descriptor."""
-        if not self.waiting:
-            return None
-        return self.retry_at - now if self.retry_at > now else RETRY_MAX
-
-    def go_on(self, now: float) -> None:
-        """Make the calls that wait, as far as there are connections; give up the oldest."""
-        while self.waiting:
-            call = self.waiting[0]
-            if call.lost is not None and now - call.lost >= LOST_MAX:
-                message = f"ctxd does not answer for {LOST_MAX:.0f} s, and {UNKNOWN}"
-                self.first().fail("ENOTCONN", message)
-                continue
-            link = self.link_for(call, now)
-            if link is None:
-                return
-            self.first().make(link, now)
 
     def add(self, call: Call) -> None:
         """Make one more call."""
-        if len(self.waiting) >= WAITING_MAX or self.size + call.size > SIZE_MAX:
-            call.fail(
-                "EAGAIN", f"{len(self.waiting)} calls wait: call again when some are answered"
-            )
+        away = (link for link in self.links if link.connection is None)
+        waiting = [*self.waiting, *(each for link in away for each in link.calls.values())]
+        size = call.size + sum(each.size for each in waiting)
+        if len(waiting) >= WAITING_MAX or size > SIZE_MAX:
+            call.fail("EAGAIN", f"{len(waiting)} calls wait: call again when some are answered")
             return
         self.waiting.append(call)
-        self.size += call.size
-        self.go_on(time.monotonic())
+        self.distribute()
 
-    def cancel(self, call: Call) -> None:
-        """Wait no longer for the answer of a call; what it has begun goes on."""
-        if call.link is not None:
-            call.link.calls.pop(call.id, None)
-            call.link.ask(op="cancel", id=call.id)
-        elif call in self.waiting:
-            self.waiting.remove(call)
-            self.size -= call.size
+    def distribute(self) -> None:
+        """Give the calls that wait to connections, as far as these have room."""
+        while self.waiting and (link := self.link_for(self.waiting[0])):
+            link.carry(self.waiting.popleft())
 
-    def first(self) -> Call:
-        """Return the first call that waits, which does so no longer."""
-        call = self.waiting.popleft()
-        self.size -= call.size
-        return call
-
-    def link_for(self, call: Call, now: float) -> Carrier | None:
+    def link_for(self, call: Call) -> Carrier | None:
         """Return a connection that has room for a call, None if there is none now."""
         if not call.alone:
             for link in self.links:
@@ -165,74 +158,53 @@ class Calls:
             unused = next((link for link in self.links if not link.calls), None)
             if unused is None:
                 return None
-            self.close(unused)
-        if now < self.retry_at:
-            self.mark_lost(now)
-            return None
-        try:
-            connection = open_socket(self.root, self.path())
-        except (OSError, Failure) as error:
-            self.put_off(now)
-            self.mark_lost(now)
-            number = error.errno if isinstance(error, OSError) else error.number
-            if number in (errno.EACCES, errno.EPERM):  # the caller may not use the socket
-                message = error.strerror if isinstance(error, OSError) else str(error)
-                while self.waiting:
-                    self.first().fail("EACCES", message or "denied")
-            return None
-        self.links.append(Carrier(self, connection, call.alone))
+            self.drop(unused)
+        self.links.append(Carrier(self, call.alone))
         return self.links[-1]
 
-    def put_off(self, now: float) -> None:
-        """Try again later, and later each time."""
-        self.retry_at = now + self.delay
-        self.delay = min(RETRY_MAX, 2 * self.delay)
-
-    def mark_lost(self, now: float) -> None:
-        """There is no connection for what waits."""
-        for call in self.waiting:
-            if call.lost is None:
-                call.lost = now
+    def cancel(self, call: Call) -> None:
+        """Wait no longer for the answer of a call; what it has begun goes on."""
+        if call.link is not None:
+            call.link.calls.pop(call.id, None)
+            call.link.ask(op="cancel", id=call.id)
+            self.rest(call.link)
+        elif call in self.waiting:
+            self.waiting.remove(call)
 
     def receive(self, link: Carrier, frame: Frame) -> None:
         """Take a frame: the answer of a call, or an error about nobody knows which."""
-        link.useful = True
-        self.delay = RETRY
         name = frame.get("id")
         if name is None and frame.get("type") == "error" and link.calls:
             if len(link.calls) > 1:
-                self.lose(link, alone=True)
+                self.separate(link)
                 return
             name = next(iter(link.calls))
         call = link.calls.pop(name, None) if isinstance(name, str) else None
         if call is not None:
-            call.link = None
-            call.answered(call, frame)
-        if link.alone:
-            self.close(link)
+            call.end(frame)
+        self.rest(link)
 
-    def lose(self, link: Carrier, *, alone: bool = False) -> None:
-        """A connection has ended: say again what it has not answered."""
-        now = time.monotonic()
-        self.close(link)
-        if not link.useful:
-            self.put_off(now)
-        elif not alone:
-            self.retry_at = now + RETRY
+    def separate(self, link: Carrier) -> None:
+        """Say the calls of a connection again, each on one of its own."""
+        self.drop(link)
         for call in reversed(link.calls.values()):
-            call.link = None
-            call.alone = call.alone or alone
-            call.lost = None if alone else now
+            call.link, call.alone = None, True
             self.waiting.appendleft(call)
-            self.size += call.size
+        self.distribute()
 
-    def close(self, link: Carrier) -> None:
-        """Close a connection."""
-        if link in self.links:
-            self.links.remove(link)
+    def rest(self, link: Carrier) -> None:
+        """Drop a connection that is of no use any more; there may be room for what waits."""
+        if link in self.links and not link.calls and (link.alone or link.connection is None):
+            self.drop(link)
+        if self.waiting:
+            self.loop.later(0.0, self.distribute)
+
+    def drop(self, link: Carrier) -> None:
+        """End a connection."""
+        self.links.remove(link)
         link.close()
 
     def end(self) -> None:
         """Close all connections."""
         for link in list(self.links):
-            self.close(link)
+            self.drop(link)

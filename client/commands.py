@@ -1,20 +1,29 @@
-"""The table of commands. A module is loaded only when one of its commands is used."""
+"""The table of commands, and the way from a command line to one and its arguments.
+
+A module is loaded only when one of its commands is used.
+"""
 
 from __future__ import annotations
 
-from client.declaring import DECLARED, Command
-from client.exits import USAGE, Failure
-from client.types import Iterator
+import sys
+
+from client.declaring import DECLARED, Arguments, Command
+from client.exits import Failure, Misuse
+from client.output import STDERR, STDOUT
+from client.types import ArgumentParser, Iterator, Sequence
 from client.words import VERBS
 
 #: the module of each command by the first word of its name, by chapter, in the order of help
 CHAPTERS = {
     "Looking": {
         **dict.fromkeys(("ps", "tree"), "ps"),
-        **{name: name for name in ("top", "status")},
+        "top": "drawn",
+        "status": "status",
         "get": "agents",
         **dict.fromkeys(("result", "now", "log", "logs"), "log"),
-        **{name: name for name in ("events", "reports", "timeline")},
+        "events": "events",
+        "reports": "histories",
+        "timeline": "drawn",
     },
     "Making and changing": {
         **dict.fromkeys(("new", "set"), "agents"),
@@ -29,13 +38,13 @@ CHAPTERS = {
     },
     "Talking": {
         **dict.fromkeys(("send", "chat"), "messages"),
-        "attach": "attach",
+        "attach": "log",
         "queue": "messages",
         **{name: name for name in ("acp", "bridge")},
     },
-    "Tasks, work items and waits": {"task": "tasks", "work": "work", "waits": "waits"},
+    "Tasks, work items and waits": {"task": "tasks", **dict.fromkeys(("work", "waits"), "items")},
     "Tools": {"tool": "tools", "mcp": "mcp"},
-    "Rights and accounts": {"why": "asking", "audit": "audit", "quota": "asking"},
+    "Rights and accounts": {"why": "asking", "audit": "histories", "quota": "asking"},
     "The daemon and help": {
         **dict.fromkeys(("ping", "reexec"), "asking"),
         **dict.fromkeys(("backup", "restore"), "backup"),
@@ -48,26 +57,15 @@ SUBJECTS = {
 }
 
 
-class Group:
-    """Commands whose names begin with the same word; this word alone runs `list`.
-
-    `other` is the command to run if the second word is not the name of one.
-    """
-
-    def __init__(self, summary: str, notes: str = "", other: str = "") -> None:
-        self.summary = summary
-        self.notes = notes
-        self.other = other
-
-
+#: words that several commands begin with, and their subjects; the word alone runs `list`
 GROUPS = {
-    "task": Group("commands that run inside an agent"),
-    "work": Group("what an agent has to do"),
-    "waits": Group("what an agent waits for"),
-    "tool": Group(
-        "programs for models: JSON in, JSON out", "ctx tool NAME JSON also calls a tool.", "call"
-    ),
+    "task": "commands that run inside an agent",
+    "work": "what an agent has to do",
+    "waits": "what an agent waits for",
+    "tool": "programs for models: JSON in, JSON out",
 }
+#: in a group, the command to run if the second word is not the name of one
+OTHERWISE = {"tool": "call"}
 
 
 def commands_of(word: str) -> dict[str, Command]:
@@ -86,9 +84,7 @@ def all_commands() -> Iterator[Command]:
 def no_command(name: str) -> Failure:
     """Return the failure of an unknown command."""
     group = name.partition(" ")[0]
-    return Failure(
-        f'unknown command "{name}"; see: ctx help{f" {group}" * (group in GROUPS)}', USAGE
-    )
+    return Misuse(f'unknown command "{name}"; see: ctx help{f" {group}" * (group in GROUPS)}')
 
 
 def find_command(words: list[str]) -> tuple[Command, list[str]]:
@@ -96,13 +92,100 @@ def find_command(words: list[str]) -> tuple[Command, list[str]]:
     first, second = words[0], " ".join(words[1:2])
     if first not in SUBJECTS:
         raise no_command(first)
-    rows, group = commands_of(first), GROUPS.get(first)
-    if group is None:
+    rows = commands_of(first)
+    if first not in GROUPS:
         return rows[""], words[1:]
     if second in rows:
         return rows[second], words[2:]
     if not second or second.startswith("-"):
         return rows["list"], words[1:]
-    if not group.other:
+    if first not in OTHERWISE:
         raise no_command(f"{first} {second}")
-    return rows[group.other], words[1:]
+    return rows[OTHERWISE[first]], words[1:]
+
+
+# command lines
+
+
+#: names for the words after -- in usage lines
+REST = {"program": "-- PROGRAM [ARG...]", "shell": "-- COMMAND..."}
+
+
+def parser_for(command: Command) -> ArgumentParser:
+    """Return the parser of a command's arguments.
+
+    Only the parser of the given command is made. argparse would make all subparsers first, and
+    subparsers do not accept options between arguments, as `send` does.
+    """
+    import argparse
+
+    class Parser(argparse.ArgumentParser):
+        def _print_message(self, message: str, file: object = None) -> None:
+            (STDERR if file is sys.stderr else STDOUT).text(message)
+
+    parser = Parser(
+        prog=f"ctx {command.name}",
+        description=command.description,
+        epilog=command.notes,
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, width=90),
+    )
+    for flags, options in command.arguments:
+        own = {name: value for name, value in options.items() if name != "words"}
+        parser.add_argument(*flags, **own)
+    if command.rest in REST:
+        parser.usage = f"{parser.format_usage().partition(': ')[2].rstrip()} {REST[command.rest]}"
+    return parser
+
+
+def arguments_without_words(command: Command) -> Arguments | None:
+    """Return the arguments of a command with no words after it; None where argparse has to look.
+
+    Importing argparse takes a tenth of the start of this program.
+    """
+    args = Arguments()
+    for flags, options in command.arguments:
+        default = options.get("default")
+        if isinstance(default, str) or options.get("required") or "dest" in options:
+            return None
+        if options.get("action") == "store_true":
+            default = False
+        elif not flags[0].startswith("-"):
+            if options.get("nargs") not in ("?", "*"):
+                return None
+            default = [] if options["nargs"] == "*" else default
+        setattr(args, flags[-1].lstrip("-").replace("-", "_"), default)
+    return args
+
+
+def parse_options(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the value of --root, else nothing, and the words from the command on."""
+    words = list(argv)
+    named = ""
+    while words and words[0].startswith("--root"):
+        option, equals, named = words.pop(0).partition("=")
+        if option != "--root" or not (equals or words):
+            raise Misuse("--root needs a directory: ctx --root DIR COMMAND")
+        named = named if equals else words.pop(0)
+    if not words:
+        raise Misuse("no command given; see: ctx help")
+    return named, words
+
+
+def parse_command(words: list[str]) -> tuple[Command, Arguments]:
+    """Return the command that `words` begin with, and its arguments."""
+    command, words = find_command(words)
+    rest: list[str] = []
+    if command.rest and "--" in words:  # argparse would parse the words after it
+        split = words.index("--")
+        words, rest = words[:split], words[split + 1 :]
+    args = arguments_without_words(command) if not words else None
+    if args is None:
+        args = parser_for(command).parse_intermixed_args(words, Arguments())
+    first, _, second = command.name.partition(" ")
+    args.group, args.command = (first, second) if second else ("", first)
+    if getattr(args, "color", None):
+        STDOUT.color = STDERR.color = args.color
+    if command.rest:
+        setattr(args, command.rest, getattr(args, command.rest, []) + rest)
+    return command, args

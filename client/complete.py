@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 
-from client.commands import GROUPS, SUBJECTS, commands_of, find_command
+from client.commands import GROUPS, OTHERWISE, SUBJECTS, commands_of, find_command, parse_options
 from client.declaring import Argument, Arguments, Command, command, operand
-from client.exits import OK, Failure
+from client.exits import Failure
+from client.files import first_line
 from client.output import STDOUT, escape
-from client.parsing import parse_options
 from client.root import Root, agent, default_root, own_agent
 from client.types import Iterable, Iterator, Sequence
 from client.words import AGENT_FILES
@@ -113,7 +113,8 @@ class Line:
             owner = self.values.get("--agent") or own_agent(self.root)
             if owner:
                 for name in self.root.listed(agent(owner, PLACES[kind])):
-                    yield name, self.value(agent(owner, f"{PLACES[kind]}/{name}/status"))
+                    status = agent(owner, f"{PLACES[kind]}/{name}/status")
+                    yield name, first_line(self.root.join(status))
         elif kind == "TOOL":
             yield from ((name, "") for name in self.root.names("tool"))
         elif kind == "FILE" or kind.startswith("FILE="):
@@ -124,7 +125,7 @@ class Line:
             yield from places().items()
             yield FILES, ""
         elif kind == "RUN" and self.given:
-            yield self.value(agent(self.given[0], "run")), "the current run"
+            yield self.root.value(agent(self.given[0], "run")), "the current run"
         elif kind == "SESSION" and self.given:
             session = agent(self.given[0], "session")
             target = os.path.dirname(os.path.realpath(self.root.join(session)))
@@ -132,7 +133,7 @@ class Line:
         elif kind == "DIR":
             yield DIRECTORIES, ""
         elif kind == "TOPIC":
-            from client.manual import TOPICS
+            from client.help import TOPICS
 
             yield from commands(self.given)
             if not self.given:
@@ -164,20 +165,13 @@ class Line:
             for row in rows:
                 yield row["name"], row["status"]
 
-    def value(self, relative: str) -> str:
-        """Return a value; empty if there is none."""
-        try:
-            return self.root.value(relative)
-        except Failure:
-            return ""
-
 
 def commands(words: Sequence[str]) -> Iterator[Candidate]:
     """Yield the commands that could follow the words of a command line."""
     if not words:
         for word in SUBJECTS:
             if word in GROUPS:
-                yield word, GROUPS[word].summary
+                yield word, GROUPS[word]
             elif not word.startswith("_"):
                 yield from ((word, row.summary) for row in commands_of(word).values())
     elif words[0] in GROUPS and len(words) == 1:
@@ -196,12 +190,11 @@ def candidates(words: list[str]) -> Iterator[Candidate]:
         yield from commands(words)
         yield from OPTIONS
         return
-    group = GROUPS.get(words[0])
-    if group and len(words) == 1 and not current.startswith("-"):
+    if words[0] in GROUPS and len(words) == 1 and not current.startswith("-"):
         yield from commands(words)
-        if not group.other:
+        if words[0] not in OTHERWISE:
             return
-        command, rest = commands_of(words[0])[group.other], words[1:]
+        command, rest = commands_of(words[0])[OTHERWISE[words[0]]], words[1:]
     else:
         command, rest = find_command(words)
     yield from Line(Root(named or default_root()), command, rest).candidates(current)
@@ -217,7 +210,7 @@ def offered(found: Iterable[Candidate], current: str) -> Iterator[str]:
 
 
 @command("__complete", operand("words", "[WORD...]", ""), rest="words")
-def do_complete(root: Root, args: Arguments) -> int:
+def do_complete(root: Root, args: Arguments) -> None:
     """Print what could come next on a command line."""
     import contextlib
 
@@ -226,4 +219,3 @@ def do_complete(root: Root, args: Arguments) -> int:
         for candidate in candidates(args.words):
             found.append(candidate)  # those before a failure count
     STDOUT.text("".join(offered(found, (args.words or [""])[-1])))
-    return OK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from client.exits import FAILED, OK, USAGE, Failure
+from client.exits import FAILED, OK, USAGE, Failure, Misuse
 from client.files import value_of
 from client.output import complain
 from client.root import Root, label
@@ -67,7 +67,7 @@ def control(root: Root, owner: str, line: str) -> None:
     from client.sockets import say
 
     if "\n" in line:
-        raise Failure(f'"{line}" has more than one line; a verb is one line', USAGE)
+        raise Misuse(f'"{line}" has more than one line; a verb is one line')
     if not say(root, owner, line):
         root.write(f"{owner}/ctl", value_of(line))
 

@@ -7,11 +7,10 @@ import os
 import sys
 from contextlib import suppress
 
-from client.arguments import LISTING
-from client.declaring import Arguments, command
+from client.declaring import LISTING, Arguments, command
 from client.exits import FAILED, OK, Failure
 from client.files import find_program, first_line, pairs, read_file
-from client.output import STDOUT, as_json, decode
+from client.output import Part, decode, show
 from client.root import DEFAULT_ROOT, Root, agent, start_hint, user_directory
 from client.types import Iterator
 from client.words import CONTROLLERS
@@ -215,15 +214,17 @@ def check_identity(uid: int) -> Iterator[Finding]:
         yield "ok", "there is no system user ctxfs: agents of root run as uid 61000", ""
 
 
-def read_status(root: Root) -> dict[str, str]:
-    """Return the lines of the root's `status`."""
-    return pairs(decode(root.read("status")))
+def status_of(root: Root) -> dict[str, str]:
+    """Return the lines of the root's `status`, none without a daemon."""
+    with suppress(Failure):
+        return pairs(decode(root.read("status")))
+    return {}
 
 
 def check_daemon(root: Root) -> Finding:
     """Judge whether a daemon answers."""
     try:
-        status = read_status(root)
+        status = pairs(decode(root.read("status")))
     except Failure as failure:
         return "warn", str(failure).partition("; ")[0], start_hint(root.path)
     facts = [f"{key}={status.get(key)}" for key in ("version", "mount", "controllers")]
@@ -267,28 +268,21 @@ def check_room(root: Root) -> Iterator[Finding]:
         yield "FAIL", f"{waiting} changes are in memory only: the disk is full", remedy
 
 
-def check_trees(root: Root) -> Iterator[Finding]:
+def check_trees(status: dict[str, str]) -> Iterator[Finding]:
     """Judge how durable trees are bounded."""
-    try:
-        bound = read_status(root)["trees"]
-    except (Failure, KeyError):
+    if "trees" not in status:
         return  # no daemon, or an older one
     soft = "the bound of durable trees is soft: who fills one is paused once that is measured"
     remedy = (
         "root's daemon, on ext4 (tune2fs -O quota,project) or xfs: mount the file system of the "
         "state with prjquota, set disk_projects and start ctxd again"
     )
-    yield judge(
-        bound == "hard", "the kernel bounds durable trees by project quotas", "warn", soft, remedy
-    )
+    fact = "the kernel bounds durable trees by project quotas"
+    yield judge(status["trees"] == "hard", fact, "warn", soft, remedy)
 
 
-def check_networks(root: Root) -> Iterator[Finding]:
+def check_networks(status: dict[str, str]) -> Iterator[Finding]:
     """Judge the sockets of the networks that the daemon has."""
-    try:
-        status = read_status(root)
-    except Failure:
-        return
     for key, value in status.items():
         if key.startswith("network."):
             _, uid, path = value.split(" ", 2)
@@ -447,12 +441,12 @@ def findings(root: Root) -> Iterator[Finding]:
     uid = os.getuid()
     rootless = is_rootless(root, uid)
     mountinfo = decode(read_file("/proc/self/mountinfo"))
+    status = status_of(root)
     own = served = ""
     if rootless:
         lines = decode(read_file("/proc/self/cgroup")).splitlines()
         own = "".join(line[3:] for line in lines if line.startswith("0::"))
-        with suppress(Failure):
-            served = read_status(root).get("cgroup", "")
+        served = status.get("cgroup", "")
     yield check_kernel(os.uname().release)
     yield check_fuse()
     yield from check_cgroups(mountinfo, own, served)
@@ -466,10 +460,9 @@ def findings(root: Root) -> Iterator[Finding]:
             yield check_lingering(pwd.getpwuid(uid).pw_name, f"/run/user/{uid}/systemd")
     yield check_daemon(root)
     yield from check_room(root)
-    yield from check_trees(root)
-    yield from check_networks(root)
-    held = list(check_names(root))
-    yield from held or check_policies(root)
+    yield from check_trees(status)
+    yield from check_networks(status)
+    yield from list(check_names(root)) or check_policies(root)
     if rootless:
         for sentence in WEAKER:
             yield "weak", sentence, ""
@@ -506,12 +499,10 @@ def do_doctor(root: Root, args: Arguments) -> int:
     Exits 1 if anything is FAIL.
     """
     found = list(findings(root))
-    if args.json:
-        rows = [{"level": level, "what": what, "remedy": fix} for level, what, fix in found]
-        STDOUT.text(as_json(rows))
-    else:
-        STDOUT.lines(
-            [(level, level), f"{'':<{6 - len(level)}}{what}{'; ' * bool(fix)}{fix}"]
-            for level, what, fix in found
-        )
+    rows = [{"level": level, "what": what, "remedy": fix} for level, what, fix in found]
+    lines: list[list[Part]] = [
+        [(level, level), f"{'':<{6 - len(level)}}{what}{'; ' * bool(fix)}{fix}"]
+        for level, what, fix in found
+    ]
+    show(rows, lines, args.json)
     return FAILED if any(level == "FAIL" for level, _, _ in found) else OK

@@ -1,44 +1,30 @@
-"""The events of a session."""
+"""The events of a session; the ends of agents and tasks, and their exit statuses."""
 
 from __future__ import annotations
 
 import os
 
-from client.arguments import FOLLOW, LISTING, OWN
-from client.declaring import Arguments, command
-from client.exits import OK, Failure
-from client.files import BLOCK
+from client.declaring import FOLLOW, LISTING, OWN, Arguments, command
+from client.exits import CANNOT_START, FAILED, INTERRUPTED, OK, OUT_OF_MEMORY, TIMED_OUT, Failure
+from client.files import BLOCK, Opened, first_line
 from client.following import Tail, follow
+from client.loop import parse_object
 from client.output import STDOUT, Part, decode
-from client.root import Root, agent, own_name
+from client.root import Root, agent, label, own_name
 from client.types import Any, Iterator
+from client.words import SESSION_ENDS
 
 ROOM = 64 << 20  # bytes of many histories together that are in memory at a time
 LEAST = 4 << 10  # and of each of them
 
 
-def parse_event(line: bytes) -> dict[str, Any] | None:
-    """Parse a line of a history; None if it is not an object."""
-    import json
-
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None
-
-
 def last_events(root: Root, session: str) -> list[dict[str, Any]]:
     """Return the last events of a session, the newest first; none if they cannot be read."""
     try:
-        tail = Tail(root, f"{session}/events.jsonl", STDOUT, lines=10)
+        lines = root.last_lines(f"{session}/events.jsonl", 10)
     except Failure:
         return []
-    try:
-        lines = b"".join(tail.chunks()).splitlines()
-    finally:
-        os.close(tail.fd)
-    return [event for event in map(parse_event, reversed(lines)) if event]
+    return [event for event in map(parse_object, reversed(lines)) if event]
 
 
 def whole_lines(path: str, offset: int, block: int) -> Iterator[tuple[bytes, int]]:
@@ -49,11 +35,8 @@ def whole_lines(path: str, offset: int, block: int) -> Iterator[tuple[bytes, int
     """
     rest = b""
     while True:
-        fd = os.open(path, os.O_RDONLY)
-        try:
+        with Opened(path) as fd:
             chunk = os.pread(fd, block, offset + len(rest))
-        finally:
-            os.close(fd)
         if not chunk:
             return
         *lines, rest = (rest + chunk).split(b"\n")
@@ -85,7 +68,7 @@ def show_event(event: dict[str, Any]) -> list[Part]:
 
 def describe_event(line: bytes) -> str | list[Part]:
     """Return a line of a history in readable form."""
-    event = parse_event(line)
+    event = parse_object(line)
     return decode(line) if event is None else show_event(event)
 
 
@@ -118,7 +101,7 @@ def last_session(root: Root, name: str) -> str:
 
 
 @command("events", FOLLOW, *LISTING, OWN)
-def do_events(root: Root, args: Arguments) -> int:
+def do_events(root: Root, args: Arguments) -> None:
     """Show the events of an agent.
 
     Shows the current session, or the last session of a removed agent. --json prints the lines
@@ -131,4 +114,77 @@ def do_events(root: Root, args: Arguments) -> int:
     events.pump()
     if args.follow and lives:
         follow(root, agent(name), [events], events.fd)
-    return OK
+
+
+# ends
+
+
+def session_of(root: Root, owner: str) -> str:
+    """Return the path of an agent's session, empty if the caller may not see it."""
+    try:
+        target = os.readlink(root.join(f"{owner}/session"))
+    except OSError:
+        return ""
+    return os.path.normpath(os.path.join(owner, target))
+
+
+def ending(root: Root, owner: str, session: str = "") -> tuple[str, str]:
+    """Return the outcome and the reason of a dead agent, each empty if the caller may not see it.
+
+    The path of its session also gives the end of an agent that was already removed or reset.
+    A parent sees at least the outcome of its child.
+    """
+    for event in last_events(root, session) if session else ():
+        if event.get("type") == "agent.stop":
+            return str(event.get("status")), str(event.get("reason"))
+    outcome, reason = root.value(f"{owner}/outcome"), root.value(f"{owner}/reason")
+    if not outcome:
+        status = first_line(root.join(f"self/session/context/child/{label(owner)}/status"))
+        outcome = status if status in SESSION_ENDS else ""
+    return outcome, reason
+
+
+def awaited_restart(root: Root, name: str) -> str:
+    """Return the restart that an agent waits for, and the end that caused it."""
+    for event in last_events(root, agent(name, "session")):
+        reason = str(event.get("reason"))
+        if event.get("type") == "agent.status" and reason.startswith("restart:"):
+            return f"{reason} after {event.get('after')}"
+    return ""
+
+
+def identity(root: Root, name: str) -> int:
+    """Return a number that differs between incarnations of a name, 0 if it does not exist."""
+    try:
+        return os.stat(root.join(agent(name))).st_ino
+    except OSError:
+        return 0
+
+
+def exit_status(outcome: str, reason: str) -> int:
+    """Return the exit status for the end of an agent or a run."""
+    kind, _, detail = reason.partition(",")[0].partition(":")
+    number = int(detail) if detail.isascii() and detail.isdigit() else FAILED
+    if outcome == "done":
+        return OK
+    if outcome == "cancelled":
+        return TIMED_OUT if kind == "timeout" else INTERRUPTED
+    if outcome != "error":
+        return FAILED
+    by_kind = {
+        "exit": number,
+        "signal": 128 + number,
+        "oom": OUT_OF_MEMORY,
+        "start_failed": CANNOT_START,
+        "timeout": TIMED_OUT,
+    }
+    return by_kind.get(kind, FAILED)
+
+
+#: the outcome of an agent that corresponds to the last status of a task
+TASK_OUTCOMES = {"completed": "done", "failed": "error", "cancelled": "cancelled"}
+
+
+def task_ending(root: Root, owner: str) -> tuple[str, str]:
+    """Return the last status of a task, and the exit of its command."""
+    return root.value(f"{owner}/status"), root.value(f"{owner}/exit")

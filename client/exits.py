@@ -13,3 +13,10 @@ class Failure(Exception):
         super().__init__(message)
         self.status = status
         self.number = number
+
+
+class Misuse(Failure):
+    """A command line, or a file that it names, with which nothing can be done."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, USAGE)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 
 from client import files
-from client.arguments import NAME
-from client.declaring import Arguments, command
-from client.exits import FAILED, OK, Failure
-from client.output import STDOUT
+from client.declaring import NAME, Arguments, command
+from client.exits import FAILED, Failure
+from client.output import STDOUT, escape
 from client.root import Root, agent
 from client.shipped import find_shipped
-from client.types import Any, Iterator
+from client.types import Iterator
 from client.words import AGENT_DEFAULTS, AGENT_FORMS
 
 SCHEMA = "ctxfs-agent.schema.json"
@@ -24,40 +23,17 @@ OTHERS = frozenset(("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 # YAML
 
 
-def quoted(text: str) -> str:
-    """Return a text as YAML in quotes, on one line and printable."""
-    return '"' + "".join(map(character, text)) + '"'
+def flow(value: object) -> str:
+    """Return a value of JSON, such as a text, as YAML on one line and printable."""
+    import json
 
-
-def character(char: str) -> str:
-    if char in '"\\':
-        return "\\" + char
-    if char.isprintable():
-        return char
-    code = ord(char)
-    for letter, digits in (("x", 2), ("u", 4)):
-        if code < 16**digits:
-            return f"\\{letter}{code:0{digits}x}"
-    return f"\\U{code:08x}"
+    return escape(json.dumps(value, ensure_ascii=False))
 
 
 def scalar(text: str) -> str:
     """Return a text as YAML: plain where every reader takes it for one."""
     plain = PLAIN.fullmatch(text) and not text.endswith(" ") and text.lower() not in OTHERS
-    return text if plain else quoted(text)
-
-
-def flow(value: Any) -> str:
-    """Return a value of JSON as YAML on one line."""
-    if isinstance(value, str):
-        return quoted(value)
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{quoted(key)}: {flow(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(flow, value)) + "]"
-    import json
-
-    return json.dumps(value)
+    return text if plain else flow(text)
 
 
 def is_block(text: str) -> bool:
@@ -78,7 +54,7 @@ def items(lines: list[str]) -> str:
 
 def block(text: str) -> str:
     if not is_block(text):
-        return " " + quoted(text)
+        return " " + flow(text)
     return " |\n" + "\n".join(f"  {line}" if line else "" for line in text.split("\n")[:-1])
 
 
@@ -192,11 +168,10 @@ def text_of(data: bytes, what: str) -> str:
 
 
 @command("export", NAME)
-def do_export(root: Root, args: Arguments) -> int:
+def do_export(root: Root, args: Arguments) -> None:
     """Print a file for agents.d that declares an agent as it is.
 
     Its configuration and delegated task are printed, with the values of env, which may be
     secret. Not printed: histories, results, messages, tasks, work items and waits.
     """
     STDOUT.text(Exported(root, args.name).yaml())
-    return OK

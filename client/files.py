@@ -6,7 +6,7 @@ import errno
 import os
 import time
 
-from client.exits import USAGE, Failure
+from client.exits import Failure, Misuse
 from client.output import decode, write_all
 from client.types import Iterator, Sequence
 
@@ -22,28 +22,36 @@ def read_all(fd: int) -> bytes:
     return b"".join(chunks)
 
 
+class Opened:
+    """A file that is open for the block of a `with` statement, which gets its descriptor."""
+
+    def __init__(self, path: str, flags: int = os.O_RDONLY, mode: int = 0o600) -> None:
+        self.fd = os.open(path, flags, mode)
+
+    def __enter__(self) -> int:
+        return self.fd
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+
 def read_file(path: str) -> bytes:
     """Return the contents of a file."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
+    with Opened(path) as fd:
         return read_all(fd)
-    finally:
-        os.close(fd)
 
 
 def read_limited(path: str, most: int) -> bytes:
     """Return the contents of a regular file of at most so many bytes; `OSError` for any other."""
     import stat
 
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a FIFO waits for its writer
-    try:
+    # opening a FIFO would wait for its writer
+    with Opened(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
         data = b""
         while len(data) <= most and (chunk := os.read(fd, most + 1 - len(data))):
             data += chunk
-    finally:
-        os.close(fd)
     if len(data) > most:
         raise OSError(errno.EFBIG, f"larger than {most} bytes")
     return data
@@ -90,14 +98,9 @@ def read_ahead(path: str) -> Iterator[bytes]:
 
 def read_control(path: str) -> bytes:
     """Return the contents of a control file; a short read is its end."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        chunks = [os.read(fd, BLOCK)]
-        while len(chunks[-1]) == BLOCK:
-            chunks.append(os.read(fd, BLOCK))
-        return b"".join(chunks)
-    finally:
-        os.close(fd)
+    with Opened(path) as fd:
+        data = os.read(fd, BLOCK)
+        return data if len(data) < BLOCK else data + read_all(fd)
 
 
 def first_line(path: str) -> str:
@@ -110,11 +113,8 @@ def first_line(path: str) -> str:
 
 def write_file(path: str, data: bytes) -> None:
     """Replace the contents of a file; a control file rejects them at `write` or at `close`."""
-    fd = os.open(path, os.O_WRONLY | os.O_TRUNC)
-    try:
+    with Opened(path, os.O_WRONLY | os.O_TRUNC) as fd:
         write_all(fd, data)
-    finally:
-        os.close(fd)
 
 
 def read_stdin() -> bytes:
@@ -130,7 +130,7 @@ def read_stdin() -> bytes:
 def given(words: Sequence[str]) -> bytes:
     """Return the data to send: the arguments, else standard input."""
     if not words and os.isatty(0):
-        raise Failure("nothing to send: give a text, or pipe one to standard input", USAGE)
+        raise Misuse("nothing to send: give a text, or pipe one to standard input")
     return os.fsencode(" ".join(words)) if words else read_stdin()
 
 

@@ -11,16 +11,7 @@ from client.output import Output, shown_line
 from client.root import Root, label
 from client.types import Callable, Iterable, Iterator, Sequence
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Protocol
-
-    class Pump(Protocol):
-        def pump(self) -> None: ...
-
-
-TICK_MS = 100  # how often to look at growing files
-SHARE = 10  # looking takes at most one part in so many of the time
+TICK = 0.1  # seconds between two looks at growing files
 
 
 class Tail:
@@ -134,6 +125,9 @@ class Labelled:
         self.current = tail
 
 
+Pumps = Sequence[Tail | Named | Labelled]
+
+
 def allow_descriptors() -> None:
     """Let this process have as many descriptors as it may: each agent takes a few."""
     import contextlib
@@ -184,16 +178,6 @@ def nobody_reads() -> None:
     raise BrokenPipeError
 
 
-def sleep_for_reader(seconds: float) -> None:
-    """Sleep; `BrokenPipeError` if nobody reads standard output any more."""
-    import select
-
-    poller = select.poll()
-    poller.register(1, 0)  # poll(2) tells of errors unasked
-    if poller.poll(1000 * seconds):
-        nobody_reads()
-
-
 class Following(Loop):
     """Files of agents or tasks, copied as they grow until their owners have ended.
 
@@ -204,57 +188,52 @@ class Following(Loop):
     def __init__(self, root: Root, for_reader: bool = True) -> None:
         super().__init__()
         self.root = root
-        self.pumps: dict[int, Sequence[Pump]] = {}  # by the descriptor that tells of the end
-        self.tick = TICK_MS / 1000  # seconds
-        self.begun = 0.0
+        self.pumps: dict[int, Pumps] = {}  # by the descriptor that tells of the end
         if for_reader:
             self.watch(1, nobody_reads, 0)  # poll(2) tells of errors unasked
 
-    def add(
-        self, owner: str, pumps: Sequence[Pump], ended: Callable[[], object] = lambda: None
-    ) -> None:
+    def add(self, owner: str, pumps: Pumps, ended: Callable[[], object] = lambda: None) -> None:
         """Copy files of an owner; call `ended` when it has ended and all is copied."""
         fd = open_wait(self.root, owner)
         self.pumps[fd] = pumps
 
         def end() -> None:
+            for pump in self.pumps.pop(fd):
+                pump.pump()
             ended()
-            del self.pumps[fd]
             self.forget(fd)
             os.close(fd)
 
         self.watch(fd, end)
 
-    def woken(self) -> None:
-        self.begun = time.monotonic()
+    def pump(self) -> None:
+        """Copy what there is."""
         for pumps in self.pumps.values():
             for pump in pumps:
                 pump.pump()
 
-    def copy(self, look: Callable[[], bool] = lambda: False) -> None:
-        """Copy until all owners have ended, and `look`, which may add some, wants no more.
-
-        Looking at many files takes at most a tenth of the time.
-        """
-        pause = self.tick
-        while self.pumps or look():
-            self.step(most=pause)
-            if self.pumps:
-                look()
-            pause = max(self.tick, SHARE * (time.monotonic() - self.begun))
+    def copy(self, tick: float = TICK, forever: bool = False) -> None:
+        """Copy until all owners have ended, or even then for those that come."""
+        self.every(tick, self.pump)
+        while self.pumps or forever:
+            self.step()
 
 
 def follow(
     root: Root,
     owner: str,
-    pumps: Sequence[Pump],
+    pumps: Pumps,
     events_fd: int | None = None,
     for_reader: bool = True,
 ) -> None:
     """Copy growing files until their owner has ended; `events_fd` reports growth at once."""
     following = Following(root, for_reader)
     following.add(owner, pumps)
+
+    def grown() -> None:
+        following.pump()
+        time.sleep(0.02)  # collect bursts
+
     if events_fd is not None:
-        following.tick = 1.0
-        following.watch(events_fd, lambda: time.sleep(0.02), POLLPRI)  # collect bursts
-    following.copy()
+        following.watch(events_fd, grown, POLLPRI)
+    following.copy(TICK if events_fd is None else 1.0)

@@ -1,14 +1,12 @@
-"""A connection to a socket of ctxfs, whose frames come by a loop, and when to make it again."""
+"""A connection to a socket of ctxfs, made again when it is lost, whose frames come by a loop."""
 
 from __future__ import annotations
 
-from client.events import parse_event
-from client.loop import Lines, Loop, encode
-from client.types import Any
+import time
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
+from client.exits import Failure
+from client.loop import Lines, Loop, encode, parse_object
+from client.types import Any, Callable, Socket
 
 Frame = dict[str, Any]
 
@@ -17,26 +15,49 @@ LOST_MAX = 60.0  # seconds after which what could not be said has failed
 
 
 class Link:
-    """A connection, which may be made again when it is lost."""
+    """A connection; if it is lost, it is made again, later each time, until it is closed."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, connect: Callable[[], Socket]) -> None:
         self.loop = loop
-        self.connection: socket.socket | None = None
+        self.connect = connect
+        self.connection: Socket | None = None
         self.lines = Lines(-1)
+        self.delay = RETRY
+        self.lost: float | None = None  # since when nobody answers
+        self.over = False
 
-    def take(self, frame: Frame) -> None:
+    # what differs
+
+    def begin(self) -> None:
+        """Ask what there is to ask on a new connection."""
+        raise NotImplementedError
+
+    def heard(self, frame: Frame) -> None:
         """Take a frame."""
         raise NotImplementedError
 
-    def lost(self) -> None:
-        """The connection has ended."""
+    def failed(self, error: Failure | OSError) -> None:
+        """Give up, if it is too late to connect once more."""
         raise NotImplementedError
 
-    def connect(self, connection: socket.socket) -> None:
-        """Begin with a connection."""
-        self.connection = connection
-        self.lines = Lines(connection.fileno())
+    # what does not
+
+    def open(self) -> None:
+        """Connect; `Failure` or `OSError`."""
+        self.connection = self.connect()
+        self.lines = Lines(self.connection.fileno())
         self.loop.watch(self.lines.fd, self._read)
+        self.begin()
+
+    def reopen(self) -> None:
+        """Connect now, or as soon as somebody answers."""
+        if self.over:
+            return
+        try:
+            self.open()
+        except (Failure, OSError) as error:
+            self._again()
+            self.failed(error)
 
     def ask(self, **fields: object) -> None:
         """Send a request, if there is a connection."""
@@ -44,17 +65,28 @@ class Link:
             self.loop.write(self.lines.fd, encode(fields))
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection for good."""
+        self.over = True
+        self._end()
+
+    def _end(self) -> None:
         if self.connection is not None:
             self.loop.forget(self.lines.fd)
             self.connection.close()
             self.connection = None
 
+    def _again(self) -> None:
+        self.lost = time.monotonic() if self.lost is None else self.lost
+        self.loop.later(self.delay, self.reopen)
+        self.delay = min(2 * self.delay, RETRY_MAX)
+
     def _read(self) -> None:
         lines = self.lines.read()
-        for frame in [None] if lines is None else map(parse_event, lines):
+        for frame in [None] if lines is None else map(parse_object, lines):
             if frame is None:  # the end; no frame is anything else
-                self.close()
-                self.lost()
-            elif self.connection is not None:
-                self.take(frame)
+                self._end()
+                self._again()
+            if frame is None or self.connection is None:
+                return
+            self.delay, self.lost = RETRY, None
+            self.heard(frame)

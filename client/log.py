@@ -1,15 +1,29 @@
-"""The commands result, now and log: the result of an agent, what it works on, and its output."""
+"""The commands result, now, log and attach: what agents made, work on, and print."""
 
 from __future__ import annotations
 
 import errno
-import time
+import os
 
-from client.arguments import COLOR, FOLLOW, NAME, OWN, line_count
-from client.declaring import Arguments, arg, command, declare, flag, operand, option
-from client.ends import ending, identity
-from client.exits import FAILED, OK, Failure
-from client.following import SHARE, Following, Labelled, Named, Tail, allow_descriptors, follow
+from client.declaring import (
+    COLOR,
+    FOLLOW,
+    NAME,
+    OWN,
+    Arguments,
+    arg,
+    command,
+    declare,
+    flag,
+    line_count,
+    operand,
+    option,
+)
+from client.events import ending, exit_status, identity, session_of
+from client.exits import FAILED, NOT_RUNNING, OK, Failure
+from client.files import BLOCK
+from client.following import Following, Labelled, Named, Tail, allow_descriptors, follow
+from client.loop import Lines, parse_object
 from client.output import STDOUT, complain
 from client.ps import Forest, listed
 from client.root import Root, agent, below, own_name
@@ -38,7 +52,7 @@ def do_result(root: Root, args: Arguments) -> int:
 
 
 @command("now", OWN)
-def do_now(root: Root, args: Arguments) -> int:
+def do_now(root: Root, args: Arguments) -> None:
     """Show what an agent works on and waits for.
 
     Shows session/context/now.md: the current work item with its plan, armed waits, children and
@@ -46,7 +60,6 @@ def do_now(root: Root, args: Arguments) -> int:
     """
     owner = agent(args.name or own_name(root))
     STDOUT.copy(root.read(below(owner, "session/context/now.md")))
-    return OK
 
 
 def do_log(root: Root, args: Arguments) -> int:
@@ -83,8 +96,7 @@ class Several:
         self.dead: set[str] = set()  # of those that nobody named, at the last look
         self.shown = 0
         self.width = 0
-        self.looked = 0.0
-        self.cost = 0.0
+        self.looked = False  # at those that were there first
 
     def show(self) -> int:
         """Show what there is; with --follow, also what comes."""
@@ -93,9 +105,11 @@ class Several:
         wanted = [name for name in self.known if name not in self.dead]
         self.width = max(map(len, wanted), default=0)
         failed = [name for name in wanted if not self.add(name)]
+        self.looked = True
         if self.args.follow:
-            self.looked = time.monotonic()
-            self.following.copy(self.look)
+            if self.args.children or not self.args.names:
+                self.following.every(LOOK, self.look)
+            self.following.copy(forever=not self.args.names)
         return FAILED if any(name in self.args.names for name in failed) else OK
 
     def agents(self) -> dict[str, str]:
@@ -143,20 +157,13 @@ class Several:
             named.close()
         return True
 
-    def look(self) -> bool:
-        """Add agents that came since; return whether some may still come when all have ended."""
-        if self.args.names and not self.args.children:
-            return False
-        begun = time.monotonic()
-        if begun - self.looked > max(LOOK, SHARE * self.cost):
-            now = self.agents()
-            for name, made in now.items():
-                if self.known.get(name) != made:
-                    self.add(name)
-            self.known = now
-            self.looked = time.monotonic()
-            self.cost = self.looked - begun
-        return not self.args.names
+    def look(self) -> None:
+        """Add agents that came since."""
+        now = self.agents()
+        for name, made in now.items():
+            if self.known.get(name) != made:
+                self.add(name)
+        self.known = now
 
 
 for _name, _summary in (
@@ -175,3 +182,93 @@ for _name, _summary in (
         COLOR,
         operand("names", "[NAME...]", "default: all agents that live"),
     )  # fmt: skip
+
+
+BEFORE = 10  # lines of what was said before
+
+
+class Detached(Exception):
+    """The user leaves."""
+
+
+class Replies(Tail):
+    """The answers of a resident agent, to anybody: its program's output does not have it."""
+
+    def pump(self) -> None:
+        """Show the replies since the last call."""
+        for line in (line for lines in self.batches() for line in lines):
+            message = parse_object(line) or {}
+            if message.get("role") == "assistant":
+                text = str(message.get("content", ""))
+                self.output.copy(text.rstrip("\n").encode("utf-8", "backslashreplace") + b"\n")
+
+
+class Typed:
+    """Lines of standard input, each sent as a message."""
+
+    def __init__(self, root: Root, name: str) -> None:
+        self.root = root
+        self.name = name
+        self.splitter = Lines(0)
+
+    def read(self) -> None:
+        """Send the lines that are there; at the end of the input, leave."""
+        try:
+            data = os.read(0, BLOCK)
+        except BlockingIOError:
+            return
+        except OSError:  # the terminal is gone, or standard input is closed
+            data = b""
+        for line in self.splitter.add(data or b"\n"):
+            self.send(line)
+        if not data:
+            raise Detached
+
+    def send(self, line: bytes) -> None:
+        """Send a line, unless it is blank; tell why if the agent does not take it."""
+        if not line.strip():
+            return
+        try:
+            self.root.write(agent(self.name, "inbox"), line + b"\n")
+        except Failure as failure:
+            if failure.status == NOT_RUNNING:
+                raise
+            complain(str(failure))
+
+
+@command("attach", COLOR, NAME)
+def do_attach(root: Root, args: Arguments) -> int:
+    """Follow the output of an agent, and send it what you type.
+
+    Each line is sent as a message. Ctrl-C or Ctrl-D detaches and leaves the agent running.
+    Exits 0 when detached, else as the agent ended.
+    """
+    name, owner = args.name, agent(args.name)
+    status = root.field(name, "status") if root.present(owner) else ""
+    if status in ("new", "dead"):
+        message = f"{name} is not running: its status is {status}; see: ctx log {name}"
+        raise Failure(message, NOT_RUNNING)
+    session, mode = session_of(root, owner), root.field(name, "mode")
+    pumps: list[Labelled | Tail] = [
+        Labelled([Tail(root, agent(name, file), STDOUT, BEFORE) for file in ("log", "out")])
+    ]
+    if mode == "resident" and session:
+        pumps.append(Replies(root, f"{session}/messages.jsonl", STDOUT, BEFORE))
+    if os.isatty(0) and os.isatty(2):
+        sends = "its input is closed" if mode == "once" else "each line is sent as a message"
+        complain(f"attached to {name} ({mode}): {sends}; Ctrl-C or Ctrl-D leaves it running")
+    following = Following(root)
+    following.add(owner, pumps)
+    if mode != "once" or os.isatty(0):
+        following.watch(0, Typed(root, name).read)
+    try:
+        for pump in pumps:
+            pump.pump()
+        following.copy()
+    except (KeyboardInterrupt, Detached):
+        now = root.field(name, "status")
+        complain(f"detached: {name} goes on ({now})" if now else f"detached from {name}")
+        return OK
+    outcome, reason = ending(root, owner, session)
+    complain(f"{name} ended: {outcome or 'gone'} {reason}".rstrip())
+    return exit_status(outcome, reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from client.types import Callable
+from client.types import Any, Callable
 
 BLOCK = 1 << 16
 #: bytes of a line, of which no more is kept than tells that it is longer
@@ -14,6 +14,7 @@ LINE_MAX = 16 << 20
 BACKLOG_MAX = 16 << 20
 #: a pipe that poll(2) reports as writable takes as much without blocking
 AT_ONCE = 4096
+SHARE = 10  # what is done again and again takes at most one part in so many of the time
 LONGEST = 86400.0  # seconds of one poll(2), which takes at most 24 days
 POLLIN, POLLPRI, POLLOUT = 1, 2, 4  # of poll(2); select is imported where it is used
 
@@ -23,6 +24,17 @@ def encode(value: object) -> bytes:
     import json
 
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def parse_object(line: bytes) -> dict[str, Any] | None:
+    """Return what a line of JSON says; None if that is no object."""
+    import json
+
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 class Lines:
@@ -97,6 +109,13 @@ class Loop:
         """Call `action` after some time."""
         self.times.append((time.monotonic() + seconds, action))
 
+    def every(self, seconds: float, action: Callable[[], object]) -> None:
+        """Call `action` now and again and again, for at most a tenth of the time."""
+        begun = time.monotonic()
+        action()
+        took = time.monotonic() - begun
+        self.later(max(seconds, SHARE * took), lambda: self.every(seconds, action))
+
     def write(self, fd: int, data: bytes) -> None:
         """Write data as soon as they can be written."""
         if fd not in self.unwritten:
@@ -129,7 +148,6 @@ class Loop:
         waits += [] if most is None else [most]
         wait = 1000 * max(0.0, min(*waits, LONGEST)) if waits else None
         ready = poller.poll(wait)
-        self.woken()
         for fd, found in ready:
             if fd in self.unwritten and found & ~(POLLIN | POLLPRI):
                 self._flush(fd)
@@ -142,9 +160,6 @@ class Loop:
             for action in due:
                 action()
         return bool(ready or due)
-
-    def woken(self) -> None:
-        """Do what comes first after each wait."""
 
     def _flush(self, fd: int) -> None:
         data = self.unwritten[fd]

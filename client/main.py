@@ -15,11 +15,7 @@ import sys
 from client.exits import FAILED, INTERRUPTED, OK, PIPE_CLOSED, Failure
 from client.output import STDOUT, complain
 from client.root import Root, default_root
-from client.types import NoReturn, Sequence
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import FrameType
+from client.types import FrameType, NoReturn, Sequence
 
 LATER = 0.002  # seconds until an interrupt is looked at again
 
@@ -49,13 +45,13 @@ def run_handle(root: Root, kind: str, name: str, words: Sequence[str]) -> int:
         return run_agent_handle(root, name, words)
     from client.tools import run_tool_handle
 
-    return run_tool_handle(root, name, words)
+    run_tool_handle(root, name, words)
+    return OK
 
 
 def run_command(argv: Sequence[str]) -> int:
     """Run the command that a command line names."""
-    from client.commands import GROUPS
-    from client.parsing import parse_command, parse_options
+    from client.commands import GROUPS, parse_command, parse_options
 
     named, words = parse_options(argv)
     if words[0] in ("-h", "--help") or words == ["help"]:
@@ -70,10 +66,11 @@ def run_command(argv: Sequence[str]) -> int:
     else:
         command, args = parse_command(words)
         catch_interrupts()
-        return command.handler(Root(named or default_root()), args)
+        return command.handler(Root(named or default_root()), args) or OK
     from client.help import show_help  # without argparse, whose import takes as long as the rest
 
-    return show_help(topic)
+    show_help(topic)
+    return OK
 
 
 def run(argv: Sequence[str] | None) -> int:
@@ -100,7 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return PIPE_CLOSED
     except OSError as error:
-        complain(error.strerror or str(error))
+        named = isinstance(error.filename, str)
+        reason = error.strerror or str(error)
+        complain(f"{error.filename}: {reason}" if named else reason)
         return FAILED
 
 

@@ -5,28 +5,18 @@ from __future__ import annotations
 import errno
 import os
 
-from client.agents import Line, Value, assignments, check_paths, fill, parent_line
-from client.arguments import CWD, ENV, PARENT, one_of
-from client.declaring import Arguments, option
-from client.exits import FAILED, USAGE, Failure
+from client.agents import Value, assignments, check_paths, fill, parent_line
+from client.declaring import CWD, ENV, PARENT, Arguments, one_of, option
+from client.exits import Failure, Misuse
 from client.files import value_of
 from client.output import complain
-from client.root import Root, agent, label, own_agent
-from client.types import Callable, Iterator, Sequence
-from client.words import AGENT_FILES, LIVES, MODES, MOUNT_MODES
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from client.recipes import Recipe
+from client.root import Root, agent, label
+from client.types import Iterator, Sequence
+from client.words import LIVES, MODES, MOUNT_MODES
 
 Files = list[tuple[str, Value]]
 #: a name, and the control files of an agent of that name
 Making = tuple[str, Files]
-
-#: files to which an option adds lines; others it replaces
-ADDED = ("mount", "env", "limits")
-#: names that are tried for an agent of a recipe
-NAMES_MAX = 100
 
 
 def mount_line(text: str) -> str:
@@ -41,7 +31,7 @@ def mount_line(text: str) -> str:
     if len(parts) == 3 and ((parts[0] == "shared" and parts[1]) or parts[:2] == ["home", ""]):
         return "\t".join((":".join(parts[:2]), parts[2], mode, "-"))
     if not 0 < len(parts) <= 2 or not all(parts):
-        raise Failure(f'"{text}" is not SRC[:TARGET[:ro|rw|hide]]', USAGE)
+        raise Misuse(f'"{text}" is not SRC[:TARGET[:ro|rw|hide]]')
     source = os.path.abspath(parts[0])
     return "\t".join((source, parts[1] if len(parts) == 2 else source, mode, "-"))
 
@@ -52,7 +42,7 @@ def quoted(words: Sequence[str]) -> str:
 
     line = shlex.join(words)
     if "\n" in line:
-        raise Failure("an argument contains a newline, which an exec line cannot contain", USAGE)
+        raise Misuse("an argument contains a newline, which an exec line cannot contain")
     return line
 
 
@@ -69,74 +59,18 @@ def option_lines(args: Arguments) -> dict[str, list[str]]:
     return {file: items for file, items in lines.items() if items}
 
 
-def program_files(args: Arguments) -> Files:
-    """Return the control files of an agent for the program after --."""
+def by_program(args: Arguments) -> Making:
+    """Return the agent for the program after --."""
     if args.network is not None or args.name is not None:
-        raise Failure("--name and --network need --agent", USAGE)
+        raise Misuse("--name and --network need --agent")
     if len(args.words) != 1:
-        raise Failure("give the NAME of the agent, and its program after --", USAGE)
+        raise Misuse("give the NAME of the agent, and its program after --")
     if not args.program:
-        raise Failure("no program: give one after --, or a recipe with --agent", USAGE)
+        raise Misuse("no program: give one after --, or a recipe with --agent")
     lines = option_lines(args)
     files: Files = [*parent_line(args.parent), *assignments(args.set)]
     files += [(file, value_of("\n".join(items))) for file, items in lines.items()]
-    return [*files, ("exec", value_of(quoted(args.program)))]
-
-
-def recipe_files(args: Arguments, recipe: Recipe, name: str, network: str) -> Files:
-    """Return the control files of an agent of a recipe: its own, then as the options say."""
-    from client.recipes import agent_lines
-
-    settings = dict(assignments(args.set))
-    subject = (settings.get("label") or b"").decode().strip()
-    lines = agent_lines(recipe, name, network=network, label=subject)
-    if not args.name:  # a home is of a name, and the next one of this name is another's
-        lines.pop("homedir", None)
-    for file, items in option_lines(args).items():
-        more = [Line(item, f"the options for {file}") for item in items]
-        lines[file] = [*lines.get(file, ()), *more] if file in ADDED else more
-    if args.program:
-        lines["exec"][-1].text += " " + quoted(args.program)
-    order = sorted(lines.keys() - settings.keys(), key=AGENT_FILES.index)
-    files: Files = [*parent_line(args.parent), *settings.items()]
-    return files + [(file, lines[file]) for file in order]
-
-
-def chosen_network(root: Root, args: Arguments, recipe: Recipe) -> str:
-    """Return the network for an agent of a recipe; fail if this machine lacks what it needs."""
-    from client import recipes
-
-    missing = list(recipes.lacking_programs(recipe))
-    network = recipes.network_for(root, recipe, args.network)
-    if not network:
-        names = " or ".join(recipe.networks) if args.network is None else f'"{args.network}"'
-        missing.append(
-            f"network: {names} is not configured; --network default gives the agent all of the "
-            "host's, and --network none gives it none"
-        )
-    elif recipes.needs_keys(network):
-        missing += recipes.lacking_keys(recipe, [line.partition("=")[0] for line in args.env])
-    if missing:
-        raise Failure(f"the recipe {recipe.name} lacks {'; '.join(missing)}", FAILED)
-    return network
-
-
-def check_directory(recipe: Recipe) -> None:
-    """Fail if the recipe lets an agent write where its user's settings are."""
-    from client.recipes import check_place
-
-    if any("@cwd@" in line.text for lines in recipe.lines.values() for line in lines):
-        remedy = "change to the directory of a project, or use --workspace"
-        check_place(recipe, os.getcwd(), remedy)
-
-
-def made_up_names(root: Root, recipe: Recipe) -> Iterator[str]:
-    """Yield names for an agent; what an agent makes has a name that begins with its own."""
-    own = own_agent(root)
-    stem = f"{own}-{recipe.name}" if own else recipe.name
-    for number in range(1, NAMES_MAX + 1):
-        if not root.present(agent(f"{stem}-{number}")):
-            yield f"{stem}-{number}"
+    return args.words[0], [*files, ("exec", value_of(quoted(args.program)))]
 
 
 def value(files: Files, file: str) -> str:
@@ -146,23 +80,6 @@ def value(files: Files, file: str) -> str:
             text = content.decode() if isinstance(content, bytes) else content[-1].text
             return text.removesuffix("\n")
     return ""
-
-
-def possible(root: Root, args: Arguments, fitted: Callable[[Files], Files]) -> Iterator[Making]:
-    """Yield the name and the control files of the agent, as `fitted` makes them, for each name that
-    it may get."""
-    if not args.agent:
-        files = fitted(program_files(args))
-        yield args.words[0], files
-        return
-    from client.recipes import find
-
-    recipe = find(args.agent)
-    network = chosen_network(root, args, recipe)
-    if not (args.cwd or args.workspace):
-        check_directory(recipe)
-    for name in [args.name] if args.name else made_up_names(root, recipe):
-        yield name, fitted(recipe_files(args, recipe, name, network))
 
 
 def warn_of_directory(root: Root, owner: str) -> None:

@@ -6,14 +6,12 @@ its version and there is no session; before, a session begins with `initialize`.
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 
-from client.arguments import OF
 from client.calls import WAITS, Call, Calls
-from client.declaring import Arguments, command
-from client.exits import OK, PIPE_CLOSED, USAGE, Failure
+from client.declaring import OF, Arguments, command
+from client.exits import OK, PIPE_CLOSED, Failure, Misuse
 from client.files import close
 from client.jsonrpc import (
     INTERNAL_ERROR,
@@ -24,11 +22,11 @@ from client.jsonrpc import (
     Refused,
     is_id,
 )
-from client.links import LOST_MAX, RETRY, RETRY_MAX, Frame
+from client.links import LOST_MAX, RETRY_MAX, Frame
 from client.loop import POLLPRI, Loop, encode
 from client.output import decode, escape
-from client.root import Root, agent, own_agent, tool
-from client.types import Any, Callable, Result, TypeGuard
+from client.root import Root, agent, own_agent, readable, tool
+from client.types import Any, Result, TypeGuard
 from client.words import ABOUT_ONE, HINTS, TOOLS, VERSION
 
 Object = dict[str, Any]
@@ -44,6 +42,7 @@ LINE_MAX = 4 << 20  # bytes of a message
 OPEN_MAX = 2048  # requests that are not answered
 PROGRESS = 5.0  # seconds between two notes of progress
 LAST_LINE_MAX = 500  # characters
+LIST_AGAIN = 0.5  # seconds between two attempts to list the tools
 LOOK = 30.0  # seconds between two looks at the tools; after an event of the agent at once
 LOOK_AGAIN = 1.0  # but not more often than this
 DISCOVERED_MS, LISTED_MS = 3_600_000, 30_000  # how long answers stay true
@@ -65,7 +64,6 @@ class Request:
         self.modern = modern
         self.token = token  # of its progress
         self.began = time.monotonic()
-        self.told = 0.0  # seconds of the last note of progress
         self.call: Call | None = None
         self.listens = False
 
@@ -82,15 +80,20 @@ def is_name(name: object) -> TypeGuard[str]:
     return 0 < len(name) <= 128 and name[0] != "." and NAME_CHARS.issuperset(name)
 
 
-def read_tool(root: Root, name: str) -> Object:
-    """Return a tool as clients see it."""
+def read_tool(root: Root, name: str) -> Object | None:
+    """Return a tool as clients see it; None if it is not the caller's any more."""
     import json
 
+    files = ("description", "schema", "output_schema")
+    nothing: list[bytes] = []
+    texts = readable(lambda: [root.read(tool(name, file)) for file in files], nothing)
+    if not texts:
+        return None
     shown: Object = {
         "name": name,
-        "description": decode(root.read(tool(name, "description"))).rstrip("\n"),
-        "inputSchema": json.loads(root.read(tool(name, "schema"))),
-        "outputSchema": json.loads(root.read(tool(name, "output_schema"))),
+        "description": decode(texts[0]).rstrip("\n"),
+        "inputSchema": json.loads(texts[1]),
+        "outputSchema": json.loads(texts[2]),
     }
     if name in TOOLS:
         shown["annotations"] = {hint: name in names for hint, names in HINTS.items()}
@@ -98,12 +101,10 @@ def read_tool(root: Root, name: str) -> Object:
 
 
 class Watch:
-    """Notices that the caller has other tools than before."""
+    """Notices that the caller has other tools than before, while somebody wants to know."""
 
-    def __init__(self, loop: Loop, root: Root, name: Callable[[], str]) -> None:
-        self.loop = loop
-        self.root = root
-        self.name = name
+    def __init__(self, server: Server) -> None:
+        self.server = server
         self.known: list[str] | None = None
         self.look_at = 0.0
         self.looked = 0.0
@@ -111,36 +112,46 @@ class Watch:
 
     def handle(self) -> None:
         """Look soon: an event has happened, or the daemon has ended."""
-        self.look_at = min(self.look_at, max(time.monotonic(), self.looked + LOOK_AGAIN))
+        now = time.monotonic()
+        soon = max(now, self.looked + LOOK_AGAIN)
+        if soon < self.look_at:
+            self.look_in(soon - now)
         try:
             os.pread(self.fd, 1, 0)  # or it would be told again
         except OSError:
             self.close()
 
-    def changed(self, now: float) -> bool:
-        """Return whether the tools are others, if it is time to look."""
-        if now < self.look_at:
-            return False
-        self.looked, self.look_at = now, now + LOOK
+    def look_in(self, seconds: float) -> None:
+        """Look after some time."""
+        self.look_at = time.monotonic() + seconds
+        self.server.loop.later(seconds, self.look)
+
+    def look(self) -> None:
+        """Tell if the tools are others, if it is time to look."""
+        server, now = self.server, time.monotonic()
+        if now < self.look_at or not server.is_heard():
+            return
+        self.looked = now
         self.close()
         try:
-            self.fd = os.open(
-                self.root.join(agent(self.name(), "session/events.jsonl")), os.O_RDONLY
-            )
-            self.loop.watch(self.fd, self.handle, POLLPRI)  # events tell of a new policy
+            path = server.root.join(agent(server.name(), "session/events.jsonl"))
+            self.fd = os.open(path, os.O_RDONLY)
+            server.loop.watch(self.fd, self.handle, POLLPRI)  # events tell of a new policy
             os.pread(self.fd, 1, 0)
-            names = self.root.names("tool")
+            names = server.root.names("tool")
         except (OSError, Failure):
-            self.look_at = now + RETRY_MAX
-            return False
+            self.look_in(RETRY_MAX)
+            return
+        self.look_in(LOOK)
         before, self.known = self.known, names
-        return before is not None and before != names
+        if before is not None and before != names:
+            server.tell_change()
 
     def close(self) -> None:
         """Close the file of events."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            self.loop.forget(fd)
+            self.server.loop.forget(fd)
             close(fd)
 
 
@@ -158,10 +169,9 @@ class Server(Peer):
         self.legacy = ""  # the version of the session, once there is one
         self.initialized = False
         self.calls = Calls(loop, root, self.socket)
-        self.watch = Watch(loop, root, self.name)
+        self.watch = Watch(self)
         self.listing: list[Request] = []  # that wait for the daemon
-        self.list_at = 0.0
-        self.list_delay = RETRY
+        self.lists_later = False
 
     def name(self) -> str:
         """Return the name of the agent; `Failure` while the daemon does not tell."""
@@ -210,6 +220,7 @@ class Server(Peer):
         """Take what is not answered, whatever it says."""
         if method == "notifications/initialized" and self.legacy:
             self.initialized = True
+            self.watch.look()
         elif method == "notifications/cancelled":
             ident = params.get("requestId")
             if not is_id(ident):
@@ -281,8 +292,8 @@ class Server(Peer):
             raise Refused(INVALID_PARAMS, "there is no cursor: all tools are in one answer")
         self.requests[key_of(request.id)] = request
         self.listing.append(request)
-        self.list_at = min(self.list_at, time.monotonic())
-        self.go_on_listing(time.monotonic())
+        if not self.lists_later:
+            self.list_all()
 
     def call_tool(self, request: Request, params: Object) -> None:
         name, given = needed(params, "name", str), params.get("arguments", {})
@@ -294,6 +305,8 @@ class Server(Peer):
             given = {"agent_id": self.name(), **given}
         self.requests[key_of(request.id)] = request
         request.call = Call(name, given, lambda call, frame: self.answered(request, frame))
+        if request.token is not None:
+            self.loop.later(PROGRESS, lambda: self.progress(request))
         self.calls.add(request.call)
 
     def listen(self, request: Request, params: Object) -> None:
@@ -305,6 +318,7 @@ class Server(Peer):
             "notifications/subscriptions/acknowledged",
             {"notifications": honored, "_meta": {SUBSCRIPTION: request.id}},
         )
+        self.watch.look()
 
     # later
 
@@ -331,54 +345,28 @@ class Server(Peer):
 
     def has_tool(self, name: str) -> bool:
         """Return whether the caller has a tool, or nobody knows."""
-        try:
-            os.stat(self.root.join(tool(name)))
-        except OSError as error:
-            return error.errno != errno.ENOENT or not self.root.present("tool")
-        return True
+        return self.root.present(tool(name)) or not self.root.present("tool")
 
-    def go_on_listing(self, now: float) -> None:
-        """Answer requests for the list, if the daemon is there."""
-        if not self.listing or now < self.list_at:
-            return
+    def list_all(self) -> None:
+        """Answer requests for the list, as soon as the daemon is there."""
+        self.lists_later = False
         try:
             names = self.root.names("tool")
-            tools = [shown for name in names if (shown := self.tool(name))]
+            tools = [shown for name in names if (shown := read_tool(self.root, name))]
         except (Failure, ValueError, RecursionError) as error:
-            self.list_at = now + self.list_delay
-            self.list_delay = min(RETRY_MAX, 2 * self.list_delay)
+            now = time.monotonic()
             for request in [each for each in self.listing if now - each.began >= LOST_MAX]:
                 self.listing.remove(request)
                 self.give_up(request, INTERNAL_ERROR, str(error))
+            self.lists_later = bool(self.listing)
+            if self.lists_later:
+                self.loop.later(LIST_AGAIN, self.list_all)
             return
-        self.list_delay = RETRY
         self.watch.known = names
         listing, self.listing = self.listing, []
         for request in listing:
             fresh = {"ttlMs": LISTED_MS, "cacheScope": "private"} if request.modern else {}
             self.reply(request, tools=tools, **fresh)
-
-    def tool(self, name: str) -> Object | None:
-        """Return a tool, None if it is the caller's no longer."""
-        try:
-            return read_tool(self.root, name)
-        except Failure as failure:
-            if failure.number in (errno.ENOENT, errno.ESTALE, errno.EACCES):
-                return None
-            raise
-
-    def go_on(self, now: float) -> float | None:
-        """Do what it is time for; return in how many seconds there is more to do."""
-        self.calls.go_on(now)
-        self.go_on_listing(now)
-        due = [each for each in (self.calls.due(now), self.progress(now)) if each is not None]
-        if self.listing:
-            due.append(max(0.0, self.list_at - now))
-        if self.is_heard():
-            if self.watch.changed(now):
-                self.tell_change()
-            due.append(max(0.0, self.watch.look_at - now))
-        return min(due, default=None)
 
     def is_heard(self) -> bool:
         """Return whether somebody wants to be told of other tools."""
@@ -392,25 +380,20 @@ class Server(Peer):
             if request.listens:
                 self.notify(method, {"_meta": {SUBSCRIPTION: request.id}})
 
-    def progress(self, now: float) -> float | None:
-        """Tell how long calls take, and what their tasks wrote last."""
-        due: list[float] = []
-        for request in self.requests.values():
-            if request.call is None or request.token is None:
-                continue
-            if now - request.began >= request.told + PROGRESS:
-                request.told = (now - request.began) // PROGRESS * PROGRESS
-                params: Object = {"progressToken": request.token, "progress": int(request.told)}
-                said = self.last_line(request.call)
-                self.notify(
-                    "notifications/progress", {**params, **({"message": said} if said else {})}
-                )
-            due.append(request.began + request.told + PROGRESS - now)
-        return min(due, default=None)
+    def progress(self, request: Request) -> None:
+        """Tell how long a call takes, and what its task wrote last; and again later."""
+        if self.requests.get(key_of(request.id)) is not request or request.call is None:
+            return
+        now = time.monotonic()
+        seconds = (now - request.began) // PROGRESS * PROGRESS
+        params: Object = {"progressToken": request.token, "progress": int(seconds)}
+        said = self.last_line(request.call)
+        self.notify("notifications/progress", {**params, **({"message": said} if said else {})})
+        self.loop.later(request.began + seconds + PROGRESS - now, lambda: self.progress(request))
 
     def last_line(self, call: Call) -> str:
         """Return what the task of a call wrote last; empty if it has none."""
-        if call.lost is not None:
+        if call.link is not None and call.link.lost is not None:
             return "ctxd does not answer: trying again"
         task = call.given.get("task_id")
         owner = call.given.get("agent_id", self.given_name)
@@ -472,14 +455,14 @@ def do_mcp(root: Root, args: Arguments) -> int:
     """
     own = own_agent(root) or os.environ.get("CTX_AGENT", "")
     if own and args.agent not in (None, own):
-        raise Failure(f"this is inside the agent {own}: leave out --agent", USAGE)
+        raise Misuse(f"this is inside the agent {own}: leave out --agent")
     if not own and not args.agent and root.present("agent"):
-        raise Failure("you are not in an agent: name one with --agent", USAGE)
+        raise Misuse("you are not in an agent: name one with --agent")
     loop = Loop()
     server = Server(loop, root, own or args.agent or "", outside=bool(args.agent and not own))
     try:
         while not (loop.over or 1 in loop.broken):
-            loop.step(most=server.go_on(time.monotonic()))
+            loop.step()
         while loop.unwritten and loop.step(reading=False, most=0):  # what is taken at once
             pass
     finally:

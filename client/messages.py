@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import os
 
-from client.arguments import LISTING, NAME, OWN
 from client.control import catch_interrupts
-from client.declaring import Arguments, arg, command, operand
-from client.events import parse_event
-from client.exits import FAILED, INTERRUPTED, OK, USAGE, Failure
+from client.declaring import LISTING, NAME, OWN, Arguments, arg, command, operand
+from client.exits import FAILED, INTERRUPTED, OK, Misuse
 from client.files import given
-from client.output import STDOUT, complain, escape, gist, show_rows
+from client.loop import parse_object
+from client.output import STDOUT, complain, escape, gist, headed, show_rows
 from client.root import Root, agent, own_name
 from client.sockets import MESSAGE_CODES, ask, connect, frames, refusal
-from client.types import Any, Iterator, Sequence
+from client.types import Any, Iterator, Sequence, Socket
 from client.words import PRIORITIES
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
-
 
 #: the final statuses of a message, with exit statuses
 ENDINGS = {"processed": OK, "failed": FAILED, "aborted": INTERRUPTED, "dropped": INTERRUPTED}
@@ -51,7 +45,7 @@ class Reply:
 
 
 def converse(
-    connection: socket.socket, name: str, text: str, priority: str | None = None
+    connection: Socket, name: str, text: str, priority: str | None = None
 ) -> tuple[int, str]:
     """Send a message to an agent and show its reply.
 
@@ -116,14 +110,14 @@ def utf8(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise Failure("the text is not UTF-8", USAGE) from None
+        raise Misuse("the text is not UTF-8") from None
 
 
 def message_text(words: Sequence[str]) -> str:
     """Return the message to send: the arguments, else standard input."""
     text = utf8(given(words))
     if not text.strip():
-        raise Failure("nothing to send: the text is empty", USAGE)
+        raise Misuse("nothing to send: the text is empty")
     return text
 
 
@@ -202,13 +196,12 @@ def do_chat(root: Root, args: Arguments) -> int:
 
 
 @command("queue", *LISTING, OWN)
-def do_queue(root: Root, args: Arguments) -> int:
+def do_queue(root: Root, args: Arguments) -> None:
     """List the waiting messages."""
     data = root.read(agent(args.name or own_name(root), "queue"))
     if args.json:
         STDOUT.copy(data)
-        return OK
-    messages = [*filter(None, map(parse_event, data.splitlines()))]
-    columns = ("id", "ts", "from", "provenance", "priority", "text")
+        return
+    messages = [*filter(None, map(parse_object, data.splitlines()))]
+    columns = headed("id", "ts", "from", "provenance", "priority", "text")
     show_rows(messages, columns, lambda message, column: gist(str(message.get(column, ""))))
-    return OK

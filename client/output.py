@@ -272,18 +272,38 @@ def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     STDOUT.text("\n".join(lines) + "\n")
 
 
+def first_of(row: dict[str, Any], keys: str) -> str:
+    """Return the first line of the first of some values that is not empty, for a table."""
+    return gist(next((str(row[key]) for key in keys.split() if row[key]), ""))
+
+
 def show_rows(
     rows: Sequence[dict[str, Any]],
-    columns: Sequence[str],
-    cell: Callable[[dict[str, Any], str], str] = lambda row, column: row[column],
+    columns: dict[str, str],
+    cell: Callable[[dict[str, Any], str], str] = first_of,
     raw: bool = False,
 ) -> None:
-    """Print rows as a table whose headings are the names of columns; `raw` ones as JSON."""
+    """Print rows as a table, or `raw` ones as JSON.
+
+    `columns` has what a cell is made of, by heading.
+    """
     if raw:
         STDOUT.text(as_json(rows))
     else:
-        table = ([cell(row, column) for column in columns] for row in rows)
-        show_table([column.upper() for column in columns], table)
+        show_table([*columns], ([cell(row, of) for of in columns.values()] for row in rows))
+
+
+def headed(*keys: str) -> dict[str, str]:
+    """Return columns whose headings are the keys of what is in them."""
+    return {key.upper(): key for key in keys}
+
+
+def show(value: object, lines: Iterable[str | Sequence[Part]], raw: bool) -> None:
+    """Print a value as JSON if it is wanted `raw`, else lines about it."""
+    if raw:
+        STDOUT.text(as_json(value))
+    else:
+        STDOUT.lines(lines)
 
 
 def gist(text: str, width: int = 72) -> str:

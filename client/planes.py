@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from client.declaring import Arguments
-from client.exits import OK, USAGE, Failure
-from client.output import STDOUT, as_json, escape, gist, show_table, shown_line
+from client.exits import Misuse
+from client.output import STDOUT, as_json, escape, headed, show_rows, shown_line
 from client.root import PARTS, Root, agent, below, label, own_name
 from client.types import Iterable, Sequence
 from client.words import PLANE_FILES, TASK_ENDS, WAIT_ENDS, WORK_ENDS
@@ -16,8 +16,8 @@ class Plane:
     """A directory in each agent that holds objects of one kind.
 
     `over` holds the final statuses. `files` describe an object, with `first` before the others;
-    `texts` are longer files. Each of the `columns` of a table has a heading and files, and shows
-    the first that is not empty.
+    `texts` are longer files. `columns` has files by the heading of a table: the first one that is
+    not empty is shown.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Plane:
         over: Sequence[str],
         first: str,
         texts: str,
-        columns: Sequence[tuple[str, str]],
+        columns: dict[str, str],
     ) -> None:
         self.directory = directory
         self.over = over
@@ -43,26 +43,21 @@ PLANES = {
         TASK_ENDS,
         "kind status exit pid title cmd",
         "env preview",
-        (("KIND", "kind"), ("STATUS", "status"), ("EXIT", "exit"), ("TITLE", "title cmd")),
+        {**headed("kind", "status", "exit"), "TITLE": "title cmd"},
     ),
     "work": Plane(
         "work",
         WORK_ENDS,
         "status objective",
         "plan.md acceptance.md",
-        (
-            ("STATUS", "status"),
-            ("BLOCKED BY", "blocked_by"),
-            ("PARENT", "parent"),
-            ("OBJECTIVE", "objective"),
-        ),
+        {"STATUS": "status", "BLOCKED BY": "blocked_by", **headed("parent", "objective")},
     ),
     "waits": Plane(
         "waiting",
         WAIT_ENDS,
         "status",
         "payload",
-        (("STATUS", "status"), ("ON", "on"), ("WORK", "work"), ("DEADLINE", "deadline")),
+        headed("status", "on", "work", "deadline"),
     ),
 }
 
@@ -78,7 +73,7 @@ def path_of(root: Root, args: Arguments, name: str, file: str = "") -> str:
         return agent(name, file)
     if not name or "/" in name:
         kind = PARTS[PLANES[args.group].directory]
-        raise Failure(f'"{name}" cannot be the name of {kind}', USAGE)
+        raise Misuse(f'"{name}" cannot be the name of {kind}')
     owner = below(plane_path(root, args), name)
     return below(owner, file) if file else owner
 
@@ -101,28 +96,16 @@ def describe(root: Root, owner: str, files: Iterable[str]) -> dict[str, str]:
     return {"name": label(owner), **{file: root.value(f"{owner}/{file}") for file in files}}
 
 
-def do_list(root: Root, args: Arguments) -> int:
+def do_list(root: Root, args: Arguments) -> None:
     """List the objects of a plane."""
     plane = PLANES[args.group]
     rows = [describe(root, owner, plane.files) for owner in objects(root, plane_path(root, args))]
     rows = [row for row in rows if row["status"] and (args.all or row["status"] not in plane.over)]
-    if args.json:
-        STDOUT.text(as_json(rows))
-        return OK
-    header = [args.group.removesuffix("s").upper(), *(heading for heading, _ in plane.columns)]
-    cells = [
-        [row["name"]]
-        + [
-            gist(next((row[file] for file in files.split() if row[file]), ""))
-            for _, files in plane.columns
-        ]
-        for row in rows
-    ]
-    show_table(header, cells)
-    return OK
+    columns = {args.group.removesuffix("s").upper(): "name", **plane.columns}
+    show_rows(rows, columns, raw=args.json)
 
 
-def do_show(root: Root, args: Arguments) -> int:
+def do_show(root: Root, args: Arguments) -> None:
     """Show all files of an object of a plane."""
     plane = PLANES[args.group]
     owner = path_of(root, args, args.name)
@@ -130,7 +113,7 @@ def do_show(root: Root, args: Arguments) -> int:
     facts = describe(root, owner, [*plane.files, *plane.texts])
     if args.json:
         STDOUT.text(as_json(facts))
-        return OK
+        return
     colored = STDOUT.is_colored()
     for key, value in facts.items():
         if "\n" in value:
@@ -140,4 +123,3 @@ def do_show(root: Root, args: Arguments) -> int:
         if value:
             shown = escape(value, keep="\n\t")
             STDOUT.text(shown_line([(key, "heading"), ":"], colored) + f"{shown}\n")
-    return OK

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import time
 
-from client.arguments import LISTING
-from client.declaring import Arguments, command, flag, operand
-from client.exits import OK, USAGE, Failure
+from client.declaring import LISTING, Arguments, command, flag, operand
+from client.exits import Misuse
 from client.files import timestamp
-from client.output import STDOUT, Part, age, as_json, show_rows, show_table, size
+from client.output import STDOUT, Part, age, as_json, headed, show, show_rows, show_table, size
 from client.root import Root, agent, own_agent
 from client.types import Any, Callable, Item, Iterator, Result, Sequence
 
-PROCESS_COLUMNS = ("agent", "pid", "state", "cpu", "memory", "age", "command")
+PROCESS_COLUMNS = headed("agent", "pid", "state", "cpu", "memory", "age", "command")
 COLUMNS = ("name", "status", "outcome", "reason", "parent", "run", "pid", "age")
 AGES: dict[str, str] = {}  # by the second in which an agent was made
 ABREAST = 32  # files read at the same time
@@ -65,7 +64,7 @@ def listed(root: Root) -> Iterator[list[dict[str, Any]]]:
             if "run" not in row:
                 row.update({key: row.get(key, "") for key in ("reason", "run", "supervisor")})
             if row["status"] == "starting" and not row["run"]:
-                from client.ends import awaited_restart
+                from client.events import awaited_restart
 
                 row["reason"] = awaited_restart(root, row["name"])
         yield rows
@@ -101,7 +100,7 @@ def processes(root: Root, names: Sequence[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def show_processes(root: Root, args: Arguments) -> int:
+def show_processes(root: Root, args: Arguments) -> None:
     """List the processes of an agent, or of all agents that the caller may look into."""
     if args.name:
         names = [args.name]
@@ -114,7 +113,6 @@ def show_processes(root: Root, args: Arguments) -> int:
             names.append(own)
         names = [name for name in names if os.access(root.join(agent(name, "processes")), os.R_OK)]
     show_rows(processes(root, names), PROCESS_COLUMNS, process_cell, args.json)
-    return OK
 
 
 def process_cell(row: dict[str, Any], column: str) -> str:
@@ -132,25 +130,25 @@ def process_cell(row: dict[str, Any], column: str) -> str:
     *LISTING,
     operand("name", "[NAME]", "with -p: only this agent and what it owns"),
 )
-def do_ps(root: Root, args: Arguments) -> int:
+def do_ps(root: Root, args: Arguments) -> None:
     """List agents that are not dead.
 
     With -p, PID is as the caller sees it, CPU is in seconds, and MEMORY is the proportional set
     size (PSS).
     """
     if args.processes:
-        return show_processes(root, args)
+        show_processes(root, args)
+        return
     if args.name:
-        raise Failure("ps takes a NAME with -p only; try ctx tree NAME", USAGE)
+        raise Misuse("ps takes a NAME with -p only; try ctx tree NAME")
     now = time.time()
     rows = (row for some in listed(root) for row in some if args.all or row["status"] != "dead")
     if args.json:
         shown = sorted((described(row, now) for row in rows), key=lambda row: row["name"])
         STDOUT.text(as_json(shown))
-        return OK
-    table = sorted((cells(row, now) for row in rows), key=lambda row: row[0])
-    show_table([column.upper() for column in COLUMNS], table)
-    return OK
+    else:
+        table = sorted((cells(row, now) for row in rows), key=lambda row: row[0])
+        show_table([column.upper() for column in COLUMNS], table)
 
 
 def families(root: Root, rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
@@ -229,14 +227,11 @@ class Forest:
 
 
 @command("tree", *LISTING, operand("name", "[NAME]", "show only this agent and its descendants"))
-def do_tree(root: Root, args: Arguments) -> int:
+def do_tree(root: Root, args: Arguments) -> None:
     """Show agents below their parents."""
     if args.name:
         root.call(agent(args.name), os.stat)
     forest = Forest(root, args.name or "")
-    if args.json:
-        now = time.time()
-        STDOUT.text(as_json([forest.nested(top, now) for top in forest.tops]))
-        return OK
-    STDOUT.lines(line for top in forest.tops for line in forest.lines(top))
-    return OK
+    now = time.time()
+    nested = [forest.nested(top, now) for top in forest.tops] if args.json else []
+    show(nested, (line for top in forest.tops for line in forest.lines(top)), args.json)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from client.agents import Line
-from client.arguments import LISTING
-from client.declaring import Arguments, command
-from client.exits import OK, USAGE, Failure
+from client.agents import Line, assignments, parent_line
+from client.declaring import LISTING, Arguments, command
+from client.exits import FAILED, Failure, Misuse
 from client.files import find_program, pairs, read_limited
-from client.output import STDOUT, as_json, show_table
-from client.root import Root
+from client.making import Files, Making, option_lines, quoted
+from client.output import headed, show_rows
+from client.root import Root, agent, own_agent
 from client.shipped import find_shipped
 from client.types import Any, Callable, Iterator, Sequence
 from client.words import AGENT_FILES
@@ -22,6 +22,10 @@ SHOWN = ("/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/")
 MODULES = "/node_modules/"
 #: bytes of a file of a recipe
 FILE_MAX = 1 << 20
+#: files to which an option adds lines; others it replaces
+ADDED = ("mount", "env", "limits")
+#: names that are tried for an agent of a recipe
+NAMES_MAX = 100
 NO_NETWORK = "none"
 DEFAULT_NETWORK = "default"  # all of the host's
 
@@ -100,7 +104,7 @@ def find(name: str) -> Recipe:
     directory = name if "/" in name else places().get(name)
     if directory is None or not os.path.isdir(directory):
         looked = "" if "/" in name else f" in {', '.join(directories())}"
-        raise Failure(f'no recipe "{name}"{looked}; see: ctx agents', USAGE)
+        raise Misuse(f'no recipe "{name}"{looked}; see: ctx agents')
     return read(directory)
 
 
@@ -110,7 +114,7 @@ def read(directory: str) -> Recipe:
     try:
         names = sorted(os.listdir(recipe.directory))
     except OSError as error:
-        raise Failure(f"{recipe.directory}: {error.strerror}", USAGE) from None
+        raise Misuse(f"{recipe.directory}: {error.strerror}") from None
     for name in names:
         path = f"{recipe.directory}/{name}"
         if name == "needs":
@@ -119,13 +123,12 @@ def read(directory: str) -> Recipe:
         elif name in AGENT_FILES:
             recipe.lines[name] = list(lines_of(path))
         elif name not in EXTRAS and not name.startswith("."):
-            raise Failure(
+            raise Misuse(
                 f"{path}: not a file that sets an agent up, nor {', '.join(EXTRAS)}: "
-                "put other files into files/",
-                USAGE,
+                "put other files into files/"
             )
     if not recipe.lines.get("exec"):
-        raise Failure(f"{recipe.directory}/exec: missing or empty: it names the program", USAGE)
+        raise Misuse(f"{recipe.directory}/exec: missing or empty: it names the program")
     for line in (line for lines in recipe.lines.values() for line in lines):
         check_words(recipe, line)
     return recipe
@@ -136,9 +139,9 @@ def lines_of(path: str) -> Iterator[Line]:
     try:
         text = read_limited(path, FILE_MAX).decode()
     except OSError as error:
-        raise Failure(f"{path}: {error.strerror}", USAGE) from None
+        raise Misuse(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise Failure(f"{path}: not UTF-8", USAGE) from None
+        raise Misuse(f"{path}: not UTF-8") from None
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip() and not line.lstrip().startswith("#"):
             yield Line(line, f"{path}:{number}")
@@ -155,10 +158,9 @@ def add_need(recipe: Recipe, line: Line) -> None:
     elif kind == "network" and words:
         recipe.networks += words
     else:
-        raise Failure(
+        raise Misuse(
             f'{line.where}: "{line.text}" is not: program NAME [MAJOR_VERSION], '
-            "key VARIABLE..., or network NAME...",
-            USAGE,
+            "key VARIABLE..., or network NAME..."
         )
 
 
@@ -178,7 +180,7 @@ def one_field(text: str, what: str) -> str:
     Names of directories and programs may have both, and whoever made them is not the user.
     """
     if "\n" in text or "\t" in text:
-        raise Failure(f"{what}: {text!a} has a newline or a TAB: use another path", USAGE)
+        raise Misuse(f"{what}: {text!a} has a newline or a TAB: use another path")
     return text
 
 
@@ -192,10 +194,10 @@ def check_words(recipe: Recipe, line: Line) -> None:
         kind, colon, name = word.partition(":")
         if kind == "program" and colon and name not in recipe.programs:
             message = f'{line.where}: @{word}@: add "program {name}" to needs'
-            raise Failure(message, USAGE)
+            raise Misuse(message)
         if word not in WORDS and not (kind == "program" and colon):
             known = ", ".join(f"@{word}@" for word in (*WORDS, "program:NAME"))
-            raise Failure(f"{line.where}: @{word}@ is not one of {known}", USAGE)
+            raise Misuse(f"{line.where}: @{word}@ is not one of {known}")
         return ""
 
     each_word(line.text, check)
@@ -205,10 +207,9 @@ def check_place(recipe: Recipe, directory: str, remedy: str) -> None:
     """Fail if an agent that may write a directory could change what its user runs next."""
     here, home = os.path.realpath(directory), os.path.realpath(os.path.expanduser("~"))
     if (home + "/").startswith(here.rstrip("/") + "/"):
-        raise Failure(
+        raise Misuse(
             f"the recipe {recipe.name} gives the agent the current directory, and {here} has your "
-            f"settings: {remedy}",
-            USAGE,
+            f"settings: {remedy}"
         )
 
 
@@ -385,12 +386,83 @@ def env_lines(text: str, replaced: Callable[[str], str]) -> list[str]:
         return [f"{name}={replaced(value)}"]
     here = os.environ.get(name)
     if here is not None and "\n" in here:
-        raise Failure(f"{name} has a newline, which a line of env cannot have", USAGE)
+        raise Misuse(f"{name} has a newline, which a line of env cannot have")
     return [] if here is None else [f"{name}={here}"]
 
 
+# the agents of the commands spawn and run
+
+
+def recipe_files(args: Arguments, recipe: Recipe, name: str, network: str) -> Files:
+    """Return the control files of an agent of a recipe: its own, then as the options say."""
+    settings = dict(assignments(args.set))
+    subject = (settings.get("label") or b"").decode().strip()
+    lines = agent_lines(recipe, name, network=network, label=subject)
+    if not args.name:  # a home is of a name, and the next one of this name is another's
+        lines.pop("homedir", None)
+    for file, items in option_lines(args).items():
+        more = [Line(item, f"the options for {file}") for item in items]
+        lines[file] = [*lines.get(file, ()), *more] if file in ADDED else more
+    if args.program:
+        lines["exec"][-1].text += " " + quoted(args.program)
+    order = sorted(lines.keys() - settings.keys(), key=AGENT_FILES.index)
+    files: Files = [*parent_line(args.parent), *settings.items()]
+    return files + [(file, lines[file]) for file in order]
+
+
+def chosen_network(root: Root, args: Arguments, recipe: Recipe) -> str:
+    """Return the network for an agent of a recipe; fail if this machine lacks what it needs."""
+    missing = list(lacking_programs(recipe))
+    network = network_for(root, recipe, args.network)
+    if not network:
+        names = " or ".join(recipe.networks) if args.network is None else f'"{args.network}"'
+        missing.append(
+            f"network: {names} is not configured; --network default gives the agent all of the "
+            "host's, and --network none gives it none"
+        )
+    elif needs_keys(network):
+        missing += lacking_keys(recipe, [line.partition("=")[0] for line in args.env])
+    if missing:
+        raise Failure(f"the recipe {recipe.name} lacks {'; '.join(missing)}", FAILED)
+    return network
+
+
+def check_directory(recipe: Recipe) -> None:
+    """Fail if the recipe lets an agent write where its user's settings are."""
+    if any("@cwd@" in line.text for lines in recipe.lines.values() for line in lines):
+        remedy = "change to the directory of a project, or use --workspace"
+        check_place(recipe, os.getcwd(), remedy)
+
+
+def made_up_names(root: Root, recipe: Recipe) -> Iterator[str]:
+    """Yield names for an agent; what an agent makes has a name that begins with its own."""
+    own = own_agent(root)
+    stem = f"{own}-{recipe.name}" if own else recipe.name
+    for number in range(1, NAMES_MAX + 1):
+        if not root.present(agent(f"{stem}-{number}")):
+            yield f"{stem}-{number}"
+
+
+def by_recipe(root: Root, args: Arguments) -> Iterator[Making]:
+    """Yield the agent of the recipe that a command line names, for each name that it may get."""
+    recipe = find(args.agent)
+    network = chosen_network(root, args, recipe)
+    if not (args.cwd or args.workspace):
+        check_directory(recipe)
+    for name in [args.name] if args.name else made_up_names(root, recipe):
+        yield name, recipe_files(args, recipe, name, network)
+
+
+# the list of them
+
+
+def recipe_cell(row: dict[str, Any], column: str) -> str:
+    """Return what a table says of a recipe."""
+    return "; ".join(row[column]) if column == "lacks" else str(row[column])
+
+
 @command("agents", *LISTING)
-def do_agents(root: Root, args: Arguments) -> int:
+def do_agents(root: Root, args: Arguments) -> None:
     """List the recipes of agents, and what each lacks on this machine.
 
     A recipe is a directory with files of an agent, for --agent of spawn and run. Recipes are in
@@ -405,9 +477,5 @@ def do_agents(root: Root, args: Arguments) -> int:
         except Failure as failure:
             summary, missing = "", [str(failure)]
         rows.append({"name": name, "directory": directory, "summary": summary, "lacks": missing})
-    if args.json:
-        STDOUT.text(as_json(rows))
-    else:
-        cells = [[row["name"], row["directory"], "; ".join(row["lacks"])] for row in rows]
-        show_table(("AGENT", "DIRECTORY", "LACKS"), cells)
-    return OK
+    columns = {"AGENT": "name", **headed("directory", "lacks")}
+    show_rows(rows, columns, recipe_cell, args.json)

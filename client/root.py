@@ -6,12 +6,13 @@ import errno
 import os
 import time
 
-from client.exits import NOT_RUNNING, USAGE, Failure
-from client.files import read_ahead, read_control, read_file, timestamp, write_file
+from client.exits import NOT_RUNNING, Failure, Misuse
+from client.files import Opened, read_ahead, read_control, read_file, timestamp, write_file
 from client.output import decode, escape
 from client.types import Callable, Iterator, Result
 
 DEFAULT_ROOT = "/ctx"
+LAST = 1 << 18  # bytes at the end of a file that its last lines are looked for in
 SOME = 1 << 16  # bytes of lines that are looked at together: more memory takes longer
 UNMAPPED = 65534  # root's files in a user namespace without root, such as an agent's
 LINKS = 40  # as many as the kernel follows
@@ -120,14 +121,14 @@ def default_root() -> str:
 def below(owner: str, file: str) -> str:
     """Return the path of a file below the path of its owner."""
     if any(part in ("", ".", "..") for part in file.split("/")):
-        raise Failure(f'"{file}" is not a file of "{label(owner)}"', USAGE)
+        raise Misuse(f'"{file}" is not a file of "{label(owner)}"')
     return f"{owner}/{file}"
 
 
 def object_path(directory: str, name: str, file: str = "") -> str:
     """Return the path of an agent or a tool, or of a file in it, relative to the root."""
     if not name or "/" in name:
-        raise Failure(f'"{name}" cannot be the name of {KINDS[directory]}', USAGE)
+        raise Misuse(f'"{name}" cannot be the name of {KINDS[directory]}')
     owner = f"{directory}/{name}.d"
     return below(owner, file) if file else owner
 
@@ -145,6 +146,16 @@ def tool(name: str, file: str = "") -> str:
 def label(owner: str) -> str:
     """Return the name of an agent, task, work item or wait from its path."""
     return owner.rpartition("/")[2].removesuffix(".d")
+
+
+def readable(function: Callable[[], Result], otherwise: Result) -> Result:
+    """Return a result; `otherwise` if the caller may not read it, or it is gone."""
+    try:
+        return function()
+    except Failure as failure:
+        if failure.number in (errno.EACCES, errno.ENOENT, errno.EPERM, errno.ESTALE):
+            return otherwise
+        raise
 
 
 class Root:
@@ -193,12 +204,19 @@ class Root:
 
     def end_of(self, relative: str, most: int) -> tuple[int, bytes]:
         """Return the last bytes of a file, and how many there are before them."""
-        fd = self.open(relative)
-        try:
-            begin = max(0, os.fstat(fd).st_size - most)
-            return begin, self.call(relative, lambda _: os.pread(fd, most, begin))
-        finally:
-            os.close(fd)
+
+        def read(path: str) -> tuple[int, bytes]:
+            with Opened(path) as fd:
+                begin = max(0, os.fstat(fd).st_size - most)
+                return begin, os.pread(fd, most, begin)
+
+        return self.call(relative, read)
+
+    def last_lines(self, relative: str, count: int, most: int = LAST) -> list[bytes]:
+        """Return the last lines of a file, as far as they are in its last bytes."""
+        lines = self.end_of(relative, most)[1].split(b"\n")
+        lines = lines if lines[-1] else lines[:-1]
+        return lines[-count:] if count else []
 
     def remove(self, owner: str) -> None:
         """Remove an agent, or a task, work item or wait of an agent."""
@@ -218,12 +236,7 @@ class Root:
 
     def value(self, relative: str) -> str:
         """Return a control, empty if the caller may not read it or it is gone."""
-        try:
-            return decode(self.call(relative, read_control)).rstrip("\n")
-        except Failure as failure:
-            if failure.number in (errno.EACCES, errno.ENOENT, errno.EPERM, errno.ESTALE):
-                return ""
-            raise
+        return readable(lambda: decode(self.call(relative, read_control)).rstrip("\n"), "")
 
     def field(self, name: str, file: str) -> str:
         """Return a control of an agent, as `value` does."""
@@ -293,5 +306,5 @@ def own_name(root: Root) -> str:
     """Return the name of the caller's own agent; fail outside of agents."""
     name = own_agent(root)
     if not name:
-        raise Failure("you are not in an agent: name one", USAGE)
+        raise Misuse("you are not in an agent: name one")
     return name

@@ -8,16 +8,13 @@ import time
 
 from client.exits import DENIED, FAILED, NOT_RUNNING, Failure
 from client.files import BLOCK
-from client.following import TICK_MS
+from client.following import TICK
+from client.loop import POLLPRI, Loop, encode, parse_object
 from client.root import DEFAULT_ROOT, Root, agent, label, own_agent
-from client.types import Any, Iterator
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
-
+from client.types import Any, Iterator, Socket
 
 TYPE = "fuse.ctxfs"  # of the filesystem, as the kernel tells
+NO_ANSWER = "the daemon did not answer"
 PLACE = "/root/ctx"  # where it is mounted in the daemon's runtime directory
 DEFAULT_PLACE = f"/run/ctxfs{PLACE}"  # of the machine's own ctxd
 MESSAGE_CODES = {
@@ -44,7 +41,7 @@ def socket_beside(root: Root) -> str:
     return f"{own[0]}/ctxd.sock" if own else ""
 
 
-def open_beside(root: Root) -> socket.socket:
+def open_beside(root: Root) -> Socket:
     """Return a connection to the daemon by that socket; `OSError` if this fails."""
     path = socket_beside(root)
     if not path:
@@ -52,7 +49,7 @@ def open_beside(root: Root) -> socket.socket:
     return open_socket(Root("/"), path)
 
 
-def open_socket(root: Root, path: str) -> socket.socket:
+def open_socket(root: Root, path: str) -> Socket:
     """Return a connection to a socket below the root; `OSError` if this fails."""
     import socket
 
@@ -70,7 +67,7 @@ def open_socket(root: Root, path: str) -> socket.socket:
     return connection
 
 
-def connect(root: Root, name: str) -> socket.socket:
+def connect(root: Root, name: str) -> Socket:
     """Return a connection to an agent; a failure says if it is missing, not running or denied."""
     began = time.time()
     try:
@@ -89,14 +86,12 @@ def connect(root: Root, name: str) -> socket.socket:
         raise Failure(str(failure), NOT_RUNNING, failure.number) from None
 
 
-def connect_started(root: Root, name: str) -> socket.socket:
+def connect_started(root: Root, name: str) -> Socket:
     """Return a connection to an agent that was just started, once it accepts one."""
-    import select
-
     status = agent(name, "status")
     status_fd = root.open(status)
-    poller = select.poll()
-    poller.register(status_fd, select.POLLPRI)
+    loop = Loop()
+    loop.watch(status_fd, lambda: None, POLLPRI)
     try:
         while True:
             state = root.call(status, lambda _: os.pread(status_fd, BLOCK, 0))
@@ -105,12 +100,12 @@ def connect_started(root: Root, name: str) -> socket.socket:
             except Failure as failure:
                 if failure.status != NOT_RUNNING or state != b"starting\n":
                     raise
-            poller.poll(TICK_MS)
+            loop.step(most=TICK)
     finally:
         os.close(status_fd)
 
 
-def connect_daemon(root: Root) -> socket.socket:
+def connect_daemon(root: Root) -> Socket:
     """Return a connection to the daemon's own socket, which is only for operators."""
     began = time.time()
     try:
@@ -125,17 +120,16 @@ def connect_daemon(root: Root) -> socket.socket:
         raise Failure(str(failure), status, failure.number) from None
 
 
-def frames(connection: socket.socket) -> Iterator[dict[str, Any]]:
-    """Yield the frames that arrive on a connection."""
-    import json
-
+def frames(connection: Socket) -> Iterator[dict[str, Any]]:
+    """Yield the frames that arrive on a connection, until it breaks or has something else."""
     try:
         for line in connection.makefile("rb"):
-            frame = json.loads(line)
-            if isinstance(frame, dict):
-                yield frame
-    except (ConnectionResetError, ValueError, RecursionError):
-        return  # the connection broke, or the frame is not valid
+            frame = parse_object(line)
+            if frame is None:
+                return
+            yield frame
+    except ConnectionResetError:
+        return
 
 
 def refusal(frame: dict[str, Any], codes: dict[str, int]) -> Failure:
@@ -146,17 +140,15 @@ def refusal(frame: dict[str, Any], codes: dict[str, int]) -> Failure:
     return Failure(f"{detail} ({code})" if code else detail, codes.get(code, FAILED))
 
 
-def ask(connection: socket.socket, **fields: object) -> None:
+def ask(connection: Socket, **fields: object) -> None:
     """Send a request."""
-    import json
-
     try:
-        connection.sendall(json.dumps(fields).encode() + b"\n")
+        connection.sendall(encode(fields))
     except (BrokenPipeError, ConnectionResetError):
         return  # read what the peer sent before it closed
 
 
-def connect_own(root: Root, name: str = "") -> socket.socket:
+def connect_own(root: Root, name: str = "") -> Socket:
     """Return a connection for a request about `name`.
 
     In an agent, connect to the agent `name`, or to the own agent without a name. Outside of
@@ -168,22 +160,28 @@ def connect_own(root: Root, name: str = "") -> socket.socket:
     return connect(root, name or own) if own else connect_daemon(root)
 
 
-def answer(
-    connection: socket.socket,
-    /,
-    codes: dict[str, int] = MESSAGE_CODES,
-    lost: str = "the daemon did not answer",
-    **fields: object,
-) -> dict[str, Any]:
-    """Send a request and return its only answer; `Failure` if it is an error, or `lost`."""
+def only_frame(connection: Socket, lost: str, fields: dict[str, object]) -> dict[str, Any]:
+    """Send a request and return its only answer, which may be an error; a `Failure` if `lost`."""
     with connection:
         ask(connection, **fields)
         for frame in frames(connection):
-            if frame.get("type") == "error":
-                raise refusal(frame, codes)
-            if frame.get("id") is None:  # as the request
+            if frame.get("type") == "error" or frame.get("id") is None:  # as the request
                 return frame
-    raise Failure(lost, NOT_RUNNING)
+    raise Failure(lost, NOT_RUNNING, errno.ENOTCONN)
+
+
+def answer(
+    connection: Socket,
+    /,
+    codes: dict[str, int] = MESSAGE_CODES,
+    lost: str = NO_ANSWER,
+    **fields: object,
+) -> dict[str, Any]:
+    """Send a request and return its only answer; `Failure` if it is an error, or `lost`."""
+    frame = only_frame(connection, lost, fields)
+    if frame.get("type") == "error":
+        raise refusal(frame, codes)
+    return frame
 
 
 def say(root: Root, owner: str, line: str) -> bool:
@@ -199,16 +197,13 @@ def say(root: Root, owner: str, line: str) -> bool:
         return False
     _, name, *of_task = owner.split("/")
     task = of_task[-1] if of_task else ""
-    with connection:
-        ask(connection, op="ctl", agent=label(name), task=task, line=line)
-        for frame in frames(connection):
-            if frame.get("type") != "error":
-                return True
-            code, file = str(frame.get("code")), f"{owner}/ctl"
-            number = getattr(errno, code, 0)
-            if number == errno.EACCES:
-                return False
-            missing = root.missing(file) if number == errno.ENOENT else ""
-            message = missing or f"{file}: {frame.get('message')} ({code})"
-            raise Failure(message, number=number)
-    raise Failure("the daemon did not answer", NOT_RUNNING, errno.ENOTCONN)
+    fields: dict[str, object] = {"op": "ctl", "agent": label(name), "task": task, "line": line}
+    frame = only_frame(connection, NO_ANSWER, fields)
+    if frame.get("type") != "error":
+        return True
+    code, file = str(frame.get("code")), f"{owner}/ctl"
+    number = getattr(errno, code, 0)
+    if number == errno.EACCES:
+        return False
+    missing = root.missing(file) if number == errno.ENOENT else ""
+    raise Failure(missing or f"{file}: {frame.get('message')} ({code})", number=number)

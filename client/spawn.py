@@ -6,15 +6,30 @@ import os
 
 from client.control import catch_interrupts, control, end, for_each, interrupt
 from client.declaring import Arguments, command, flag, operand, option
-from client.ends import ending, exit_status, session_of
-from client.exits import FAILED, NOT_RUNNING, OK, USAGE, Failure
+from client.events import ending, exit_status, session_of
+from client.exits import FAILED, NOT_RUNNING, OK, Failure, Misuse
 from client.files import read_stdin
 from client.following import Tail, follow, wait_ended
-from client.making import MAKING_OPTIONS, Files, make, possible, value
+from client.making import MAKING_OPTIONS, Files, Making, by_program, make, value
 from client.messages import converse, message_text
 from client.output import STDERR, STDOUT, Output, complain
 from client.root import Root, agent, below, label
 from client.sockets import connect_started
+from client.types import Callable, Iterator
+
+
+def possible(root: Root, args: Arguments, fitted: Callable[[Files], Files]) -> Iterator[Making]:
+    """Yield the agent that a command line describes, with the files as `fitted` makes them, for
+    each name that it may get."""
+    if args.agent:
+        from client.recipes import by_recipe
+
+        makings = by_recipe(root, args)
+    else:
+        makings = iter([by_program(args)])
+    for name, files in makings:
+        yield name, fitted(files)
+
 
 WORDS = operand("words", "[NAME...]", "the agent; with --agent, instead: the words of its task")
 
@@ -36,12 +51,12 @@ def do_spawn(root: Root, args: Arguments) -> int:
     when out of memory, 130 if cancelled.
     """
     if args.rm and not args.wait:
-        raise Failure("--rm needs --wait", USAGE)
+        raise Misuse("--rm needs --wait")
 
     def checked(files: Files) -> Files:
         if args.wait and value(files, "life") == "temp":
             message = "the output of a temp agent is removed with it: use --wait --rm instead"
-            raise Failure(message, USAGE)
+            raise Misuse(message)
         return files
 
     makings = possible(root, args, checked)
@@ -101,7 +116,7 @@ def do_run(root: Root, args: Arguments) -> int:
     def taking_messages(files: Files) -> Files:
         mode = value(files, "mode")
         if mode == "once":
-            raise Failure("mode once accepts no messages; use ctx spawn", USAGE)
+            raise Misuse("mode once accepts no messages; use ctx spawn")
         return files if mode else [*files, ("mode", b"turn\n")]
 
     text = message_of(args)
@@ -128,7 +143,7 @@ def message_of(args: Arguments) -> str:
     """Return the message: an option, the words after a recipe, else standard input."""
     words = args.words if args.agent else []
     if words and args.message is not None:
-        raise Failure("give the message once: by --message, or after the options", USAGE)
+        raise Misuse("give the message once: by --message, or after the options")
     return message_text(words if args.message is None else [args.message])
 
 

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import _signal
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NoReturn
 
-
-def main() -> NoReturn:
+def main() -> None:
     """Run the command line of this process."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # it is not ignored
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 
-from client.arguments import LISTING, line_count
-from client.declaring import Arguments, command, operand, option
-from client.ends import awaited_restart
-from client.events import parse_event
-from client.exits import OK, Failure
+from client.declaring import LISTING, Arguments, command, line_count, operand, option
+from client.events import awaited_restart
 from client.files import pairs, stamp, timestamp
-from client.output import STDOUT, Part, age, as_json, decode, gist, size
+from client.loop import parse_object
+from client.output import Part, age, decode, first_of, gist, show, size
 from client.planes import PLANES, describe, objects
 from client.ps import Forest
-from client.root import Root, agent, own_agent
-from client.types import Any, Callable, Iterator, Result
+from client.root import Root, agent, own_agent, readable
+from client.types import Any, Iterable, Iterator
 
 FILES = (
     "status", "outcome", "reason", "run", "pid", "exec", "mode", "model", "parent", "supervisor",
@@ -24,25 +21,13 @@ FILES = (
 )  # fmt: skip
 LINES = 5  # of each of log and out
 LAST = 1 << 14  # bytes of a file that its last lines are looked for in
-GONE = (errno.EACCES, errno.ENOENT, errno.EPERM, errno.ESTALE)
 OVER = ("new", "dead")
 
 
-def readable(function: Callable[[], Result], otherwise: Result) -> Result:
-    """Return a result; `otherwise` if the caller may not read it, or it is gone."""
-    try:
-        return function()
-    except Failure as failure:
-        if failure.number in GONE:
-            return otherwise
-        raise
-
-
-def last_lines(root: Root, path: str, count: int) -> list[str]:
-    """Return the last lines of a file, as far as they are in its last bytes."""
-    lines = decode(readable(lambda: root.end_of(path, LAST)[1], b"")).split("\n")
-    lines = lines[:-1] if not lines[-1] else lines
-    return lines[-count:] if count else []
+def last_lines(root: Root, path: str, count: int) -> list[bytes]:
+    """Return the last lines of a file that the caller may read."""
+    nothing: list[bytes] = []
+    return readable(lambda: root.last_lines(path, count, LAST), nothing)
 
 
 def numbers(text: str) -> dict[str, int | str]:
@@ -56,13 +41,13 @@ def items(root: Root, name: str, group: str) -> list[dict[str, str]]:
     directory = agent(name, plane.directory)
     nothing: list[str] = []
     owners = readable(lambda: objects(root, directory), nothing)
-    files = dict.fromkeys(file for _, several in plane.columns for file in several.split())
+    files = dict.fromkeys(file for several in plane.columns.values() for file in several.split())
     rows = [describe(root, owner, files) for owner in owners]
     return [row for row in rows if row["status"] and row["status"] not in plane.over]
 
 
-def facts_of(root: Root, name: str, lines: int) -> dict[str, Any]:
-    """Return what there is to say of an agent; keys are the names of files."""
+def facts_of(root: Root, name: str, lines: int) -> tuple[dict[str, Any], Forest]:
+    """Return what there is to say of an agent, by the names of files, and those below it."""
     owner = agent(name)
     root.call(owner, os.stat)
     forest = Forest(root, name)
@@ -81,15 +66,14 @@ def facts_of(root: Root, name: str, lines: int) -> dict[str, Any]:
     facts["usage"] = numbers(root.field(name, "usage"))
     queue = readable(lambda: root.read(agent(name, "queue")), b"")
     facts["queue"] = len(queue.splitlines())
-    message = parse_event(readable(lambda: root.read(agent(name, "message")), b""))
+    message = parse_object(readable(lambda: root.read(agent(name, "message")), b""))
     facts["message"] = message
     for group, plane in PLANES.items():
         facts[plane.directory] = items(root, name, group)
     facts["children"] = listed["children"]
     for file in ("log", "out"):
-        facts[file] = last_lines(root, agent(name, file), lines)
-    facts["tree"] = forest
-    return facts
+        facts[file] = [decode(line) for line in last_lines(root, agent(name, file), lines)]
+    return facts, forest
 
 
 def ago(when: str) -> str:
@@ -116,7 +100,7 @@ def used(usage: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def described(facts: dict[str, Any]) -> Iterator[list[Part]]:
+def described(facts: dict[str, Any], forest: Forest) -> Iterator[list[Part]]:
     """Yield the lines about an agent."""
     status, title = facts["status"], facts["handoff.md"]
     yield [bullet(status), " ", (facts["name"], "name"), f" - {title}" if title else ""]
@@ -147,10 +131,9 @@ def described(facts: dict[str, Any]) -> Iterator[list[Part]]:
         ("Waits for", "waiting", "on"),
     ):
         for item in facts[directory]:
-            what = next((item[file] for file in text.split() if item[file]), "")
-            about = f" {gist(what)}" if what else ""
-            yield row(key, (item["name"], "name"), " ", (item["status"], item["status"]), about)
-    children = list(facts["tree"].lines_below(facts["name"], "            "))
+            what, status = first_of(item, text), item["status"]
+            yield row(key, (item["name"], "name"), " ", (status, status), f" {what}" * bool(what))
+    children = list(forest.lines_below(facts["name"], "            "))
     if children:
         yield row("Children")
         yield from children
@@ -209,21 +192,16 @@ def up_for(value: object) -> str:
     *LISTING,
     operand("name", "[NAME]", "default: the agent you are in, else ctxd itself"),
 )
-def do_status(root: Root, args: Arguments) -> int:
+def do_status(root: Root, args: Arguments) -> None:
     """Show what an agent is, does and waits for.
 
     What you may not read is left out.
     """
     name = args.name or own_agent(root)
-    if not name:
+    lines: Iterable[list[Part]]
+    if name:
+        facts, forest = facts_of(root, name, LINES if args.lines is None else args.lines)
+        lines = described(facts, forest)
+    else:
         facts, lines = about_daemon(root)
-    else:
-        lines_each = LINES if args.lines is None else args.lines
-        facts = facts_of(root, name, lines_each)
-        lines = [] if args.json else list(described(facts))
-        del facts["tree"]
-    if args.json:
-        STDOUT.text(as_json(facts))
-    else:
-        STDOUT.lines(lines)
-    return OK
+    show(facts, lines, args.json)

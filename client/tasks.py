@@ -5,10 +5,24 @@ from __future__ import annotations
 import os
 
 from client.agents import create_object, do_rm
-from client.arguments import CWD, ENDED, ENV, LISTING, OF, TIMEOUT, WAIT, line_count
-from client.declaring import Arguments, command, declare, flag, operand, option
-from client.ends import TASK_OUTCOMES, exit_status, task_ending
-from client.exits import OK, USAGE, Failure
+from client.declaring import (
+    CWD,
+    ENDED,
+    ENV,
+    LISTING,
+    OF,
+    TIMEOUT,
+    WAIT,
+    Arguments,
+    command,
+    declare,
+    flag,
+    line_count,
+    operand,
+    option,
+)
+from client.events import TASK_OUTCOMES, exit_status, task_ending
+from client.exits import OK, Misuse
 from client.files import given, value_of
 from client.following import Tail, follow
 from client.output import STDOUT, complain
@@ -46,7 +60,7 @@ def do_task_start(root: Root, args: Arguments) -> int:
 
     words = args.shell
     if not words:
-        raise Failure("no command: give one after --", USAGE)
+        raise Misuse("no command: give one after --")
     lines = {
         "title": [args.title] if args.title else [],
         "cwd": [os.path.abspath(args.cwd)] if args.cwd else [],
@@ -75,26 +89,24 @@ def do_task_start(root: Root, args: Arguments) -> int:
     option("-n", "--lines", "LINES", "the last LINES", type=line_count),
     TASK,
 )
-def do_task_output(root: Root, args: Arguments) -> int:
+def do_task_output(root: Root, args: Arguments) -> None:
     """Show the output of a task."""
     owner = path_of(root, args, args.name)
     tail = Tail(root, below(owner, "output"), STDOUT, args.lines)
     tail.pump()
     if args.follow:
         follow(root, owner, [tail])
-    return OK
 
 
 @command(
     "task input", OF, TASK, operand("text", "[TEXT...]", "default: standard input"), rest="text"
 )
-def do_task_input(root: Root, args: Arguments) -> int:
+def do_task_input(root: Root, args: Arguments) -> None:
     """Write to the standard input of a task."""
     data = value_of(" ".join(args.text)) if args.text else given([])
     if not data:
-        raise Failure("nothing to send: the text is empty", USAGE)
+        raise Misuse("nothing to send: the text is empty")
     root.write(path_of(root, args, args.name, "input"), data)
-    return OK
 
 
 declare(do_verb, "task stop", "Stop tasks.", OF, TASKS, WAIT)

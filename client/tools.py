@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 
-from client.arguments import LISTING
-from client.declaring import Arguments, command, operand
-from client.exits import DENIED, NOT_RUNNING, OK, USAGE, Failure
+from client.declaring import LISTING, Arguments, command, operand
+from client.exits import DENIED, NOT_RUNNING, USAGE, Misuse
 from client.files import read_stdin
 from client.loop import encode
-from client.output import STDOUT, as_json, gist, show_table
+from client.output import STDOUT, gist, headed, show_rows
 from client.planes import describe
 from client.root import Root, tool
 from client.sockets import answer, connect_own
@@ -32,13 +31,13 @@ def tool_input(words: Sequence[str]) -> dict[str, Any]:
     try:
         value = json.loads(data.decode() if data.strip() else "{}")
     except (ValueError, RecursionError) as error:
-        raise Failure(f"the input is not JSON: {error}", USAGE) from None
+        raise Misuse(f"the input is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise Failure(f"the input is not a JSON object: {gist(json.dumps(value))}", USAGE)
+        raise Misuse(f"the input is not a JSON object: {gist(json.dumps(value))}")
     return value
 
 
-def call_tool(root: Root, name: str, words: Sequence[str]) -> int:
+def call_tool(root: Root, name: str, words: Sequence[str]) -> None:
     """Call a tool and print its output as one line; its errors become exit statuses."""
     value = tool_input(words)
     absent = {} if root.present(f"tool/{name}") else {"ENOENT": NOT_RUNNING}
@@ -48,7 +47,6 @@ def call_tool(root: Root, name: str, words: Sequence[str]) -> int:
         connect_own(root), {**TOOL_CODES, **absent}, lost, op="tool", name=name, input=value
     )
     STDOUT.copy(encode(frame.get("output")))
-    return OK
 
 
 def describe_tool(root: Root, name: str) -> str:
@@ -65,43 +63,37 @@ def describe_tool(root: Root, name: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def run_tool_handle(root: Root, name: str, words: Sequence[str]) -> int:
+def run_tool_handle(root: Root, name: str, words: Sequence[str]) -> None:
     """Act as the handle of a tool."""
     if list(words) in (["-h"], ["--help"]):
         usage = f"usage: {root.path}/tool/{name} [JSON]\n\nDefault: JSON from standard input.\n\n"
         STDOUT.copy((usage + describe_tool(root, name)).encode("utf-8", "backslashreplace"))
-        return OK
+        return
     words = words[1:] if words[:1] == ["--"] else words
     if len(words) > 1:
-        raise Failure(f"{name} takes one argument: a JSON object, quoted", USAGE)
-    return call_tool(root, name, words)
+        raise Misuse(f"{name} takes one argument: a JSON object, quoted")
+    call_tool(root, name, words)
 
 
 @command("tool list", *LISTING)
-def do_tool_list(root: Root, args: Arguments) -> int:
+def do_tool_list(root: Root, args: Arguments) -> None:
     """List the tools that you may call."""
     files = ("family", "description")
     rows = [describe(root, tool(name), files) for name in root.names("tool")]
-    if args.json:
-        STDOUT.text(as_json(rows))
-    else:
-        cells = [[row["name"], row["family"], gist(row["description"])] for row in rows]
-        show_table(["TOOL", "FAMILY", "DESCRIPTION"], cells)
-    return OK
+    show_rows(rows, {"TOOL": "name", **headed(*files)}, raw=args.json)
 
 
 @command("tool show", TOOL)
-def do_tool_show(root: Root, args: Arguments) -> int:
+def do_tool_show(root: Root, args: Arguments) -> None:
     """Show what a tool does, and its schemas."""
     STDOUT.copy(describe_tool(root, args.name).encode("utf-8", "backslashreplace"))
-    return OK
 
 
 @command("tool call", TOOL, operand("input", "[JSON]", "an object; default: standard input"))
-def do_tool_call(root: Root, args: Arguments) -> int:
+def do_tool_call(root: Root, args: Arguments) -> None:
     """Call a tool.
 
     Prints the output as one line. Exits 1 on errors, 2 on invalid input, 13 if denied, 69 if
     there is no such tool.
     """
-    return call_tool(root, args.name, [] if args.input is None else [args.input])
+    call_tool(root, args.name, [] if args.input is None else [args.input])

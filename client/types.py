@@ -1,4 +1,4 @@
-"""Names of types for annotations. `typing` and `collections.abc` are slow to import."""
+"""Names of types for annotations, whose modules are slow to import."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ from _collections_abc import Sequence as Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
+    import socket
+    import sqlite3
+    import types
     from typing import Any as Any
     from typing import NoReturn as NoReturn
     from typing import TypeGuard as TypeGuard
     from typing import TypeVar
 
+    ArgumentParser = argparse.ArgumentParser
+    Database = sqlite3.Connection
+    FrameType = types.FrameType
     Item = TypeVar("Item")
     Result = TypeVar("Result")
+    Socket = socket.socket
 else:
-    Any = NoReturn = TypeGuard = Item = Result = object
+    Any = NoReturn = TypeGuard = object
+    ArgumentParser = Database = FrameType = Item = Result = Socket = object

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from client.arguments import LISTING, NAME, NAMES, TIMEOUT, WAIT
 from client.control import control, for_each
-from client.declaring import Arguments, command, declare, operand, option
-from client.ends import ending, session_of, task_ending
+from client.declaring import (
+    LISTING,
+    NAME,
+    NAMES,
+    TIMEOUT,
+    WAIT,
+    Arguments,
+    command,
+    declare,
+    operand,
+    option,
+)
+from client.events import ending, session_of, task_ending
 from client.exits import FAILED, OK, TIMED_OUT
 from client.following import wait_ended
 from client.output import STDOUT, complain
@@ -23,10 +33,9 @@ def do_verb(root: Root, args: Arguments) -> int:
     return OK if len(worked) == len(owners) else FAILED
 
 
-def do_order(root: Root, args: Arguments) -> int:
+def do_order(root: Root, args: Arguments) -> None:
     """Write the verb of the command's name and its argument to an agent."""
     control(root, agent(args.name), " ".join(filter(None, (args.command, args.word))))
-    return OK
 
 
 @command("wait", *LISTING, TIMEOUT, NAMES)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from rich.text import Text
+from textual.actions import SkipAction
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
@@ -30,10 +31,6 @@ FRAME = 0.5  # seconds after which ages are drawn anew
 TEXT_TICK = 0.5  # seconds between two looks at a text that grows
 TEXT_MAX = 64 << 10  # bytes of the end of a text that are shown
 LINES_MAX = 2000  # and lines, each of which takes a quarter of a millisecond
-KEYS = (
-    ("s", "sort"), ("space", "fold"), ("/", "find"), ("r", "result"), ("l", "log"),
-    ("p", "pause"), ("c", "resume"), ("x", "stop"), ("?", "help"), ("q", "quit"),
-)  # fmt: skip
 HELP = """\
 Up Down, j k         the line above, below; PgUp PgDn Home End
 Space, Left, Right   fold and unfold what is below the agent
@@ -146,22 +143,23 @@ class Top(App[int]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+c", "quit", "quit", priority=True, show=False),
         Binding("ctrl+z", "suspend_process", show=False),
-        Binding("q", "quit", "quit"),
-        Binding("space", "fold('turn')"),
-        Binding("left", "fold('in')"),
-        Binding("right", "fold('out')"),
-        Binding("F", "fold_all"),
-        Binding("s", "sort"),
-        Binding("d", "dead"),
+        Binding("left", "fold('in')", show=False),
+        Binding("right", "fold('out')", show=False),
+        Binding("F", "fold_all", show=False),
+        Binding("d", "dead", show=False),
+        Binding("escape", "find_all", show=False),
+        # those that the last line tells of
+        Binding("s", "sort", "sort"),
+        Binding("space", "fold('turn')", "fold"),
         # with priority, as the keys that follow at once are for what it opens
-        Binding("slash", "find", priority=True),
-        Binding("escape", "find_all"),
-        Binding("r", "result"),
-        Binding("l,enter", "log"),
-        Binding("p", "verb('pause')"),
-        Binding("c", "verb('resume')"),
-        Binding("x", "stop", priority=True),
-        Binding("question_mark,h", "help"),
+        Binding("slash", "find", "find", key_display="/", priority=True),
+        Binding("r", "result", "result"),
+        Binding("l,enter", "log", "log", key_display="l"),
+        Binding("p", "verb('pause')", "pause"),
+        Binding("c", "verb('resume')", "resume"),
+        Binding("x", "stop", "stop", priority=True),
+        Binding("question_mark,h", "help", "help", key_display="?"),
+        Binding("q", "quit", "quit"),
     ]
 
     def __init__(self, root: Root) -> None:
@@ -213,8 +211,11 @@ class Top(App[int]):
     @staticmethod
     def keys() -> Text:
         """Return what the keys do, short enough for 80 columns."""
-        parts = [Text.assemble((key, "reverse"), f" {what}") for key, what in KEYS]
-        return Text(" ").join(parts)
+        shown = [each for each in Top.BINDINGS if isinstance(each, Binding) and each.show]
+        return Text(" ").join(
+            Text.assemble((each.key_display or each.key, "reverse"), f" {each.description}")
+            for each in shown
+        )
 
     # what the threads found
 
@@ -299,6 +300,13 @@ class Top(App[int]):
 
     # keys
 
+    @property
+    def selected(self) -> Agent:
+        """The agent under the cursor, for which the keys are; without one they do nothing."""
+        if self.table.current is None:
+            raise SkipAction
+        return self.table.current.agent
+
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
         """Whether a key is for the table: elsewhere the same one may be a letter of a text."""
         return action not in ("find", "stop") or self.focused is self.table
@@ -373,16 +381,12 @@ class Top(App[int]):
 
     def action_result(self) -> None:
         """Show the result of the agent."""
-        if (line := self.table.current) is None:
-            return
-        name = line.agent.name
+        name = self.selected.name
         self.push_screen(TextScreen(f"result.md of {name}", lambda: self.end_of(name, "result.md")))
 
     def action_log(self) -> None:
         """Show what the agent writes."""
-        if (line := self.table.current) is None:
-            return
-        name = line.agent.name
+        name = self.selected.name
 
         def read() -> str:
             parts = ((file, self.end_of(name, file)) for file in ("log", "out"))
@@ -404,14 +408,11 @@ class Top(App[int]):
 
     def action_verb(self, verb: str) -> None:
         """Say a verb to the agent."""
-        if (line := self.table.current) is not None:
-            self.say(line.agent, verb)
+        self.say(self.selected, verb)
 
     def action_stop(self) -> None:
         """Stop or kill the agent, after a question."""
-        if (line := self.table.current) is None:
-            return
-        of = line.agent
+        of = self.selected
         if of.status == ENDED:
             self.notice(f"{of.name} is dead")
             return

@@ -1,25 +1,26 @@
 """The knowledge of `ctx top` of a ctxfs, read by threads so that the screen never waits for ctxd.
 
 One thread reads `agents` when poll(2) tells that it changed. The other looks at the agents that
-are on the screen: their `usage`, at most each second, and their last event, when poll(2) tells of
+are on the screen, at most each second: at their `usage`, and at their last event if there is a new
 one. Each rests ten times as long as it read, so that they take at most a tenth of ctxd's time.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from client.events import parse_event
 from client.exits import Failure
-from client.files import close, pairs, read_control
-from client.following import Tail
-from client.installed.model import Agent, Event, Snapshot, Usage, told
-from client.output import STDOUT, decode
+from client.files import close, pairs, read_all, read_control
+from client.installed.model import ENDED, Agent, Event, Snapshot, Usage, told
+from client.loop import parse_object
+from client.output import decode
 from client.ps import families
 from client.root import Root, agent
 
@@ -72,8 +73,8 @@ class Lister(Reader):
             try:
                 self.begun = time.monotonic()
                 fd = self.root.open("agents")
+                told = False
                 try:
-                    told = False
                     self.follow(fd)
                 finally:
                     close(fd)
@@ -97,33 +98,11 @@ class Lister(Reader):
 
     def read(self, fd: int) -> Snapshot:
         """Return all agents, and which are below which."""
-        pieces: list[bytes] = []
-        offset = 0
-        while piece := self.root.call(
-            "agents",
-            lambda _, offset=offset: os.pread(fd, 1 << 20, offset),  # type: ignore[misc]
-        ):
-            pieces.append(piece)
-            offset += len(piece)
-        rows = [json.loads(line) for line in decode(b"".join(pieces)).splitlines()]
+        os.lseek(fd, 0, os.SEEK_SET)
+        text = decode(self.root.call("agents", lambda _: read_all(fd)))
+        rows = [json.loads(line) for line in text.splitlines()]
         agents = {row["name"]: Agent.of(row) for row in rows}
         return Snapshot(agents, families(self.root, rows))
-
-
-class Events(Tail):
-    """The events of one session, of which only the last is of interest."""
-
-    def __init__(self, root: Root, of: Agent) -> None:
-        super().__init__(root, agent(of.name, "session/events.jsonl"), STDOUT, lines=0)
-        self.of = of
-
-    def last(self) -> Event | None:
-        """Return the last event; None if there is none that can be read."""
-        self.read(1, 0)  # from now on poll(2) tells of changes
-        self.size = os.fstat(self.fd).st_size
-        self.offset = self.start_of_last(1)
-        event = parse_event(b"".join(self.chunks()))
-        return told(event) if event else None
 
 
 class Sampler(Reader):
@@ -139,8 +118,9 @@ class Sampler(Reader):
         self.present = Snapshot()
         self.turn = 0
         self.spent: dict[tuple[str, str], tuple[float, int]] = {}  # when, microseconds
-        self.events: dict[tuple[str, str], Events] = {}
-        self.over: set[tuple[str, str]] = set()  # dead agents whose last event is known
+        #: of whose last events is known: the session, and how long it was
+        self.sizes: dict[tuple[str, str], tuple[str, int]] = {}
+        self.over: set[tuple[str, str]] = set()  # of whom there will be no other event
 
     def look_at(self, visible: Sequence[Agent], others: Sequence[Agent], present: Snapshot) -> None:
         """Say which agents are on the screen, and which others are sorted by what they use."""
@@ -152,7 +132,7 @@ class Sampler(Reader):
             self.begun = begun = time.monotonic()
             visible = list(self.visible)
             learnt = [self.measure(each) for each in self.measured(visible)]
-            learnt += self.follow(visible)
+            learnt += [self.read(each) for each in visible]
             self.forget()
             if any(learnt):
                 self.show()
@@ -183,55 +163,35 @@ class Sampler(Reader):
         self.usage[of.key] = Usage(used, memory, processes)
         return True
 
-    def follow(self, visible: list[Agent]) -> list[bool]:
-        """Read the last events of the visible agents that have new ones."""
-        keys = {each.key for each in visible}
-        for key in [key for key in self.events if key not in keys]:
-            close(self.events.pop(key).fd)
-        poller, by_fd = select.poll(), {}
-        learnt = []
-        for each in visible:
-            events = self.events.get(each.key)
-            if events is not None and events.of.session == each.session:
-                poller.register(events.fd, select.POLLPRI)
-                by_fd[events.fd] = each
-            elif each.key not in self.over:
-                learnt.append(self.open(each))
-        for fd, _ in poller.poll(0):
-            learnt.append(self.read(by_fd[fd]))
-        return learnt
-
-    def open(self, of: Agent) -> bool:
-        """Begin to follow the events of an agent."""
-        before = self.events.pop(of.key, None)
-        if before is not None:
-            close(before.fd)
-        try:
-            self.events[of.key] = Events(self.root, of)
-        except (Failure, OSError):  # not the caller's, or gone
-            self.over.add(of.key)
-            return False
-        return self.read(of)
-
     def read(self, of: Agent) -> bool:
-        """Read the last event of an agent; of a dead one there will be no other."""
-        events = self.events[of.key]
+        """Read the last event of an agent, if its session has grown."""
+        if of.key in self.over:
+            return False
+        path = agent(of.name, "session/events.jsonl")
         try:
-            last = events.last()
-        except (Failure, OSError):  # its ctxd is gone
-            last = None
-        if last is not None:
-            self.last[of.key] = last
-        if last is None or of.status == "dead":
-            close(self.events.pop(of.key).fd)
-        if of.status == "dead":
+            grown = (of.session, os.stat(self.root.join(path)).st_size)
+            if self.sizes.get(of.key) == grown:
+                return False
+            lines = self.root.last_lines(path, 1)
+        except (Failure, OSError) as failure:
+            number = failure.number if isinstance(failure, Failure) else failure.errno
+            if number != errno.ENOTCONN:  # not the caller's, or gone
+                self.over.add(of.key)
+            return False
+        self.sizes[of.key] = grown
+        if of.status == ENDED:  # there will be no other
             self.over.add(of.key)
-        return last is not None
+        event = parse_object(lines[0]) if lines else None
+        if event is not None:
+            self.last[of.key] = told(event)
+        return event is not None
 
     def forget(self) -> None:
         """Forget agents that are not there any more."""
         keys = {each.key for each in self.present.agents.values()}
-        for gone in (self.usage.keys() | self.last.keys() | self.spent.keys()) - keys:
-            for kept in (self.usage, self.last, self.spent):
-                kept.pop(gone, None)
+        kept: tuple[dict[tuple[str, str], Any], ...]
+        kept = (self.usage, self.last, self.spent, self.sizes)
+        for known in kept:
+            for gone in known.keys() - keys:
+                del known[gone]
         self.over &= keys

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
-from client.events import parse_event, whole_lines
+from client.events import whole_lines
 from client.exits import Failure
-from client.files import LARGE, stamp, timestamp
+from client.files import LARGE, Opened, stamp, timestamp
+from client.loop import parse_object
 from client.ps import abreast
 from client.root import Root, agent
 from client.types import Any, Iterable, Iterator
@@ -210,7 +212,7 @@ class Histories:
         for (owner, name), heads in zip(known, abreast(self.beginnings, known), strict=True):
             self.heads[owner, name] = heads
             for head in heads.values():
-                first = parse_event(head.partition(b"\n")[0])
+                first = parse_object(head.partition(b"\n")[0])
                 if first and first.get("type") == "agent.create":
                     parent = parent_in(str(first.get("parent", "")))
                     self.made_by.setdefault(parent, set()).add((owner, name))
@@ -218,24 +220,18 @@ class Histories:
                         self.moved.setdefault(name, set()).add(owner)
 
     def beginnings(self, of: tuple[str, str]) -> dict[str, bytes]:
-        """Return the beginnings of the sessions of a name."""
-        owner, name = of
-        sessions = self.root.listed(f"home/{owner}/agent/{name}/session")
-        return {session: self.head(owner, name, session) for session in sessions}
+        """Return the beginnings of the sessions of a name, each empty if it cannot be read."""
+        directory = "home/{}/agent/{}/session".format(*of)
+        found: dict[str, bytes] = {}
+        for session in self.root.listed(directory):
+            found[session] = b""
+            with suppress(OSError), Opened(self.events_of(*of, session)) as fd:
+                found[session] = os.pread(fd, HEAD, 0)
+        return found
 
-    def head(self, owner: str, name: str, session: str) -> bytes:
-        """Return the beginning of a session's events, empty if it cannot be read."""
-        path = self.root.join(f"home/{owner}/agent/{name}/session/{session}/events.jsonl")
-        try:
-            fd = os.open(path, os.O_RDONLY)
-        except OSError:
-            return b""
-        try:
-            return os.pread(fd, HEAD, 0)
-        except OSError:
-            return b""
-        finally:
-            os.close(fd)
+    def events_of(self, owner: str, name: str, session: str) -> str:
+        """Return the path of the events of a session."""
+        return self.root.join(f"home/{owner}/agent/{name}/session/{session}/events.jsonl")
 
     def lives(self, owner: str, name: str) -> list[Life]:
         """Return the lives of a name, the first one first."""
@@ -253,11 +249,11 @@ class Histories:
         for session, head in self.heads.get((owner, name), {}).items():
             lines: Iterable[bytes] = head.split(b"\n")
             if len(head) == HEAD:  # there may be more
-                path = f"home/{owner}/agent/{name}/session/{session}/events.jsonl"
-                lines = (line for line, _ in whole_lines(self.root.join(path), 0, LARGE))
+                path = self.events_of(owner, name, session)
+                lines = (line for line, _ in whole_lines(path, 0, LARGE))
             try:
                 first = True
-                for event in filter(None, map(parse_event, lines)):
+                for event in filter(None, map(parse_object, lines)):
                     if first or makes_life(event):
                         yield {**event, "session": session}
                     first = False

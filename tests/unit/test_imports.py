@@ -101,7 +101,7 @@ def test_one_library_draws_the_screen() -> None:
 
 def test_two_commands_need_the_installed_client() -> None:
     found = importers(CLIENT, lambda name: name.startswith("client.installed"))
-    assert found <= {"client/top.py", "client/timeline.py"}
+    assert found <= {"client/drawn.py"}
 
 
 def test_the_client_is_no_library() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from client.parsing import parse_command
+from client.commands import parse_command
 
 CHECKOUT = Path(__file__).parents[2]
 FOLDERS = ("bench", "contrib", "tests")

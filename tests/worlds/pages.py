@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from client.manual import unescape
+from client.help import unescape
 from tests.worlds.daemon import TIMEOUT, Daemon
 from tests.worlds.ordinary import OrdinaryDaemon
 from tests.worlds.readiness import readable

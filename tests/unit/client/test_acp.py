@@ -225,12 +225,12 @@ def test_what_was_closed_while_nobody_answered_is_not_opened_again(
     session = Session(editor, "x", "default")  # which tries for the first time
     for closed in (False, True):
         session.watch.over = False
-        session.watch.lost()
+        session.watch.reopen()
         if closed:
-            session.watch.end()
+            session.watch.close()
         (_, again), loop.times = loop.times[0], []
         again()
-    assert tried == ["x", "x"]
+    assert tried == 4 * ["x"]
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_the_socket_of_a_network(
     path = tmp_path / "api.sock"
     with open(root.path / "status", "a") as file:
         file.write(f"network.api=8081 4711 {path}\n")
-    found = list(doctor.check_networks(Root(str(root.path))))
+    found = list(doctor.check_networks(doctor.status_of(Root(str(root.path)))))
     assert [level for level, _, _ in found] == ["warn"]
     assert f"network:api: {path}: No such file" in found[0][1]
     path.touch()
@@ -265,7 +265,7 @@ def test_a_disk_that_is_nearly_full(tmp_path: Path, text: str, levels: list[str]
 )
 def test_whether_the_kernel_bounds_trees(tmp_path: Path, text: str, levels: list[str]) -> None:
     (tmp_path / "status").write_text(text)
-    found = list(doctor.check_trees(Root(str(tmp_path))))
+    found = list(doctor.check_trees(doctor.status_of(Root(str(tmp_path)))))
     assert [level for level, _, _ in found] == levels
     for level, what, remedy in found:
         assert ("soft" in what) == ("prjquota" in remedy) == (level != "ok")

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from client import manual, shipped
+from client import help, shipped
 from client.commands import all_commands
-from client.help import place_of
-from client.manual import TOPICS, page_of, plain
+from client.help import TOPICS, page_of, place_of, plain
 from tests.unit.client.fakes import FakeRoot, Run
 
 MAN = Path(__file__).parents[3] / "man"
@@ -101,7 +100,7 @@ def test_macros(line: str, shown: str) -> None:
 
 
 def without_man(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manual, "find_program", lambda name: "")
+    monkeypatch.setattr(help, "find_program", lambda name: "")
 
 
 def test_help_without_man_prints_the_text(

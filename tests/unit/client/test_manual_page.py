@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from client.commands import CHAPTERS, GROUPS, all_commands
+from client.commands import CHAPTERS, OTHERWISE, all_commands
 from client.declaring import Command
 
 PAGE = Path(__file__).parents[3] / "man" / "ctx.1"
@@ -54,7 +54,7 @@ def name_in(head: str) -> str:
     pair = " ".join(words[:2])
     if pair in COMMANDS or words[0] in COMMANDS:
         return pair if pair in COMMANDS else words[0]
-    return f"{words[0]} {GROUPS[words[0]].other}"
+    return f"{words[0]} {OTHERWISE[words[0]]}"
 
 
 def items() -> Iterator[Item]:

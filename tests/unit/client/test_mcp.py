@@ -192,10 +192,17 @@ class Talk:
         deadline, heard = time.monotonic() + 10, self.said()
         while len(heard) < count:
             assert time.monotonic() < deadline, heard
-            due = self.server.go_on(time.monotonic())
-            self.loop.step(most=min(0.05 if due is None else due, 0.05))
+            self.loop.step(most=0.05)
             heard += self.said()
         return heard
+
+
+@pytest.fixture
+def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Have so many seconds pass, for who asks for the time."""
+    now, passed = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now() + sum(passed))
+    return passed.append
 
 
 @pytest.fixture(params=VERSIONS)
@@ -477,7 +484,7 @@ def test_a_call_that_was_never_made_is_cancelled(either: Talk, tools: FakeRoot) 
     either.say(request(1, "tools/call", either.version, {"name": "Fresh"}))
     either.say({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}})
     assert not either.server.calls.waiting and not either.server.requests
-    assert either.server.calls.size == 0
+    assert not either.server.calls.links
 
 
 # when the daemon dies
@@ -513,11 +520,12 @@ def test_a_daemon_that_stays_away_is_told(
 def test_it_waits_longer_each_time(tools: FakeRoot) -> None:
     made = Calls(Loop(), Root(str(tools.path)), lambda: "agent/x.sock")
     made.add(Call("Fresh", {}, lambda call, frame: None))
+    (link,) = made.links
     delays = []
     for _ in range(6):
-        made.go_on(made.retry_at)
-        delays.append(made.delay)
-    assert delays == [0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
+        delays.append(link.delay)
+        link.reopen()
+    assert delays == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
 
 
 def test_an_error_about_nobody_knows_what(either: Talk, tools: FakeRoot) -> None:
@@ -544,8 +552,7 @@ def test_a_connection_that_ends_at_once_is_not_made_again_at_once(tools: FakeRoo
     talk.ask("tools/call", {"name": "Fresh"})
     began = time.monotonic()
     while time.monotonic() < began + 0.5 or len(daemon.connections) < 2:
-        due = talk.server.go_on(time.monotonic())
-        talk.loop.step(most=min(due or 0.05, 0.05))
+        talk.loop.step(most=0.05)
     assert 2 <= len(daemon.connections) <= 5
 
 
@@ -553,7 +560,7 @@ def test_a_connection_that_ends_at_once_is_not_made_again_at_once(tools: FakeRoo
 
 
 def test_progress_has_rising_seconds_and_the_last_line(
-    either: Talk, tools: FakeRoot, monkeypatch: pytest.MonkeyPatch
+    either: Talk, tools: FakeRoot, wait: Callable[[float], None]
 ) -> None:
     daemon = FakeDaemon(tools, lambda asked: None)
     tools.part("task", "t", preview="one\ntwo\x1b[0m\n\n")
@@ -562,10 +569,10 @@ def test_progress_has_rising_seconds_and_the_last_line(
     either.say(ident)
     either.say(request("b", "tools/call", either.version, params))
     eventually(lambda: daemon.asked())
-    now = time.monotonic()
     told = []
-    for seconds in (1, 4.9, 5.1, 6, 10.1, 27, 28):
-        either.server.go_on(now + seconds)
+    for seconds in (1, 3.9, 0.2, 0.9, 4.1, 16.9, 1):
+        wait(seconds)
+        either.loop.step(most=0)
         told += either.said()
     assert [each["params"]["progress"] for each in told] == [5, 10, 25]
     assert {each["method"] for each in told} == {"notifications/progress"}
@@ -575,9 +582,16 @@ def test_progress_has_rising_seconds_and_the_last_line(
         assert either.server.last_line(call) == ""
 
 
-def test_other_tools_are_told_of(either: Talk, tools: FakeRoot) -> None:
-    make_tool(tools, "Later")
-    server, now = either.server, time.monotonic()
+def test_other_tools_are_told_of(
+    either: Talk, tools: FakeRoot, wait: Callable[[float], None]
+) -> None:
+    server = either.server
+
+    def later() -> list[Message]:
+        wait(31)
+        either.loop.step(most=0)
+        return either.said()
+
     if either.version == MODERN:
         assert not server.is_heard()
         for ident, wanted in ((1, {"toolsListChanged": True}), ("2", {"promptsListChanged": True})):
@@ -590,17 +604,13 @@ def test_other_tools_are_told_of(either: Talk, tools: FakeRoot) -> None:
             assert first["params"] == {"notifications": honored, "_meta": about}
         assert code_of(either.ask("subscriptions/listen")) == PARAMS
     assert server.is_heard()
-    server.go_on(now)
-    server.go_on(now + 31)
-    assert either.said() == []
+    assert later() == []
     make_tool(tools, "Last")
-    server.go_on(now + 62)
-    (told,) = either.said()
+    (told,) = later()
     assert told["method"] == "notifications/tools/list_changed"
     params = {"_meta": {f"{META}subscriptionId": 1}}
     assert told.get("params") == (params if either.version == MODERN else None)
-    server.go_on(now + 93)
-    assert either.said() == []
+    assert later() == []
     if either.version == MODERN:
         either.say(
             {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
@@ -608,15 +618,18 @@ def test_other_tools_are_told_of(either: Talk, tools: FakeRoot) -> None:
         assert not server.is_heard()
 
 
-def test_an_event_of_the_agent_makes_it_look(tools: FakeRoot) -> None:
+def test_an_event_of_the_agent_makes_it_look(
+    tools: FakeRoot, wait: Callable[[float], None]
+) -> None:
+    now = time.monotonic()
     talk = Talk(tools, LEGACY[0])
-    watch, now = talk.server.watch, time.monotonic()
-    talk.server.go_on(now)
-    assert watch.fd in talk.loop.readers and watch.look_at == now + 30
+    watch = talk.server.watch
+    assert watch.fd in talk.loop.readers and watch.look_at >= now + 30
     watch.handle()
     assert watch.look_at <= time.monotonic() + 1.0
     make_tool(tools, "Later")
-    talk.server.go_on(watch.look_at)
+    wait(1.1)
+    talk.loop.step(most=0)
     assert talk.said()[0]["method"] == "notifications/tools/list_changed"
 
 
@@ -700,8 +713,9 @@ def test_hostile_lines_end_in_errors(tools: FakeRoot) -> None:
         talk.hear(line + b"\n")
         for answer in talk.loop.said.splitlines():
             said = json.loads(answer)
-            assert said["jsonrpc"] == "2.0" and ("method" in said) is ("id" not in said and
-                                                                      "error" not in said)
+            assert said["jsonrpc"] == "2.0" and ("method" in said) is (
+                "id" not in said and "error" not in said
+            )
         talk.loop.said.clear()
         if number % 1000 == 0:  # what is still open is given up
             for each in list(talk.server.requests.values()):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from client import arguments, commands, parsing, words
+from client import commands, declaring, words
 from client.declaring import DECLARED
 from tests.unit.client.fakes import FakeRoot, Run
 
@@ -140,7 +140,7 @@ def test_root_option_wins(root: FakeRoot, run: Run, tmp_path: Path) -> None:
     ("text", "seconds"), [("500ms", 0.5), ("30s", 30), ("10m", 600), ("2h", 7200), ("1d", 86400)]
 )
 def test_duration(text: str, seconds: float) -> None:
-    assert arguments.duration(text) == seconds
+    assert declaring.duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["10", "x", "s", "1.5s", "-1s", "1000000000s", "9" * 400 + "d"])
@@ -168,7 +168,7 @@ def test_what_is_no_number_of_lines(root: FakeRoot, run: Run, text: str) -> None
     ],
 )
 def test_words_that_look_like_options(argv: list[str], field: str, expected: list[str]) -> None:
-    args = parsing.parse_command(argv)[1]
+    args = commands.parse_command(argv)[1]
     name = getattr(args, "words", None) or [args.name]
     assert name == ["x"] and getattr(args, field) == expected
 
@@ -176,9 +176,9 @@ def test_words_that_look_like_options(argv: list[str], field: str, expected: lis
 def test_commands_without_words_are_parsed_as_by_argparse() -> None:
     spared = []
     for command in commands.all_commands():
-        args = parsing.arguments_without_words(command)
+        args = commands.arguments_without_words(command)
         if args is not None:
-            parsed = parsing.parser_for(command).parse_intermixed_args([])
+            parsed = commands.parser_for(command).parse_intermixed_args([])
             assert vars(args) == vars(parsed), command.name
             spared.append(command.name)
     assert {"ps", "tree"} <= set(spared)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from client import ends, loop
+from client import events, loop
 from client.root import Root
 from tests.unit.client.fakes import EVENT, FakeRoot, Run, eventually, has_open, is_asleep
 
@@ -83,7 +83,7 @@ def test_the_end_of_a_child_that_is_gone_is_in_the_channel(
     channel = root.path / "self" / "session" / "context" / "child" / "kid"
     channel.mkdir(parents=True)
     (channel / "status").write_text(status)
-    assert ends.ending(Root(str(root.path)), "kid") == (outcome, "")
+    assert events.ending(Root(str(root.path)), "kid") == (outcome, "")
 
 
 def test_wait_times_out(root: FakeRoot, run: Run) -> None:
@@ -134,7 +134,7 @@ def test_wait_is_interrupted(root: FakeRoot, spawned: Any) -> None:
     ],
 )
 def test_exit_status(outcome: str, reason: str, status: int) -> None:
-    assert ends.exit_status(outcome, reason) == status
+    assert events.exit_status(outcome, reason) == status
 
 
 def test_abort_and_session(root: FakeRoot, run: Run) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import client.words
-from client import ends, messages, planes, root, sockets, tools
+from client import events, messages, planes, root, sockets, tools
 from client.commands import all_commands
 from ctxfs import words
 from ctxfs.errnos import ERRNOS
@@ -58,7 +58,7 @@ def test_check_refuses_a_module_that_is_out_of_date(
 def test_every_file_of_a_plane_is_shown(group: str) -> None:
     plane = planes.PLANES[group]
     assert {*plane.files, *plane.texts} == files_of(PLANES[group]) - ELSEWHERE
-    assert {file for _, files in plane.columns for file in files.split()} <= {*plane.files}
+    assert {file for files in plane.columns.values() for file in files.split()} <= {*plane.files}
 
 
 def test_every_verb_of_an_agent_is_a_command() -> None:
@@ -74,8 +74,8 @@ def test_options_that_are_files_are_rows() -> None:
 
 def test_every_end_has_an_exit_status() -> None:
     assert set(messages.ENDINGS) == {str(status) for status in MESSAGE_MOVES.terminal}
-    assert set(ends.TASK_OUTCOMES) <= set(client.words.TASK_ENDS)
-    assert set(ends.TASK_OUTCOMES.values()) <= {str(outcome) for outcome in Outcome}
+    assert set(events.TASK_OUTCOMES) <= set(client.words.TASK_ENDS)
+    assert set(events.TASK_OUTCOMES.values()) <= {str(outcome) for outcome in Outcome}
 
 
 def test_every_error_that_is_explained_can_be_met() -> None:

@@ -1,12 +1,36 @@
-"""The command timeline: who ran when, who ended whom and why, in an agent's family."""
+"""The commands that only the installed client has: top and timeline."""
 
 from __future__ import annotations
 
-from client.arguments import JSON, NAME
-from client.declaring import Arguments, command, flag, option
-from client.exits import FAILED, OK, Failure
+import os
+
+from client.declaring import JSON, NAME, Arguments, command, flag, option
+from client.exits import FAILED, Failure, Misuse
 from client.output import STDOUT, as_json, complain
 from client.root import Root
+
+
+@command("top")
+def do_top(root: Root, args: Arguments) -> int:
+    """Watch all agents on the whole screen, and control them.
+
+    The key ? explains keys and columns, q quits. It needs a terminal, and the installed client:
+    the one in sandboxes cannot draw.
+    """
+    if not (os.isatty(0) and os.isatty(1)):
+        raise Misuse("top needs a terminal; ctx tree and ctx ps print the agents")
+    if os.environ.get("TERM", "dumb") == "dumb":
+        raise Misuse("top needs a terminal with a cursor, and TERM says that it has none")
+    try:
+        from client.installed.app import run
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").startswith("client"):
+            message = "top needs the installed client, and this is the one of sandboxes"
+        else:
+            message = f"top needs the Python package {missing.name}: pip install 'ctxfs[top]'"
+        raise Failure(f"{message}; ctx tree and ctx ps print the agents", FAILED) from None
+    return run(root)
+
 
 ROWS = 60  # lines of text, or of a picture, above which agents of one kind share a line
 WIDTH = 100  # columns of what is no terminal
@@ -19,7 +43,7 @@ WIDTH = 100  # columns of what is no terminal
     flag("--all", "a line for each agent, however many"),
     NAME,
 )
-def do_timeline(root: Root, args: Arguments) -> int:
+def do_timeline(root: Root, args: Arguments) -> None:
     """Show who ran when in a family, who ended whom and why.
 
     Shows the last life of the agent, also of a removed one, and all lives below it.
@@ -39,7 +63,6 @@ def do_timeline(root: Root, args: Arguments) -> int:
         write_picture(args.svg, picture(top, rows))
     if not (args.json or args.svg):
         STDOUT.lines(text_of(top, rows, STDOUT.width() or WIDTH))
-    return OK
 
 
 def write_picture(path: str, data: bytes) -> None:
@@ -47,9 +70,6 @@ def write_picture(path: str, data: bytes) -> None:
     if path == "-":
         STDOUT.copy(data)
         return
-    try:
-        with open(path, "wb") as file:
-            file.write(data)
-    except OSError as error:
-        raise Failure(f"{path}: {error.strerror}") from None
+    with open(path, "wb") as file:
+        file.write(data)
     complain(f"wrote {path}")
