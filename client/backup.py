@@ -8,6 +8,7 @@ and may be newer: a restore cuts histories off where the database ends.
 from __future__ import annotations
 
 import os
+import time
 
 from client.declaring import Arguments, command, flag, operand, option
 from client.exits import FAILED, OK, Failure, Misuse
@@ -72,73 +73,6 @@ class HeldError(Exception):
         self.tree = tree
 
 
-class Progress:
-    """How far a program is that reads a state and writes an archive."""
-
-    def __init__(self, pid: int, archive: int, state: str) -> None:
-        import time
-
-        self.clock = time.monotonic
-        self.pid = pid
-        self.archive = archive
-        self.state = state
-        self.reached = ""
-        self.since = self.told = self.clock()
-
-    def look(self) -> None:
-        """Tell how far it is, now and then; `HeldError` if it does not get any further."""
-        now, size = self.clock(), os.fstat(self.archive).st_size
-        # what it has used of the processor, see proc(5)
-        used = first_line(f"/proc/{self.pid}/stat").rpartition(")")[2].split()[11:13]
-        if self.reached != (reached := f"{size} {used}"):
-            self.reached, self.since = reached, now
-        elif now - self.since > HELD_SECONDS:
-            raise HeldError(tree_read(self.pid, self.state))
-        if now - self.told > PROGRESS_SECONDS and os.isatty(2):
-            self.told = now
-            STDERR.lines([f"{size} bytes so far"])
-
-
-def run(
-    name: str, words: Sequence[str], directory: str, archive: int, state: str = ""
-) -> tuple[bytes, list[str]]:
-    """Run tar(1) or find(1), for which `archive` stays open, and return what it prints, and its
-    complaints.
-
-    If it reads a state, its progress is looked at.
-    """
-    import subprocess
-
-    environment = {**os.environ, "LC_ALL": "C"}
-    environment.pop("TAR_OPTIONS", None)
-    try:
-        process = subprocess.Popen(
-            [find_program(name) or f"/bin/{name}", *words],
-            cwd=directory,
-            env=environment,
-            pass_fds=(archive,),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-    except OSError as error:
-        raise Failure(f"{name}: {error.strerror}; apt-get install tar findutils") from None
-    progress = Progress(process.pid, archive, state)
-    try:
-        while process.returncode is None:
-            try:
-                output, errors = process.communicate(timeout=1 if state else None)
-            except subprocess.TimeoutExpired:
-                progress.look()
-    except BaseException:
-        process.kill()
-        raise
-    lines = decode(errors).splitlines()
-    if process.returncode not in (0, 1) and not lines:
-        lines = [f"{name}: ended with status {process.returncode}"]
-    return output, lines
-
-
 def tree_read(pid: int, state: str) -> str:
     """Return which durable tree of a state a process has open; a `Failure` if it has none."""
     from contextlib import suppress
@@ -154,21 +88,113 @@ def tree_read(pid: int, state: str) -> str:
     raise Failure(f"{state}: cannot be read any further")
 
 
-def tar(
-    words: Sequence[str], directory: str, archive: int, state: str = ""
-) -> tuple[bytes, list[str]]:
-    """Run tar(1) on an open archive, as `run` does."""
-    return run("tar", [f"--file=/dev/fd/{archive}", *words], directory, archive, state)
+class Archive:
+    """An open archive, and the programs that read and write it: tar(1), and find(1) before it.
 
+    `state` is what it is made of, if it is not there yet.
+    """
 
-def too_deep(state: str, trees: Sequence[str], archive: int, left_out: Sequence[str]) -> list[str]:
-    """Return a complaint if an archive cannot have all files."""
-    skipped = [word for path in left_out for word in ("-path", f"./{path}", "-prune", "-o")]
-    sought = (*skipped, "-path", DEEPER, "-prune", "-print0", "-quit")
-    words = [*(f"./{tree}" for tree in trees), *sought]
-    found, _ = run("find", words, state, archive, state)
-    shown = f"{decode(found[:100])}..."
-    return [f"left out: files whose paths are too long, such as {shown}"] if found else []
+    def __init__(self, fd: int, state: str = "") -> None:
+        self.fd = fd
+        self.state = state
+        self.told = time.monotonic()
+
+    def run(self, name: str, words: Sequence[str], directory: str) -> tuple[bytes, list[str]]:
+        """Run a program, and return what it prints, and its complaints; `HeldError` if it does not
+        get any further in the state."""
+        import subprocess
+
+        environment = {**os.environ, "LC_ALL": "C"}
+        environment.pop("TAR_OPTIONS", None)
+        try:
+            process = subprocess.Popen(
+                [find_program(name) or f"/bin/{name}", *words],
+                cwd=directory,
+                env=environment,
+                pass_fds=(self.fd,),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        except OSError as error:
+            raise Failure(f"{name}: {error.strerror}; apt-get install tar findutils") from None
+        before, since = "", time.monotonic()
+        try:
+            while process.returncode is None:
+                try:
+                    output, errors = process.communicate(timeout=1 if self.state else None)
+                except subprocess.TimeoutExpired:
+                    reached = self.progress(process.pid)
+                    if reached != before:
+                        before, since = reached, time.monotonic()
+                    elif time.monotonic() - since > HELD_SECONDS:
+                        raise HeldError(tree_read(process.pid, self.state)) from None
+        except BaseException:
+            process.kill()
+            raise
+        lines = decode(errors).splitlines()
+        if process.returncode not in (0, 1) and not lines:
+            lines = [f"{name}: ended with status {process.returncode}"]
+        return output, lines
+
+    def progress(self, pid: int) -> str:
+        """Return how far a program is, and tell it now and then."""
+        size = os.fstat(self.fd).st_size
+        if time.monotonic() - self.told > PROGRESS_SECONDS and os.isatty(2):
+            self.told = time.monotonic()
+            STDERR.lines([f"{size} bytes so far"])
+        # what it has used of the processor, see proc(5)
+        return f"{size} {first_line(f'/proc/{pid}/stat').rpartition(')')[2].split()[11:13]}"
+
+    def tar(self, words: Sequence[str], directory: str = "/") -> tuple[bytes, list[str]]:
+        """Run tar(1) on the archive."""
+        return self.run("tar", [f"--file=/dev/fd/{self.fd}", *words], directory)
+
+    def write(self, staged: str, compression: Sequence[str], left_out: Sequence[str]) -> list[str]:
+        """Write the state but what is left out, and return the complaints; `HeldError`."""
+        trees = [f"./{name}" for name in TREES if os.path.isdir(os.path.join(self.state, name))]
+        skipped = [word for path in left_out for word in ("-path", f"./{path}", "-prune", "-o")]
+        sought = (*skipped, "-path", DEEPER, "-prune", "-print0", "-quit")
+        deep, _ = self.run("find", [*trees, *sought], self.state)
+        shown = f"left out: files whose paths are too long, such as {decode(deep[:100])}..."
+        _, complaints = self.tar(
+            [
+                *("--create", *compression, "--format=pax", "--sparse"),
+                *("--one-file-system", "--ignore-failed-read", *KEPT),
+                *(f"--warning={word}" for word in QUIET),
+                *("--anchored", "--wildcards-match-slash", f"--exclude={DEEPER}"),
+                *("--no-wildcards-match-slash", *(f"--exclude=./{path}" for path in left_out)),
+                *(f"--directory={staged}", MANIFEST),
+                *(f"--directory={self.state}", *trees),
+                # last: an archive without it is not whole
+                *(f"--directory={staged}", DATABASE),
+            ],
+            staged,
+        )
+        return [shown, *complaints] if deep else complaints
+
+    def lacks(self) -> str:
+        """Return what it lacks to be whole, or an empty text."""
+        listed, complaints = self.tar(("--list", MANIFEST, DATABASE))
+        if listed.split() == [MANIFEST.encode(), DATABASE.encode()] and not complaints:
+            return ""
+        return complaints[0] if complaints else "it is not a whole backup"
+
+    def manifest(self, file: str) -> dict[str, Any]:
+        """Return what it says of itself; a `Failure` if it is no backup, or too new."""
+        import json
+
+        said, _ = self.tar(("--extract", "--to-stdout", "--occurrence=1", MANIFEST))
+        try:
+            manifest: dict[str, Any] = json.loads(said)
+            version = str(manifest["version"])
+            form, schema = int(manifest["format"]), int(manifest["schema"])
+        except (ValueError, TypeError, KeyError):
+            raise Failure(f"{file} is not a backup of ctxfs") from None
+        if form > FORMAT or schema > SCHEMA:
+            what = f"{file} was made by ctxfs {version}, which is newer than this one ({VERSION})"
+            raise Failure(f"{what}; install that version, or a newer one")
+        return manifest
 
 
 def show_complaints(lines: Sequence[str]) -> None:
@@ -249,40 +275,38 @@ def do_backup(root: Root, args: Arguments) -> int:
     check_own(state)
     try:
         # only by its descriptor from here on: somebody else may own the directory
-        archive, made = tempfile.mkstemp(prefix=f".{name}.", dir=directory)
+        fd, made = tempfile.mkstemp(prefix=f".{name}.", dir=directory)
     except OSError as error:
         raise Failure(f"{directory}: {error.strerror}") from None
+    archive = Archive(fd, state)
     try:
         stage = STAGE if os.path.isdir(STAGE) else None
         with tempfile.TemporaryDirectory(prefix="ctx-backup.", dir=stage) as staged:
-            agents, complaints = write_archive(state, staged, name, archive, args.records)
-        if missing := missing_of(archive):
+            agents, complaints = write_archive(archive, staged, name, args.records)
+        if missing := Archive(fd).lacks():
             show_complaints(complaints)
             raise Failure(f"{file}: not written: {missing}")
-        os.fsync(archive)
-        size = os.fstat(archive).st_size
+        os.fsync(fd)
+        size = os.fstat(fd).st_size
         os.replace(made, file)
     except BaseException:
         with suppress(OSError):
             os.unlink(made)
         raise
     finally:
-        os.close(archive)
+        os.close(fd)
     show_complaints(complaints)
     STDOUT.lines([f"{args.file}: {agents} agents, {size} bytes"])
     return FAILED if complaints else OK
 
 
-def write_archive(
-    state: str, staged: str, name: str, archive: int, records: bool
-) -> tuple[int, list[str]]:
-    """Write a copy of a state to an open file, compressed as its name says; with `records`,
-    without files of users. Return the number of agents and what there is to complain about.
+def write_archive(archive: Archive, staged: str, name: str, records: bool) -> tuple[int, list[str]]:
+    """Write a copy of a state, compressed as the name of the archive says; with `records`, without
+    files of users. Return the number of agents and what there is to complain about.
     """
     import json
-    import time
 
-    schema, agents = copy_database(state, os.path.join(staged, DATABASE))
+    schema, agents = copy_database(archive.state, os.path.join(staged, DATABASE))
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -293,55 +317,16 @@ def write_archive(
     }
     with open(os.path.join(staged, MANIFEST), "w", encoding="utf-8") as written:
         json.dump(manifest, written)
-    trees = [tree for tree in TREES if os.path.isdir(os.path.join(state, tree))]
-    left_out = list(FILES) if records else []
-    compression = COMPRESSED.get(os.path.splitext(name)[1])
-    held: list[str] = []
+    compression = COMPRESSED.get(os.path.splitext(name)[1], "")
+    users, held = (FILES if records else ()), list[str]()
     while True:
         try:
-            complaints = read_state(state, staged, archive, trees, compression, left_out)
+            complaints = archive.write(staged, compression.split(), [*users, *held])
             break
         except HeldError as error:
             held.append(error.tree)
-            left_out.append(error.tree)
     text = "something holds it; stop the agents that have it, and make another backup"
     return agents, [*complaints, *(f"left out: {tree}: {text}" for tree in held)]
-
-
-def read_state(
-    state: str,
-    staged: str,
-    archive: int,
-    trees: Sequence[str],
-    compression: str | None,
-    left_out: Sequence[str],
-) -> list[str]:
-    """Write all to an open file but what is left out, and return what there is to complain about;
-    `HeldError`."""
-    complaints = too_deep(state, trees, archive, left_out)
-    _, more = tar(
-        [
-            *("--create", *([compression] if compression else []), "--format=pax", "--sparse"),
-            *("--one-file-system", "--ignore-failed-read", *KEPT),
-            *(f"--warning={word}" for word in QUIET),
-            *("--anchored", "--wildcards-match-slash", f"--exclude={DEEPER}"),
-            *("--no-wildcards-match-slash", *(f"--exclude=./{path}" for path in left_out)),
-            *(f"--directory={staged}", MANIFEST),
-            *(f"--directory={state}", *(f"./{tree}" for tree in trees)),
-            # last: an archive without it is not whole
-            *(f"--directory={staged}", DATABASE),
-        ],
-        staged, archive, state,
-    )  # fmt: skip
-    return complaints + more
-
-
-def missing_of(archive: int) -> str:
-    """Return what an archive lacks to be whole, or an empty text."""
-    listed, complaints = tar(("--list", MANIFEST, DATABASE), "/", archive)
-    if listed.split() == [MANIFEST.encode(), DATABASE.encode()] and not complaints:
-        return ""
-    return complaints[0] if complaints else "it is not a whole backup"
 
 
 def open_archive(file: str) -> int:
@@ -361,24 +346,6 @@ def open_archive(file: str) -> int:
     if found.st_mode & 0o022:
         raise Failure(f"{file} can be written by others: {remedy}")
     return fd
-
-
-def read_manifest(file: str, archive: int) -> dict[str, Any]:
-    """Return what a backup says of itself; a `Failure` if it is none, or too new."""
-    import json
-
-    said, _ = tar(("--extract", "--to-stdout", "--occurrence=1", MANIFEST), "/", archive)
-    try:
-        manifest = json.loads(said)
-        version = str(manifest["version"])
-        form, schema = int(manifest["format"]), int(manifest["schema"])
-    except (ValueError, TypeError, KeyError):
-        raise Failure(f"{file} is not a backup of ctxfs") from None
-    if form > FORMAT or schema > SCHEMA:
-        what = f"{file} was made by ctxfs {version}, which is newer than this one ({VERSION})"
-        raise Failure(f"{what}; install that version, or a newer one")
-    found: dict[str, Any] = manifest
-    return found
 
 
 def lock_state(state: str) -> int:
@@ -410,20 +377,16 @@ def do_restore(root: Root, args: Arguments) -> int:
     """
     state = os.path.abspath(args.state or default_state())
     file = os.path.abspath(args.file)
-    archive = open_archive(file)
-    manifest = read_manifest(file, archive)
+    fd = open_archive(file)
+    archive = Archive(fd)
+    manifest = archive.manifest(file)
     lock = lock_state(state)
     staged = os.path.join(state, RESTORING)
     try:
         remove_tree(staged)  # of one that was killed
         os.mkdir(staged, 0o700)
-        _, complaints = tar(
-            [
-                *("--extract", "--preserve-permissions", "--same-owner"),
-                *("--delay-directory-restore", *KEPT),
-            ],
-            staged, archive,
-        )  # fmt: skip
+        options = ("--preserve-permissions", "--same-owner", "--delay-directory-restore", *KEPT)
+        _, complaints = archive.tar(("--extract", *options), staged)
         if not os.path.exists(os.path.join(staged, DATABASE)):
             show_complaints(complaints)
             raise Failure(f"the backup is not whole: nothing was restored ({DATABASE} is missing)")
@@ -440,7 +403,7 @@ def do_restore(root: Root, args: Arguments) -> int:
     finally:
         remove_tree(staged)
         os.close(lock)
-        os.close(archive)
+        os.close(fd)
     show_complaints(complaints)
     made = manifest.get("made")
     STDOUT.lines([f"{state}: {agents} agents as of {made}; start the daemon: systemctl start ctxd"])
