@@ -46,9 +46,8 @@ SILENT = frozenset((
 ))  # fmt: skip
 OPENING = {"Oo": "[", "Po": "(", "Do": '"', "So": "'"}
 CLOSING = {"Oc": "]", "Pc": ")", "Dc": '"', "Sc": "'"}
-AROUND = {
-    "Op": ("[", "]"), "Pq": ("(", ")"), "Ql": ("'", "'"), "Dq": ('"', '"'), "Sq": ("'", "'"),
-}  # fmt: skip
+#: macros for what opens here and closes at the end of the line
+AROUND = {"Op": "Oo", "Pq": "Po", "Ql": "So", "Dq": "Do", "Sq": "So"}
 ESCAPES = (("\\(dq", '"'), ("\\(aq", "'"), ("\\&", ""), ("\\-", "-"), ("\\e", "\\"))
 PUNCTUATION = (",", ".", ";", ":", ")", "]")
 WIDTH = 78
@@ -108,21 +107,18 @@ def unescape(text: str) -> str:
 
 def rendered(words: Sequence[str], name: str) -> str:
     """Return a line of macros as text; `name` is what the page is about."""
-    text, glued, flags, number = "", True, False, 0
-    while number < len(words):
-        word, rest = words[number], words[number + 1 :]
-        number += 1
+    text, glued, flags, left = "", True, False, list(words)
+    while left:
+        word = left.pop(0)
         piece, opens = "", False
         if word in AROUND:
-            left, right = AROUND[word]
-            end = len(rest)
-            while end and rest[end - 1] in PUNCTUATION:
+            end, opening = len(left), AROUND[word]
+            while end and (left[end - 1] in PUNCTUATION or left[end - 1] in CLOSING):
                 end -= 1
-            piece = left + rendered(rest[:end], name) + right + "".join(rest[end:])
-            number = len(words)
-        elif word == "Xr" and len(rest) > 1:
-            piece, number = f"{rest[0]}({rest[1]})", number + 2
-        elif word == "Nm" and (not rest or rest[0] in PUNCTUATION):
+            left = [opening, *left[:end], f"{opening[0]}c", *left[end:]]
+        elif word == "Xr" and len(left) > 1:
+            piece = f"{left.pop(0)}({left.pop(0)})"
+        elif word == "Nm" and (not left or left[0] in PUNCTUATION):
             piece = name
         elif word in ("Fl", "Ns", "Ap") or word in SILENT:
             text += "'" if word == "Ap" else ""
