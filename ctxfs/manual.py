@@ -11,17 +11,17 @@ What is outside of them is written by hand and kept.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ctxfs import declared
+from ctxfs import declared, generating
 from ctxfs.errnos import name_of
 from ctxfs.files import agent, home, root, session, shared, task, tool, waiting, work
 from ctxfs.files.verbs import VERBS, Verb
+from ctxfs.generating import GeneratedError
 from ctxfs.tools.registry import TOOLS
 from ctxfs.tools.schemas import Schema
 from ctxfs.tools.tool import Concerns
@@ -47,10 +47,6 @@ _SUFFIXES: Final = {
     Kind.LINK: " Pq link",
     Kind.SOCKET: " Pq socket",
 }
-
-
-class ManualError(Exception):
-    """The page cannot be renewed, or is out of date; one sentence."""
 
 
 def described(layout: Layout[Any]) -> Iterator[Row[Any]]:
@@ -278,32 +274,22 @@ def renew(page: str, sections: Mapping[str, Callable[[], Iterator[str]]]) -> str
         head, found, rest = page.partition(begin)
         _, closed, tail = rest.partition(end)
         if not found or not closed:
-            raise ManualError(f"the page has no place for {name}: {begin.strip()}, {end.strip()}")
+            markers = f"{begin.strip()}, {end.strip()}"
+            raise GeneratedError(f"the page has no place for {name}: {markers}")
         page = head + begin + "".join(f"{line}\n" for line in write()) + end + tail
     return page
 
 
+def _renewed(directory: Path) -> Iterator[tuple[Path, str]]:
+    for name, sections in PAGES.items():
+        path = directory / name
+        yield path, renew(path.read_text(encoding="utf-8"), sections)
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m ctxfs.manual",
-        description="Write the tables of the man pages from the rows.",
-    )
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if it would")
-    parser.add_argument("directory", type=Path, help="where the pages are, such as man")
-    arguments = parser.parse_args(argv)
-    try:
-        for name, sections in PAGES.items():
-            path = arguments.directory / name
-            old = path.read_text(encoding="utf-8")
-            new = renew(old, sections)
-            if new != old and arguments.check:
-                raise ManualError(f"{path} is out of date: run make man")
-            if new != old:
-                path.write_text(new, encoding="utf-8")
-    except (OSError, ManualError) as error:
-        print(f"manual: {error}", file=sys.stderr)
-        return 1
-    return 0
+    what = "Write the tables of the man pages from the rows."
+    where = "the directory of the pages, such as man"
+    return generating.run("manual", what, where, _renewed, argv, target="man")
 
 
 if __name__ == "__main__":

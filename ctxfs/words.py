@@ -6,13 +6,11 @@ cannot import these: it runs where the daemon is not installed, and starts fast.
 
 from __future__ import annotations
 
-import argparse
 import pprint
 import sys
-from pathlib import Path
 from typing import Any, Final
 
-from ctxfs import declared
+from ctxfs import declared, generating
 from ctxfs.files import agent
 from ctxfs.files.verbs import VERBS
 from ctxfs.filesystem import LAYOUTS
@@ -156,21 +154,10 @@ def _literal(words: Any) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m ctxfs.words", description="Write the words that the client knows."
+    what, where = "Write the words that the client knows.", "the module, such as client/words.py"
+    return generating.run(
+        "words", what, where, lambda path: iter([(path, module())]), argv, target="words"
     )
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if it would")
-    parser.add_argument("path", type=Path, help="the module, such as client/words.py")
-    arguments = parser.parse_args(argv)
-    path: Path = arguments.path
-    new = module()
-    if path.exists() and path.read_text(encoding="utf-8") == new:
-        return 0
-    if arguments.check:
-        print(f"words: {path} is out of date: run make words", file=sys.stderr)
-        return 1
-    path.write_text(new, encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
