@@ -18,7 +18,7 @@ from typing import Any, Final
 import trio
 
 from runtime.errors import StartupError
-from runtime.kernel.handover import Descriptors
+from runtime.kernel.handover import Descriptors, Handed
 
 log = logging.getLogger("ctxd.mount")
 
@@ -33,17 +33,19 @@ _FLAGS_OUT: Final = (12, 32)
 _OPCODE_INIT: Final = 26
 
 
-class Handshake:
+class Handshake(Handed):
     """Between the kernel, or what is known of it, and libfuse."""
+
+    HANDED = ("_device", "_asked", "_answered", "made_point")
 
     def __init__(self, taken: dict[str, Any] | None = None) -> None:
         #: the connection to the kernel while a socket has its place
-        self._device: int | None = taken["device"] if taken is not None else None
-        self._asked = taken["asked"] if taken is not None else b""
-        self._answered = taken["answered"] if taken is not None else b""
-        self.taken = taken is not None
+        self._device: int | None = None
+        self._asked = self._answered = b""
         #: whether the mount point was made for the mount
-        self.made_point = taken is not None and taken["made_point"]
+        self.made_point = False
+        self.taken = taken is not None
+        self.restore(taken or {})
         self.agreed = trio.Event()
         self._socket: socket.socket | None = None
         self._given = False
@@ -109,12 +111,7 @@ class Handshake:
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
         """For the daemon that takes the connection over."""
-        return {
-            "device": descriptors.keep(self._number),
-            "asked": self._asked,
-            "answered": self._answered,
-            "made_point": self.made_point,
-        }
+        return {**super().save(descriptors), "device": descriptors.keep(self._number)}
 
 
 def _agreed(asked: bytes, answered: bytes) -> bytes:

@@ -8,7 +8,7 @@ second for each caller and owner.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -19,7 +19,8 @@ from runtime.caller import Caller
 from runtime.errors import CtxError, ExceedingError
 from runtime.ids import Incarnation
 from runtime.kernel.daemonlog import CALLER_RATE, Rates, because_of
-from runtime.kernel.handover import Descriptors, Handed
+from runtime.kernel.handover import Descriptors
+from runtime.kernel.recent import Recent
 from runtime.records.model import Agent
 from runtime.texts.names import escape, timestamp
 
@@ -58,35 +59,34 @@ class _Refusal:
         return {name: getattr(self, name) for name in names}
 
 
-class Reasons(Handed):
+class Reasons:
     """The last rejections, bounded; those of the longest silent callers go first."""
-
-    HANDED = ("_lines",)
 
     def __init__(self, agents: Agents | None = None) -> None:
         self._agents = agents
-        self._lines: OrderedDict[str, str] = OrderedDict()
+        self._lines = Recent[str, str](_KEPT)
         self._rates = Rates()
         #: refusals since the start
         self.count = 0
-        self._refusals: OrderedDict[int, OrderedDict[str, deque[_Refusal]]] = OrderedDict()
+        #: by owner, and there by caller
+        self._refusals = Recent[int, Recent[str, deque[_Refusal]]](_OWNERS)
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
-        refusals = [asdict(refusal) for refusal in self._all()]
-        return {**super().save(descriptors), "refusals": refusals}
+        lines = [(key, line) for key, (line, _) in self._lines.entries.items()]
+        return {"lines": lines, "refusals": [asdict(refusal) for refusal in self._all()]}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        super().restore(saved)
+        for key, line in saved["lines"]:
+            self._lines.put(key, line)
         for fields in saved["refusals"]:
             refusal = _Refusal(**fields)
-            callers = self._refusals.setdefault(refusal.owner, OrderedDict())
-            callers.setdefault(refusal.key, deque(maxlen=_OF_CALLER)).append(refusal)
+            self._kept(refusal).append(refusal)
 
     def of_caller(self, caller: Caller) -> str:
-        return self._lines.get(caller.key, "")
+        return self._lines.get(caller.key) or ""
 
     def of_agent(self, incarnation: Incarnation) -> str:
-        return self._lines.get(f"agent:{incarnation}", "")
+        return self._lines.get(f"agent:{incarnation}") or ""
 
     def note(
         self,
@@ -104,11 +104,11 @@ class Reasons(Handed):
         sentence = error.sentence if isinstance(error, CtxError) else _system(error)
         code, moment = name_of(error), timestamp()
         said = f"{code} {escape(path)}: {escape(sentence)}"
-        line = f"{moment} {said}"[:_LINE_MAX]
-        self._put(caller.key, line)
+        line = f"{moment} {said}"[:_LINE_MAX] + "\n"
+        self._lines.put(caller.key, line)
         for_who = code in ("EACCES", "EPERM")
         if incarnation is not None and (not for_who or isinstance(error, ExceedingError)):
-            self._put(f"agent:{incarnation}", line)
+            self._lines.put(f"agent:{incarnation}", line)
         self.count += 1
         by, owner = self._who(caller)
         about = self._about(path)
@@ -151,26 +151,25 @@ class Reasons(Handed):
         name = rest.partition("/")[0]
         return self._agents.registry.named(name.removesuffix(".d").removesuffix(".sock"))
 
-    def _put(self, key: str, line: str) -> None:
-        self._lines[key] = line + "\n"
-        self._lines.move_to_end(key)
-        while len(self._lines) > _KEPT:
-            self._lines.popitem(last=False)
+    def _kept(self, refusal: _Refusal) -> deque[_Refusal]:
+        """Those of the same caller, which so are the last to go."""
+        callers = self._refusals.get(refusal.owner)
+        if callers is None:
+            callers = Recent(_CALLERS)
+            self._refusals.put(refusal.owner, callers)
+        kept = callers.get(refusal.key)
+        if kept is None:
+            kept = deque(maxlen=_OF_CALLER)
+            callers.put(refusal.key, kept)
+        return kept
 
     def _keep(self, refusal: _Refusal) -> None:
-        callers = self._refusals.setdefault(refusal.owner, OrderedDict())
-        kept = callers.setdefault(refusal.key, deque(maxlen=_OF_CALLER))
+        kept = self._kept(refusal)
         admitted, _ = self._rates.admit(refusal.key, CALLER_RATE)
         if admitted or not kept:
             kept.append(refusal)
         else:
             kept[-1].more += 1
-        callers.move_to_end(refusal.key)
-        self._refusals.move_to_end(refusal.owner)
-        if len(callers) > _CALLERS:
-            callers.popitem(last=False)
-        if len(self._refusals) > _OWNERS:
-            self._refusals.popitem(last=False)
 
     def recent(self, caller: Caller, agent: Agent | None) -> list[dict[str, Any]]:
         """The last refusals, oldest first: for an operator, those to and about its agents; for an
@@ -181,8 +180,8 @@ class Reasons(Handed):
         return [refusal.shown() for refusal in sorted(found, key=lambda r: r.ts)[-_TOLD:]]
 
     def _all(self) -> Iterator[_Refusal]:
-        for callers in self._refusals.values():
-            for kept in callers.values():
+        for callers, _ in self._refusals.entries.values():
+            for kept, _ in callers.entries.values():
                 yield from kept
 
     def _may_see(self, caller: Caller, refusal: _Refusal) -> bool:

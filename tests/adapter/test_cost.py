@@ -14,7 +14,7 @@ import dataclasses
 import gc
 import itertools
 import os
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,7 @@ from runtime.ids import (
     WaitFileName,
 )
 from runtime.kernel.output import append
+from runtime.kernel.recent import Recent
 from runtime.life.ending import Ender
 from runtime.records.change import Change
 from runtime.records.items import Message, Task, TaskCue, TaskStatus, Wait, WaitStatus, Work
@@ -125,13 +126,14 @@ class Scene:
         self.events.write_text(told + event.replace("agent.status", "x" * (64 << 10)) % 70_000)
         kept = self.mounted.base.reasons._refusals
         for owner in range(1000, 1000 + reasons._OWNERS):
-            kept[owner] = OrderedDict()
+            callers = Recent[str, deque[reasons._Refusal]](reasons._CALLERS)
+            kept.put(owner, callers)
             for key in (self.x.incarnation, *map(str, range(1, reasons._CALLERS))):
                 refusal = reasons._Refusal(
                     ts="2026-01-01T00:00:00.000Z", by="agent:x", key=key, owner=owner,
                     agent="x", about=1000, code="EACCES", path="a" * 300, reason="r" * 300,
                 )  # fmt: skip
-                kept[owner][key] = deque([refusal] * reasons._OF_CALLER)
+                callers.put(key, deque([refusal] * reasons._OF_CALLER))
         accounts = self.mounted.agents.accounts
         for owner in range(100):
             for resource in Resource:
