@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -227,7 +227,7 @@ def parse(name: str, file: str, text: str) -> tuple[Declaration | None, list[Mis
     if values is None:
         return None, marked.in_order()
     wrong: set[yaml_marks.Path] = set()
-    for error in _errors(values):
+    for error in _validator().iter_errors(values):
         for at, sentence in _explained(error, tuple(error.absolute_path)):
             wrong.add(at)
             marked.mistake(at, sentence)
@@ -250,10 +250,6 @@ def _validator() -> Draft202012Validator:
     return Draft202012Validator(schema())
 
 
-def _errors(values: Mapping[str, Any]) -> Iterable[ValidationError]:
-    return _validator().iter_errors(values)
-
-
 def _explained(
     error: ValidationError, path: yaml_marks.Path
 ) -> Iterator[tuple[yaml_marks.Path, str]]:
@@ -266,12 +262,13 @@ def _explained(
         known: Any = error.schema.get("properties", {})
         patterns: Any = error.schema.get("patternProperties", {})
         for key in given:
-            if key not in known and not any(_matches(pattern, key) for pattern in patterns):
+            if key not in known and not any(re.search(each, key) for each in patterns):
                 yield (*path, key), f"unknown key; {_instead(key, known, patterns)}"
     elif rule == "type":
         kinds: list[str] = [wanted] if isinstance(wanted, str) else wanted
         words = " or ".join(_TYPES[kind] for kind in kinds)
-        remedy = "; put it into quotes" if "string" in kinds and _is_scalar(given) else ""
+        quoted = "string" in kinds and isinstance(given, int | float)
+        remedy = "; put it into quotes" if quoted else ""
         yield path, f"{'nothing' if given is None else _said(given)} is not {words}{remedy}"
     elif rule == "enum":
         yield path, f"{_said(given)} is not one of {', '.join(wanted)}"
@@ -279,18 +276,10 @@ def _explained(
         yield path, error.message
 
 
-def _matches(pattern: str, key: str) -> bool:
-    return re.search(pattern, key) is not None
-
-
 def _instead(key: str, known: Collection[str], patterns: Collection[str]) -> str:
     if not known:
         return f"a name that matches {' or '.join(patterns)} is one"
     return yaml_marks.nearest(key, known)
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, int | float)
 
 
 def _said(value: Any) -> str:

@@ -9,7 +9,7 @@ from ctxfs.forgetting import Forgetting
 from ctxfs.tree.base import Base
 from ctxfs.tree.layouts import Layout, split_inode
 from ctxfs.tree.nodes import GoneNode, Node
-from ctxfs.tree.rownodes import RowNode
+from ctxfs.tree.rownodes import node_of
 from runtime.errors import GoneError
 from runtime.runtime import Runtime
 
@@ -58,7 +58,7 @@ class Filesystem:
         if layout is None or row is None:
             return None
         obj = layout.find(self.base, index, row)
-        return RowNode(self.base, layout, index, obj, number) if obj is not None else None
+        return node_of(self.base, layout, index, obj, number) if obj is not None else None
 
     # in the next daemon
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -13,12 +13,11 @@ from ctxfs.files import folders
 from ctxfs.filesystem import Filesystem
 from ctxfs.tree.folders import FolderNode
 from ctxfs.tree.nodes import MORE_SIZE, Call, Listing, Node, OpenFile, OpenGone
-from ctxfs.tree.rownodes import RowNode, reopen_row
-from ctxfs.tree.rows import File
+from ctxfs.tree.rownodes import FileNode, RowNode, reopen_row
 from runtime.authority.accounts import Charge, Resource
 from runtime.caller import Caller
 from runtime.errors import CtxError
-from runtime.kernel.handover import Descriptors, pack_caller, unpack_caller
+from runtime.kernel.handover import Descriptors, Handed, pack_caller, unpack_caller
 
 log = logging.getLogger("ctxd.operations")
 
@@ -26,8 +25,10 @@ log = logging.getLogger("ctxd.operations")
 _OF_NAMES: Final = 1
 
 
-class Opened:
+class Opened(Handed):
     """Files and directories; who opened them pays as long as they are open."""
+
+    HANDED = ("_next",)
 
     def __init__(self, fs: Filesystem) -> None:
         self._fs = fs
@@ -110,24 +111,16 @@ class Opened:
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
         """All that is open, and by whom, while no request is at hand."""
-        return {
-            "next": self._next,
-            "files": [
-                {
-                    **_facts(number, opened.node, opened.caller),
-                    "flags": opened.flags,
-                    **self._saved(opened, descriptors),
-                }
-                for number, opened in self.files.items()
-            ],
-            "listings": [
-                {
-                    **_facts(number, listing.directory, listing.call.caller),
-                    **listing.save(descriptors),
-                }
-                for number, listing in self.listings.items()
-            ],
-        }
+        files = [
+            {**_facts(number, opened.node, opened.caller), "flags": opened.flags,
+             **self._saved(opened, descriptors)}
+            for number, opened in self.files.items()
+        ]  # fmt: skip
+        listings = [
+            {**_facts(number, each.directory, each.call.caller), **each.save(descriptors)}
+            for number, each in self.listings.items()
+        ]
+        return {**super().save(descriptors), "files": files, "listings": listings}
 
     def _saved(self, opened: OpenFile, descriptors: Descriptors) -> dict[str, Any]:
         if isinstance(opened.node, RowNode) and self._fs.is_gone(opened.node):
@@ -135,9 +128,9 @@ class Opened:
             return {"kind": OpenGone.__name__, "text": text, "unfinished": unfinished}
         return {"kind": type(opened).__name__, **opened.save(descriptors)}
 
-    def restore(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: Mapping[str, Any]) -> None:
         """Before any request is read."""
-        self._next = saved["next"]
+        super().restore(saved)
         for each in saved["files"]:
             caller, node = unpack_caller(each["caller"]), self._node(each)
             opened = self._reopened(node, caller, each)
@@ -166,9 +159,9 @@ class Opened:
             found = self._fs.base.folders.reopened(node.inode, caller, saved, folders.ROWS)
             if found is not None:
                 return found
-        if isinstance(node, RowNode) and isinstance(node.row, File):
+        if isinstance(node, FileNode):
             try:
-                return reopen_row(node, node.row, caller, saved["flags"], saved)
+                return reopen_row(node, caller, saved["flags"], saved)
             except (CtxError, OSError, LookupError) as error:
                 log.warning("%s cannot be taken over: %s", node.path, error)
         if "fd" in saved:

@@ -6,7 +6,6 @@ for each subject: its family, ids, policy, mounts, program and limits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from ctxfs.files import family, ids, limits, mounts, policy, program, state, task, waiting, work
@@ -18,7 +17,7 @@ from ctxfs.tree.base import Base
 from ctxfs.tree.folders import FolderNode
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Call, Node
-from ctxfs.tree.rownodes import RowNode
+from ctxfs.tree.rownodes import RowNode, found, node_of
 from ctxfs.tree.rows import NEW, NOT_TERMINAL, Directory, Inlet, Link, Row, Shown, Socket, Verbs
 from runtime.agents.messages import REPORTING, SENDING
 from runtime.agents.reports import REPORT_MAX
@@ -33,21 +32,9 @@ _DELEGATION: Final[Guard[Agent]] = Guard(who=CONTROLLERS, when=NEW, delegated=Tr
 _RESULT: Final[Guard[Agent]] = Guard(who=Role.SELF, when=NOT_TERMINAL)
 
 
-def _send(base: Base, agent: Agent, caller: Caller, text: str) -> None:
-    base.runtime.agents.messages.send(caller, agent, text)
-
-
 def _message(base: Base, agent: Agent, caller: Caller) -> str:
     path = f"{base.runtime.places.mount}/agent/{agent.name}.d/handoff.md"
-    return base.runtime.agents.messages.render_current(agent, path)
-
-
-def _report(base: Base, agent: Agent, caller: Caller, text: str) -> None:
-    base.runtime.agents.messages.report(caller, agent, text)
-
-
-def _queue(base: Base, agent: Agent, caller: Caller) -> Iterator[str]:
-    return base.runtime.agents.messages.lines(agent)
+    return base.agents.messages.render_current(agent, path)
 
 
 def _receive(
@@ -57,32 +44,26 @@ def _receive(
     own = base.folders.root(ARTIFACT, agent).folder
     if new_name != "result.md" or not isinstance(source, FolderNode) or source.folder is not own:
         raise ForbiddenError("only a file of artifact/ can be renamed over result.md")
-    documents = base.runtime.agents.documents
+    documents = base.agents.documents
     source.give(call, name, documents.path(agent, "result.md"))
     documents.result_written(agent)
-    base.runtime.agents.journal.tell_agent(agent.index, ("result.md",))
-
-
-def _children(base: Base, agent: Agent, call: Call) -> Iterator[str]:
-    for child in base.runtime.agents.registry.children(agent):
-        yield child.name
+    base.agents.journal.tell_agent(agent.index, ("result.md",))
 
 
 def _find_child(base: Base, agent: Agent, call: Call, name: str) -> Node | None:
-    for child in base.runtime.agents.registry.children(agent):
-        if child.name == name:
-            return RowNode(base, CHILD, child.index, child)
-    return None
+    children = base.agents.registry.children(agent)
+    return found(base, CHILD, next((child for child in children if child.name == name), None))
 
 
 def _session_target(base: Base, agent: Agent) -> str:
-    session = base.runtime.agents.sessions.get(agent.session)
+    session = base.agents.sessions.get(agent.session)
     name = session.name if session is not None else "default"
     return f"../../home/{agent.owner}/agent/{agent.name}/session/{name}"
 
 
 _INBOX: Final[Row[Agent]] = Inlet(
-    name="inbox", read=Role.ROOT, guard=SENDING, send=_send,
+    name="inbox", read=Role.ROOT, guard=SENDING,
+    send=lambda base, agent, caller, text: base.agents.messages.send(caller, agent, text),
     doc="one message per flush; not in mode once",
 )
 
@@ -107,15 +88,17 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     Verbs(name="ctl", guard=Guard(who=PARTIES | Role.STARTER | Role.STOPPER),
         act=act, render=describe_verbs, doc="takes verbs, one per line; reading lists them"),
     Link(name="wait", public=True, listed=False, depends=("wait_token",),
-        target=lambda base, agent: str(base.runtime.agents.wait_files.path(agent.wait_token)),
+        target=lambda base, agent: str(base.agents.wait_files.path(agent.wait_token)),
         doc="reading it blocks until the agent is dead; by name only, no listing has it"),
     _INBOX,
-    Shown(name="queue", polled=True, generated=True, render=_queue,
+    Shown(name="queue", polled=True, generated=True,
+        render=lambda base, agent, caller: base.agents.messages.lines(agent),
         doc="waiting messages, one JSON object per line"),
     Shown(name="message", polled=True, generated=True, render=_message,
         doc="the message at hand as a JSON object: {id, ts, from, provenance, priority, run, "
         "text}; empty between messages"),
-    Inlet(name="report", guard=REPORTING, send=_report, what="report", most=REPORT_MAX,
+    Inlet(name="report", guard=REPORTING, what="report", most=REPORT_MAX,
+        send=lambda base, agent, caller, text: base.agents.messages.report(caller, agent, text),
         doc="one report to its supervisor per flush, of at most 64 KiB: a message with "
         "the provenance child, and an event agent.report; without a supervisor only the event"),
     document("handoff.md", "the delegated task; the program's standard input", read=PARTIES,
@@ -130,7 +113,10 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
                    check_ref, guard=_RESULT),
     Directory(name="artifact", guard=ARTIFACT.write, folder=ARTIFACT,
         doc="files and directories that are part of its result"),
-    Directory(name="child", entries=_children, find=_find_child,
+    Directory(name="child", find=_find_child,
+        entries=lambda base, agent, call: (
+            child.name for child in base.agents.registry.children(agent)
+        ),
         doc="links to the directories of its children"),
     task.LAYOUT.directory("commands that it runs beside its program: mkdir creates a task"),
     work.LAYOUT.directory("what it works on: mkdir creates a work item"),
@@ -147,64 +133,66 @@ RESULTS: Final = ("result.md", "refs.jsonl", "artifact")
 _OF_ITEMS: Final = {layout.name for layout in (task.LAYOUT, work.LAYOUT, waiting.LAYOUT)}
 
 
-class _OfAgents(Layout[Agent]):
-    """The rows that agents themselves have."""
-
-    def find(self, base: Base, index: int, row: Row[Agent]) -> Agent | None:
-        return base.runtime.agents.registry.get(AgentIndex(index))
-
-    def path(self, base: Base, agent: Agent) -> str:
-        return f"agent/{agent.name}.d"
-
-    def agent(self, base: Base, agent: Agent) -> Agent:
-        return agent
+def _find(base: Base, index: int, row: Row[Agent]) -> Agent | None:
+    return base.agents.registry.get(AgentIndex(index))
 
 
-class _Agents(_OfAgents):
-    """Agents; and of agents that are gone, the documents that their channels and sessions show."""
-
-    def find(self, base: Base, index: int, row: Row[Agent]) -> Agent | None:
-        found = super().find(base, index, row)
-        if found is None and row.is_inside and row.name in DOCUMENTS:
-            return base.runtime.agents.registry.recall(AgentIndex(index))
-        return found
-
-    def asked(self, agent: Agent, row: Row[Agent]) -> bool:
-        if not row.is_inside:
-            return agent.private
-        if row.within in _OF_ITEMS:
-            return False  # their directory is
-        # below a private name all is for those who know it, but for what is delegated
-        return row.guard.delegated if agent.private else not row.public
-
-    def unsettled(self, agent: Agent, row: Row[Agent]) -> bool:
-        # it may still become a private one: nothing has to be forgotten then
-        return agent.status is Status.NEW and not (row.is_inside and row.public)
+def _find_with_documents(base: Base, index: int, row: Row[Agent]) -> Agent | None:
+    """Agents that are gone are there for the documents that their channels and sessions show."""
+    there = _find(base, index, row)
+    if there is None and row.is_inside and row.name in DOCUMENTS:
+        return base.agents.registry.recall(AgentIndex(index))
+    return there
 
 
-class _Supervisors(_OfAgents):
-    """Private agents as the children that they supervise find them: with an inbox, and nothing
-    else. The inodes are others, so that what the kernel keeps of an agent's files stays with
-    those who may see them.
-    """
-
-    def asked(self, agent: Agent, row: Row[Agent]) -> bool:
-        return True
+def _path(base: Base, agent: Agent) -> str:
+    return f"agent/{agent.name}.d"
 
 
-LAYOUT: Final = _Agents(number=1, name="agent", rows=ROWS, told=True)
+def _itself(base: Base, agent: Agent) -> Agent:
+    return agent
+
+
+def _is_asked(agent: Agent, row: Row[Agent]) -> bool:
+    if not row.is_inside:
+        return agent.private
+    if row.within in _OF_ITEMS:
+        return False  # their directory is
+    # below a private name all is for those who know it, but for what is delegated
+    return row.guard.delegated if agent.private else not row.public
+
+
+def _is_unsettled(agent: Agent, row: Row[Agent]) -> bool:
+    """It may still become a private one: nothing has to be forgotten then."""
+    return agent.status is Status.NEW and not (row.is_inside and row.public)
+
+
+LAYOUT: Final[Layout[Agent]] = Layout(
+    number=1, name="agent", rows=ROWS, told=True, find=_find_with_documents, path=_path,
+    agent=_itself, asked=_is_asked, unsettled=_is_unsettled,
+)  # fmt: skip
 #: links to the directories of children
-CHILD: Final = _OfAgents(
+CHILD: Final[Layout[Agent]] = Layout(
     number=2,
     name="child",
     rows=(
         Link(name="child", top=True, target=lambda base, agent: f"../../{agent.name}.d"),
     ),
+    find=_find,
+    path=_path,
+    agent=_itself,
 )  # fmt: skip
-SUPERVISOR: Final = _Supervisors(
+#: Private agents as the children that they supervise find them: with an inbox, and nothing else.
+#: The inodes are others, so that what the kernel keeps of an agent's files stays with those who may
+#: see them.
+SUPERVISOR: Final[Layout[Agent]] = Layout(
     number=11,
     name="supervisor",
     rows=(Directory(name=".d", mode=0o111, top=True, read=Role.NONE), _INBOX),
+    find=_find,
+    path=_path,
+    agent=_itself,
+    asked=lambda agent, row: True,
 )
 
 
@@ -213,7 +201,7 @@ _BESIDE: Final = {".d": LAYOUT.top, **LAYOUT.beside}
 
 def entry(base: Base, agent: Agent, suffix: str) -> RowNode[Agent]:
     """``NAME``, ``NAME.sock`` or ``NAME.d`` in ``/ctx/agent``, or ``self``."""
-    return RowNode(base, LAYOUT, agent.index, agent, _BESIDE[suffix])
+    return node_of(base, LAYOUT, agent.index, agent, _BESIDE[suffix])
 
 
 def entry_inode(agent: Agent, suffix: str) -> int:
@@ -221,14 +209,9 @@ def entry_inode(agent: Agent, suffix: str) -> int:
     return LAYOUT.inode(agent.index, _BESIDE[suffix])
 
 
-def supervisor_entry(base: Base, agent: Agent) -> RowNode[Agent]:
-    """``NAME.d`` for a child of a private agent."""
-    return RowNode(base, SUPERVISOR, agent.index, agent)
-
-
 def shown_document(base: Base, agent: Agent, name: str) -> Node:
     """One of ``DOCUMENTS``, wherever it is shown: the same inode."""
     row = LAYOUT.row(name)
     if isinstance(row, Directory) and row.folder is not None:
         return base.folders.root(row.folder, agent)
-    return RowNode(base, LAYOUT, agent.index, agent, LAYOUT.number_of(name))
+    return node_of(base, LAYOUT, agent.index, agent, LAYOUT.number_of(name))

@@ -32,7 +32,7 @@ def _field(name: str) -> _Value:
 
 
 def _session(base: Base, agent: Agent) -> str:
-    session = base.runtime.agents.sessions.get(agent.session)
+    session = base.agents.sessions.get(agent.session)
     return session.name if session is not None else ""
 
 
@@ -45,14 +45,14 @@ KEYS: Final[dict[str, tuple[str, _Value]]] = {
     "reason": ("reason", _field("reason")),
     "parent": ("parent", _field("lineage")),
     "supervisor": (
-        "supervisor", lambda base, agent: base.runtime.agents.registry.supervisor(agent)
+        "supervisor", lambda base, agent: base.agents.registry.supervisor(agent)
     ),
     "profile": ("profile", _field("profile")),
     "mode": ("mode", _field("mode")),
     "run": ("run", lambda base, agent: agent.run.id),
     "pid": ("pid", lambda base, agent: agent.run.pid or None),
     "session": ("session", _session),
-    "queue": ("queue", lambda base, agent: base.runtime.agents.messages.count_pending(agent)),
+    "queue": ("queue", lambda base, agent: base.agents.messages.count_pending(agent)),
     "created_at": ("", lambda base, agent: timestamp(agent.created)),
     "since": ("status", lambda base, agent: timestamp(agent.since or agent.created)),
 }  # fmt: skip
@@ -73,7 +73,7 @@ def _line(base: Base, agent: Agent, inside: bool) -> bytes:
 
 def _text(base: Base, _: Base, caller: Caller) -> Iterator[bytes]:
     """Pieces of whole lines; an empty one after many that had to be made."""
-    kept, agents = base.kept_lines, iter(base.runtime.agents.registry)
+    kept, agents = base.kept_lines, iter(base.agents.registry)
     finds, made = base.view(caller).finds, 0
     while some := list(islice(agents, _JOINED)):
         lines: list[bytes] = []

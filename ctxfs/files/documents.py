@@ -17,7 +17,7 @@ from runtime.texts.names import quote
 
 
 def _path(name: str) -> Callable[[Base, Agent], Path]:
-    return lambda base, agent: base.runtime.agents.documents.path(agent, name)
+    return lambda base, agent: base.agents.documents.path(agent, name)
 
 
 def document(
@@ -32,13 +32,13 @@ def document(
 
     def written(base: Base, agent: Agent) -> None:
         if name == "result.md":
-            base.runtime.agents.documents.result_written(agent)
-        base.runtime.agents.journal.tell_agent(agent.index, (name,))
+            base.agents.documents.result_written(agent)
+        base.agents.journal.tell_agent(agent.index, (name,))
 
     return Document(
         name=name, doc=doc, shape=shape, read=read, guard=guard, real=_path(name),
-        share=lambda base, agent: base.runtime.agents.disk.share(agent),
-        written=written, ensure=lambda base, agent: base.runtime.agents.documents.ensure(agent),
+        share=lambda base, agent: base.agents.disk.share(agent),
+        written=written, ensure=lambda base, agent: base.agents.documents.ensure(agent),
     )  # fmt: skip
 
 
@@ -54,9 +54,9 @@ def lines_document(
     """A document of JSON lines, which is staged like a control."""
 
     def store(base: Base, agent: Agent, caller: Caller, data: bytes) -> None:
-        share = base.runtime.agents.disk.share(agent)
+        share = base.agents.disk.share(agent)
         share.check(caller, len(data))
-        base.runtime.agents.documents.write(agent, name, data)
+        base.agents.documents.write(agent, name, data)
         share.note(len(data))
 
     return Lines(

@@ -20,7 +20,7 @@ def _set_parent(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     value = one_line(text)
     parent = _parse_parent(base, agent, caller, value)
     if parent is not None or not value.startswith("agent:"):
-        base.runtime.agents.births.adopt(agent, parent)
+        base.agents.births.adopt(agent, parent)
 
 
 def _parse_parent(base: Base, agent: Agent, caller: Caller, line: str) -> Agent | None:
@@ -29,14 +29,10 @@ def _parse_parent(base: Base, agent: Agent, caller: Caller, line: str) -> Agent 
         return None
     if not word.startswith("agent:"):
         raise MalformedError(f"unknown parent {quote(line)}; use operator or agent:NAME")
-    parent = base.runtime.agents.registry.named(names.check_name(word.removeprefix("agent:")))
-    if parent is None or not base.runtime.agents.identity.roles(caller, parent) & OPERATORS:
+    parent = base.agents.registry.named(names.check_name(word.removeprefix("agent:")))
+    if parent is None or not base.agents.identity.roles(caller, parent) & OPERATORS:
         raise DeniedError(f"{quote(word)}: no such agent, or the caller is not its operator")
     return parent
-
-
-def _supervisor(base: Base, agent: Agent, caller: Caller) -> str:
-    return base.runtime.agents.registry.supervisor(agent) + "\n"
 
 
 def _parse_life(base: Base, agent: Agent, caller: Caller, line: str) -> str:
@@ -44,7 +40,7 @@ def _parse_life(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     if agent.parent is None and life != "detached":
         raise MalformedError(f"{quote(life)}: only a child can have this life; use detached")
     if life == "detached" and agent.parent is not None and caller.agent is not None:
-        agents = base.runtime.agents
+        agents = base.agents
         maker = agents.registry.get(caller.agent)
         if maker is None or not agents.authority.allows(maker, "agent", agent.name, "detach"):
             raise DeniedError(f"agent:{agent.name} detach is not in the caller's effective policy")
@@ -57,7 +53,7 @@ def _parse_life(base: Base, agent: Agent, caller: Caller, line: str) -> str:
 
 def _set_life(base: Base, agent: Agent, life: str) -> None:
     profile = Profile.PUBLIC_NAMED if life == "detached" else Profile.PRIVATE_CHILD
-    base.runtime.agents.births.set_life(agent, life, profile.value)
+    base.agents.births.set_life(agent, life, profile.value)
 
 
 def _parse_profile(base: Base, agent: Agent, caller: Caller, line: str) -> str:
@@ -77,7 +73,7 @@ def _set_profile(base: Base, agent: Agent, profile: str) -> None:
 
 
 def _families(base: Base, agent: Agent, caller: Caller) -> str:
-    on = base.runtime.agents.authority.families(agent)
+    on = base.agents.authority.families(agent)
     return "".join(f"{family}\n" for family in FAMILIES if family in on)
 
 
@@ -88,12 +84,13 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         "operator of both agents may write agent:NAME; a child's defaults are then "
         "applied. The operator who made the agent may write what only the creator may, until "
         "its start",
-        render=fields.value("lineage"), check=fields.checked(_parse_parent),
+        render=fields.value("lineage"), check=_parse_parent,
         commit=_set_parent, single=True, depends=("lineage",)),
     Shown(name="supervisor", default="creator",
         doc="its supervisor: agent:NAME; operator, for a root agent; none, "
         "for a detached child",
-        render=_supervisor, depends=("parent", "life")),
+        render=lambda base, agent, caller: base.agents.registry.supervisor(agent) + "\n",
+        depends=("parent", "life")),
     fields.single("life", "owned; temp: ctxd removes the agent, but not the parent's channel, when "
                   "it has recorded the end; detached: the agent lives on when its parent ends. A "
                   "root agent can only be detached", _parse_life, shape=shapes.choice(LIVES),

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from ctxfs.tree.base import Base
-from ctxfs.tree.rows import NEW, NOT_BUSY, Check, Control, Render, one_line
+from ctxfs.tree.rows import NEW, NOT_BUSY, Control, Render, one_line
 from ctxfs.tree.shapes import Shape, choice
 from runtime.authority.guard import Guard
 from runtime.caller import CONTROLLERS, Caller
@@ -58,15 +58,6 @@ def alone(check: Callable[[str], Any]) -> Parse[Any]:
     return lambda base, obj, caller, line: check(line)
 
 
-def checked(parse: Parse[_O]) -> Check[_O]:
-    """A check of a line that is good if it can be parsed."""
-
-    def check(base: Base, obj: _O, caller: Caller, line: str) -> None:
-        parse(base, obj, caller, line)
-
-    return check
-
-
 def lines(text: str) -> list[str]:
     return [line for line in text.split("\n") if line]
 
@@ -85,7 +76,7 @@ def variables(text: str) -> str:
 
 
 def _update(base: Base, agent: Agent, **values: Any) -> None:
-    base.runtime.agents.journal.update(agent, **values)
+    base.agents.journal.update(agent, **values)
 
 
 def single(
@@ -107,7 +98,7 @@ def single(
 
     return Control(
         name=name, doc=doc, default=default, shape=shape, public=public, guard=guard, single=True,
-        render=render or value(name), check=checked(parse), commit=commit,
+        render=render or value(name), check=parse, commit=commit,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ _BY_ROOT: Final[Guard[Agent]] = Guard(who=Role.ROOT, when=NEW)
 
 def _parse_owner(base: Base, agent: Agent, caller: Caller, line: str) -> int:
     owner = _parse_id(line)
-    base.runtime.agents.privilege.check_ids(f"owner {owner}", (owner,), (agent.owner,))
+    base.agents.privilege.check_ids(f"owner {owner}", (owner,), (agent.owner,))
     return owner
 
 
@@ -33,7 +33,7 @@ def _parse_id(line: str) -> int:
 
 def _set_owner(base: Base, agent: Agent, owner: int) -> None:
     if owner != agent.owner:
-        base.runtime.agents.births.change_owner(agent, owner)
+        base.agents.births.change_owner(agent, owner)
 
 
 def _own_id(kind: str) -> fields.Parse[Agent]:
@@ -46,7 +46,7 @@ def _own_id(kind: str) -> fields.Parse[Agent]:
         if value == 0 and not base.runtime.config.allow_root_agents:
             raise DeniedError("0: agents do not run as root (allow_root_agents is not set)")
         before = getattr(agent, kind)
-        base.runtime.agents.privilege.check_ids(f"{kind} {value}", (value,), (before,))
+        base.agents.privilege.check_ids(f"{kind} {value}", (value,), (before,))
         return value
 
     return parse
@@ -57,13 +57,13 @@ def _parse_groups(base: Base, agent: Agent, caller: Caller, line: str) -> tuple[
     if len(groups) > 1024:
         raise MalformedError(f"{len(groups)} groups are too many; use at most 1024")
     others = sorted(set(groups) - set(agent.groups))
-    base.runtime.agents.privilege.check_ids(f"groups {others}", others, ())
-    parent = base.runtime.agents.registry.parent_of(agent)
+    base.agents.privilege.check_ids(f"groups {others}", others, ())
+    parent = base.agents.registry.parent_of(agent)
     if parent is not None:
         extra = sorted(set(groups) - set(parent.groups))
         if extra:
             raise DeniedError(f"groups {extra} exceed those of the parent {quote(parent.name)}")
-    elif not base.runtime.agents.identity.is_master(caller):
+    elif not base.agents.identity.is_master(caller):
         raise DeniedError("only operators with uid 0 may set the groups of a root agent")
     elif 0 in groups and not base.runtime.config.allow_root_agents:
         raise DeniedError("0: agents do not run as root (allow_root_agents is not set)")
@@ -72,8 +72,8 @@ def _parse_groups(base: Base, agent: Agent, caller: Caller, line: str) -> tuple[
 
 def _set_groups(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     groups = _parse_groups(base, agent, caller, " ".join(fields.lines(text)))
-    base.runtime.agents.privilege.check_ids(f"groups {sorted(groups)}", groups, agent.groups)
-    base.runtime.agents.journal.update(agent, groups=groups)
+    base.agents.privilege.check_ids(f"groups {sorted(groups)}", groups, agent.groups)
+    base.agents.journal.update(agent, groups=groups)
 
 
 def _groups(base: Base, agent: Agent, caller: Caller) -> str:
@@ -92,6 +92,6 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
                   guard=_BY_ROOT),
     Control(name="groups", default="creator's", shape=shapes.GROUPS, guard=fields.WHILE_NEW,
         render=_groups,
-        check=fields.checked(_parse_groups), commit=_set_groups,
+        check=_parse_groups, commit=_set_groups,
         doc="supplementary gids, one per line"),
 )

@@ -61,7 +61,7 @@ def _set_limits(base: Base, agent: Agent, caller: Caller, text: str) -> None:
         )
     try:
         supervisor.apply_limits(agent, wanted)
-        base.runtime.agents.journal.update(
+        base.agents.journal.update(
             agent, limits={key: value for key, value in merged.items() if value != "max"}
         )
     except BaseException:

@@ -126,7 +126,7 @@ def _of_loop(base: Base) -> Iterator[_Family]:
 
 
 def _of_agents(base: Base) -> Iterator[_Family]:
-    agents = base.runtime.agents
+    agents = base.agents
     restarts, ends = base.runtime.supervisor.counts
     yield _Family("agent_ends_total", "counter", "Agents that ended since the start, by outcome.", [
         _Sample(ends[outcome], {"outcome": outcome}) for outcome in Outcome if outcome
@@ -134,7 +134,8 @@ def _of_agents(base: Base) -> Iterator[_Family]:
     yield from _plain(
         ("agent_restarts_total", "counter", restarts,
          "Agents that were started again since the start, as their restart says."),
-        ("messages_waiting", "gauge", base.queued.count, "Messages in the queues of agents."),
+        ("messages_waiting", "gauge", agents.items.queued_count,
+         "Messages in the queues of agents."),
         ("waits_armed", "gauge", agents.items.armed_count, "Waits that may still fire."),
         ("changes_waiting", "gauge", agents.journal.behind,
          "Changes and lines of histories that wait for room on the disk."),
@@ -142,7 +143,7 @@ def _of_agents(base: Base) -> Iterator[_Family]:
 
 
 def _of_process(base: Base) -> Iterator[_Family]:
-    process, disk = psutil.Process(), base.runtime.agents.disk
+    process, disk = psutil.Process(), base.agents.disk
     held, most = descriptors()
     with process.oneshot():
         times = process.cpu_times()

@@ -6,13 +6,13 @@ runtime/texts/mounts.py parses the lines of ``mount``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from ctxfs.files import fields
 from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
-from ctxfs.tree.rows import PathControl, Row, Shown, one_line
+from ctxfs.tree.rows import Found, PathControl, Row, Shown, one_line
 from runtime.agents.workspace import check_possible as check_worktree_possible
 from runtime.caller import Caller
 from runtime.cell import trees
@@ -32,11 +32,11 @@ from runtime.texts.names import quote
 
 def _limiting(base: Base, caller: Caller) -> tuple[Agent, str] | None:
     """(agent, its workspace), if the caller may give nothing beside that; "" for none."""
-    agents = base.runtime.agents
+    agents = base.agents
     maker = agents.registry.get(caller.agent) if caller.agent is not None else None
     if maker is None or "authority_expansion" in agents.authority.families(maker):
         return None
-    return maker, workspace(base.runtime.agents, maker) or ""
+    return maker, workspace(base.agents, maker) or ""
 
 
 def _look_at(base: Base, caller: Caller, paths: list[str]) -> list[str]:
@@ -49,7 +49,7 @@ def _look_at(base: Base, caller: Caller, paths: list[str]) -> list[str]:
 
 def _check_source(base: Base, source: str) -> None:
     """Refuses a path that is forbidden to all by its name; others are looked at."""
-    places, trees = base.runtime.places, base.runtime.agents.authority.places
+    places, trees = base.runtime.places, base.agents.authority.places
     source = trees.plain(source)
     forbidden = ("/proc", str(base.runtime.hierarchy.mount), str(places.state), str(places.runtime))
     for path in forbidden:
@@ -60,9 +60,7 @@ def _check_source(base: Base, source: str) -> None:
             )
 
 
-def _check_expansion(
-    base: Base, caller: Caller, what: str, path: str, found: Mapping[str, Source]
-) -> None:
+def _check_expansion(base: Base, caller: Caller, what: str, path: str, found: Found) -> None:
     """A private child hands on its own workspace, and nothing beside it."""
     limited = _limiting(base, caller)
     if limited is None:
@@ -79,7 +77,7 @@ def _check_expansion(
 
 
 def _found_sources(
-    agent: Agent, caller: Caller, name: str, paths: list[str], found: Mapping[str, Source]
+    agent: Agent, caller: Caller, name: str, paths: list[str], found: Found
 ) -> dict[str, Any]:
     """The agent's ``sources`` with what is known of one file's paths.
 
@@ -101,7 +99,7 @@ def _sources(table: Iterable[mounts.Mount]) -> list[str]:
 def _trees(base: Base, table: Iterable[mounts.Mount]) -> dict[str, Source]:
     """The durable trees of a table, as they are now; ``MissingError``."""
     sources = {mount.source for mount in table if mount.tree}
-    return {source: trees.look(base.runtime.agents.spaces, source) for source in sources}
+    return {source: trees.look(base.agents.spaces, source) for source in sources}
 
 
 def _mount_lines(text: str) -> list[mounts.Mount]:
@@ -114,9 +112,7 @@ def _mount_paths(base: Base, agent: Agent, caller: Caller, text: str) -> list[st
     return _look_at(base, caller, [m.source for m in table if m.mode != "hide" and not m.tree])
 
 
-def _check_mounts(
-    base: Base, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
-) -> None:
+def _check_mounts(base: Base, agent: Agent, caller: Caller, text: str, found: Found) -> None:
     table = _mount_lines(text)
     found = {**found, **_trees(base, table)}
     _check_table(base, agent, caller, table, mounts.Sources(boot_id(), found))
@@ -132,12 +128,10 @@ def _check_table(
     for source in _sources(table):
         _check_expansion(base, caller, f"mount source {quote(source)}", source, known.found)
     resolved = [known.resolve(mount, known.boot) for mount in table]
-    base.runtime.agents.authority.check_mounts(agent, resolved)
+    base.agents.authority.check_mounts(agent, resolved)
 
 
-def _set_mount(
-    base: Base, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
-) -> None:
+def _set_mount(base: Base, agent: Agent, caller: Caller, text: str, found: Found) -> None:
     mounts.check_count(text.removesuffix("\n").count("\n") + bool(text))
     table = mounts.parse(text)
     found = {**found, **_trees(base, table)}
@@ -147,11 +141,7 @@ def _set_mount(
     _check_table(base, agent, caller, table, mounts.Sources(known.boot, limit))
     if text and not text.endswith("\n"):
         text += "\n"
-    base.runtime.agents.journal.update(agent, mount=text, sources=sources)
-
-
-def _mount_effective(base: Base, agent: Agent, caller: Caller) -> str:
-    return mounts.render(base.runtime.agents.authority.effective_mounts(agent))
+    base.agents.journal.update(agent, mount=text, sources=sources)
 
 
 def _check_path(line: str, _: str = "") -> str:
@@ -163,12 +153,12 @@ def _parse_iso(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     if iso == "shared":
         if caller.agent is not None:
             raise DeniedError("only operators may write shared")
-        if base.runtime.agents.privilege.rootless:
+        if base.agents.privilege.rootless:
             raise UnsupportedError(
                 "iso=shared: this ctxd runs without root, so an agent that sees the host's tree "
                 "could change the files that ctxd starts from; mount the paths that it needs"
             )
-        parent = base.runtime.agents.registry.parent_of(agent)
+        parent = base.agents.registry.parent_of(agent)
         if parent is not None:
             raise DeniedError(f"a child cannot see more than its parent {quote(parent.name)}")
     return iso
@@ -206,27 +196,23 @@ def _path_row(
         value = str(parse(base, agent, caller, one_line(text)))
         return _look_at(base, caller, _named(value))
 
-    def check_found(
-        base: Base, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
-    ) -> None:
+    def check_found(base: Base, agent: Agent, caller: Caller, text: str, found: Found) -> None:
         value = str(parse(base, agent, caller, one_line(text)))
         for path in _named(value):
             if expands:
                 _check_expansion(base, caller, value, path, found)
             if path in found:
-                base.runtime.agents.authority.path_mode(agent, found[path].path)
+                base.agents.authority.path_mode(agent, found[path].path)
 
-    def commit_found(
-        base: Base, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
-    ) -> None:
+    def commit_found(base: Base, agent: Agent, caller: Caller, text: str, found: Found) -> None:
         value = str(parse(base, agent, caller, one_line(text)))
         sources = _found_sources(agent, caller, name, _named(value), found)
         check_found(base, agent, caller, text, found)
-        base.runtime.agents.journal.update(agent, **{name: value, "sources": sources})
+        base.agents.journal.update(agent, **{name: value, "sources": sources})
 
     return PathControl(
         name=name, doc=doc, default=default, shape=shape, guard=fields.WHILE_NEW, single=True,
-        render=fields.value(name), check=fields.checked(parse),
+        render=fields.value(name), check=parse,
         paths=paths, check_found=check_found, commit_found=commit_found,
     )  # fmt: skip
 
@@ -243,7 +229,10 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         paths=_mount_paths, check_found=_check_mounts, commit_found=_set_mount,
         doc="mount table: SOURCE TARGET ro|rw|hide [OPTIONS]; a SOURCE is a path, shared:SPACE "
         "or home:"),
-    Shown(name="mount.effective", render=_mount_effective, generated=True,
+    Shown(name="mount.effective", generated=True,
+        render=lambda base, agent, caller: mounts.render(
+            base.agents.authority.effective_mounts(agent)
+        ),
         doc="the tables of its ancestors, then its own, as they are in force"),
     _path_row("root", "directory to use as the root of its view instead of the base view",
               fields.alone(_check_path), shape=shapes.word(_check_path), expands=False),

@@ -29,14 +29,14 @@ def _check_label(line: str, _: str = "") -> str:
 
 def _set_label(base: Base, agent: Agent, label: str) -> None:
     rewritten = policy.relabel(agent.policy, agent.label, label)
-    base.runtime.agents.journal.update(agent, label=label, policy=rewritten)
+    base.agents.journal.update(agent, label=label, policy=rewritten)
 
 
 class _PolicyCheck:
     """Takes a policy as it is written, some lines after the others: each is read once."""
 
     def __init__(self, base: Base, agent: Agent, caller: Caller) -> None:
-        self._authority = base.runtime.agents.authority
+        self._authority = base.agents.authority
         self._agent = agent
         self._may_delegate = caller.agent is None
         self._lines = 0
@@ -72,7 +72,7 @@ class _PolicyCheck:
 
 def _set_policy(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     rules = _PolicyCheck(base, agent, caller).take(text)
-    authority = base.runtime.agents.authority
+    authority = base.agents.authority
     authority.check_taking(agent, rules)
     keys = {rule.key for rule in rules}
     # Whoever writes the text anew leaves what is there as it was: only the rules that
@@ -82,11 +82,11 @@ def _set_policy(base: Base, agent: Agent, caller: Caller, text: str) -> None:
         kept |= keys - {rule.key for rule in authority.own_policy(agent)}
     if text and not text.endswith("\n"):
         text += "\n"
-    base.runtime.agents.journal.update(agent, policy=text, policy_of_root=tuple(sorted(kept)))
+    base.agents.journal.update(agent, policy=text, policy_of_root=tuple(sorted(kept)))
 
 
 def _policy_effective(base: Base, agent: Agent, caller: Caller) -> str:
-    return policy.render(base.runtime.agents.authority.effective_policy(agent), agent.label)
+    return policy.render(base.agents.authority.effective_policy(agent), agent.label)
 
 
 ROWS: Final[tuple[Row[Agent], ...]] = (

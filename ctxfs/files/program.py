@@ -19,10 +19,6 @@ _CONTEXTS: Final = ("fresh", "fork")
 _RESTARTS: Final = ("no", "on-failure", "always")
 
 
-def _set_env(base: Base, agent: Agent, caller: Caller, text: str) -> None:
-    base.runtime.agents.journal.update(agent, env=fields.variables(text))
-
-
 def _check_tools(line: str, _: str = "") -> None:
     for item in line.split(":"):
         if item:
@@ -33,11 +29,7 @@ def _set_tool_path(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     items = [item for line in fields.lines(text) for item in line.split(":") if item]
     for item in items:
         names.check_absolute(item, "tool directory")
-    base.runtime.agents.journal.update(agent, path="".join(f"{item}\n" for item in items))
-
-
-def _tool_path(base: Base, agent: Agent, caller: Caller) -> str:
-    return agent.path or f"{base.runtime.places.mount}/tool\n"
+    base.agents.journal.update(agent, path="".join(f"{item}\n" for item in items))
 
 
 def _parse_context(base: Base, agent: Agent, caller: Caller, line: str) -> str:
@@ -53,7 +45,7 @@ def _check_model(line: str, _: str = "") -> None:
 
 def _parse_model(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     _check_model(line)
-    if line and not base.runtime.agents.authority.allows(agent, "model", line, "use"):
+    if line and not base.agents.authority.allows(agent, "model", line, "use"):
         raise DeniedError(f"model:{line} use is not in the agent's effective policy")
     return line
 
@@ -79,7 +71,7 @@ def _check_meta(base: Base, agent: Agent, caller: Caller, line: str) -> None:
 
 def _set_meta(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     names.parse_json_object(text)
-    base.runtime.agents.journal.update(agent, meta=text if text.endswith("\n") else text + "\n")
+    base.agents.journal.update(agent, meta=text if text.endswith("\n") else text + "\n")
 
 
 def _meta(base: Base, agent: Agent, caller: Caller) -> str:
@@ -90,10 +82,14 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     Control(name="env", shape=shapes.pairs(lambda line, label: names.parse_env_line(line),
                                            pattern="^[A-Za-z_][A-Za-z0-9_]*$"),
         mode=0o600, read=PARTIES, guard=fields.WHILE_NEW,
-        render=fields.text("env"), check=fields.alone(fields.check_variable), commit=_set_env,
+        render=fields.text("env"), check=fields.alone(fields.check_variable),
+        commit=lambda base, agent, caller, text: base.agents.journal.update(
+            agent, env=fields.variables(text)
+        ),
         doc="environment: KEY=VALUE, one per line"),
     Control(name="path", default="/ctx/tool", shape=shapes.lines(_check_tools),
-        guard=fields.WHILE_NEW, render=_tool_path, check=fields.alone(_check_tools),
+        guard=fields.WHILE_NEW, check=fields.alone(_check_tools),
+        render=lambda base, agent, caller: agent.path or f"{base.runtime.places.mount}/tool\n",
         commit=_set_tool_path, doc="tool directories, one per line"),
     fields.single("context", "fresh, or fork", _parse_context,
                   shape=shapes.choice(_CONTEXTS), default="fresh"),

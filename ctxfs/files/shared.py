@@ -7,14 +7,13 @@ so is what its modes and a cell's mounts let anybody do.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Final
 
 from ctxfs.tree.base import Base
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Call, Node
-from ctxfs.tree.rownodes import RowNode
-from ctxfs.tree.rows import Directory, Link, Making, Removing, Row, Shown, Target
+from ctxfs.tree.rownodes import found, node_of
+from ctxfs.tree.rows import Directory, Link, Making, Removing, Shown, Target
 from runtime.authority.accounts import Resource
 from runtime.authority.guard import Facts, Guard, Unless
 from runtime.caller import OPERATORS, Caller, Role
@@ -37,38 +36,16 @@ from runtime.texts.names import check_name, quote, timestamp
 
 def _usage(base: Base, space: Space, caller: Caller) -> str:
     if caller.uid in (0, space.owner):
-        base.runtime.agents.disk.look(space.owner)  # for who reads again
+        base.agents.disk.look(space.owner)  # for who reads again
     measured = timestamp(space.measured) if space.measured else "-"
     return f"bytes={space.bytes}\nentries={space.entries}\nmeasured={measured}\n"
-
-
-def _max(base: Base, space: Space, caller: Caller) -> str:
-    return f"{base.runtime.accounts.limit(Resource.DISK)}\n"
-
-
-def _tree(base: Base, space: Space) -> str:
-    return str(base.runtime.places.tree / "shared" / space.name)
 
 
 async def _make_ready(base: Base, space: Space, call: Call) -> None:
     await base.runtime.trees.ready(space)
 
 
-class _Spaces(Layout[Space]):
-    def find(self, base: Base, index: int, row: Row[Space]) -> Space | None:
-        return base.runtime.agents.spaces.get(SpaceIndex(index))
-
-    def path(self, base: Base, space: Space) -> str:
-        return f"shared/{space.name}"
-
-    def created(self, space: Space) -> float:
-        return space.made
-
-    def owner(self, space: Space) -> tuple[int, int]:
-        return space.owner, space.gid
-
-
-LAYOUT: Final = _Spaces(
+LAYOUT: Final[Layout[Space]] = Layout(
     number=12,
     name="space",
     rows=(
@@ -79,50 +56,50 @@ LAYOUT: Final = _Spaces(
         Shown(name="usage", public=True, generated=True, render=_usage,
             doc="key=value of its last measure: bytes on the disk, entries, and when that was "
             "measured, - if it never was; its owner, and uid 0, begin a new one by reading it"),
-        Shown(name="max", public=True, generated=True, render=_max,
+        Shown(name="max", public=True, generated=True,
+            render=lambda base, space, caller: f"{base.runtime.accounts.limit(Resource.DISK)}\n",
             doc="bytes that the disk account of its owner allows, for all that is on it"),
-        Link(name="data", public=True, target=_tree, ready=_make_ready,
+        Link(name="data", public=True, ready=_make_ready,
+            target=lambda base, space: str(base.runtime.places.tree / "shared" / space.name),
             doc="the tree itself, in the runtime directory of ctxd"),
     ),
+    find=lambda base, index, row: base.agents.spaces.get(SpaceIndex(index)),
+    path=lambda base, space: f"shared/{space.name}",
+    created=lambda space: space.made,
+    owner=lambda space: (space.owner, space.gid),
 )  # fmt: skip
 
 
-def entries(base: Base, _: Base, call: Call) -> Iterator[str]:
-    for space in base.runtime.agents.spaces:
-        yield space.name
-
-
 def find(base: Base, _: Base, call: Call, name: str) -> Node | None:
-    space = base.runtime.agents.spaces.named(name)
-    return RowNode(base, LAYOUT, space.index, space) if space is not None else None
+    return found(base, LAYOUT, base.agents.spaces.named(name))
 
 
 # making and removing
 
 
 def _make_space(base: Base, _: Base, call: Call, name: str, mode: int) -> Node:
-    spaces, limit = base.runtime.agents.spaces, base.runtime.config.spaces
+    spaces, limit = base.agents.spaces, base.runtime.config.spaces
     check_name(name)
     if spaces.named(name) is not None:
         raise TakenError(f"the space {quote(name)} already exists")
     if spaces.has(name):
         raise UnansweredError(f"the space {quote(name)} is just being removed: try again")
     # limits are against the others
-    if not base.runtime.agents.identity.is_master(call.caller) and spaces.of(call.uid) >= limit:
+    if not base.agents.identity.is_master(call.caller) and spaces.of(call.uid) >= limit:
         raise QuotaError(
             f"uid {call.uid} has {limit} spaces, the configured maximum: remove one first (rmdir)"
         )
     space = spaces.add(name, owner=call.uid, gid=call.gid, mode=mode & 0o3777)
-    return RowNode(base, LAYOUT, space.index, space)
+    return node_of(base, LAYOUT, space.index, space)
 
 
 def _space_target(base: Base, _: Base, caller: Caller, name: str) -> Target[Space]:
-    space = base.runtime.agents.spaces.named(name)
+    space = base.agents.spaces.named(name)
     if space is None:
         raise MissingError(f"there is no space {quote(name)}")
-    own = base.runtime.agents.identity.is_master(caller) or caller.uid == space.owner
-    if own and (_why_unknown(base.runtime.agents, caller, space) or space.entries):
-        base.runtime.agents.disk.look(space.owner)  # for who asks again
+    own = base.agents.identity.is_master(caller) or caller.uid == space.owner
+    if own and (_why_unknown(base.agents, caller, space) or space.entries):
+        base.agents.disk.look(space.owner)  # for who asks again
     return Target(obj=space, roles=base.root_roles(caller) & OPERATORS if own else Role.NONE)
 
 
@@ -152,7 +129,7 @@ def _why_full(facts: Facts, caller: Caller, space: Space) -> str:
 
 
 def _remove_space(base: Base, _: Base, caller: Caller, space: Space) -> None:
-    base.runtime.agents.spaces.remove(space)
+    base.agents.spaces.remove(space)
     base.cache.forget_attributes_of(LAYOUT.inodes(space.index))
 
 

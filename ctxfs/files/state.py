@@ -23,13 +23,13 @@ def _since(base: Base, agent: Agent) -> float:
 
 
 async def _usage(base: Base, agent: Agent, caller: Caller) -> bytes:
-    payer = base.runtime.agents.identity.payer(caller).owner
+    payer = base.agents.identity.payer(caller).owner
     found = await base.runtime.supervisor.meter.usage(agent, payer)
     return "".join(f"{key}={value}\n" for key, value in found.items()).encode()
 
 
 async def _processes(base: Base, agent: Agent, caller: Caller) -> bytes:
-    payer = base.runtime.agents.identity.payer(caller).owner
+    payer = base.agents.identity.payer(caller).owner
     return await base.runtime.supervisor.meter.processes(agent, caller.pid, payer)
 
 
@@ -52,7 +52,7 @@ def _printed(name: str, doc: str) -> Output[Agent]:
 
     def kept(base: Base, agent: Agent) -> Segments:
         last = agent.last_line if name == "log" else ""
-        return Segments(base.runtime.agents.documents.directory(agent) / name, last=last)
+        return Segments(base.agents.documents.directory(agent) / name, last=last)
 
     return Output(
         name=name, doc=doc, size=lambda base, agent: kept(base, agent).size,

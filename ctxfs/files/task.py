@@ -10,7 +10,7 @@ from ctxfs.files import fields
 from ctxfs.files.verbs import Verb
 from ctxfs.files.verbs import act as act_on_agent
 from ctxfs.tree.base import Base
-from ctxfs.tree.items import ItemLayout
+from ctxfs.tree.items import item_layout
 from ctxfs.tree.rows import Control, Directory, Inlet, Link, Output, Row, Shown, Verbs
 from ctxfs.tree.rows import one_line as _one
 from runtime.agents.tasks import (
@@ -36,7 +36,7 @@ _PARTIES: Final[Guard[Task]] = Guard(who=PARTIES)
 
 
 def _update(base: Base, task: Task, **values: str | bool) -> None:
-    base.runtime.agents.tasks.set(task, **values)
+    base.agents.tasks.set(task, **values)
 
 
 def _single(
@@ -62,56 +62,32 @@ def _parse_flag(line: str) -> bool:
     return names.check_choice(line, ("0", "1")) == "1"
 
 
-def _set_cmd(base: Base, task: Task, caller: Caller, text: str) -> None:
-    base.runtime.agents.tasks.set(task, cmd=text.removesuffix("\n"))
-
-
-def _set_env(base: Base, task: Task, caller: Caller, text: str) -> None:
-    base.runtime.agents.tasks.set(task, env=fields.variables(text))
-
-
 def _check_work(base: Base, task: Task, caller: Caller, line: str) -> None:
-    if line and base.runtime.agents.items.named(task.agent, Work, line) is None:
+    if line and base.agents.items.named(task.agent, Work, line) is None:
         raise MissingError(f"this agent has no work item {quote(line)}")
 
 
 def _set_work(base: Base, task: Task, caller: Caller, text: str) -> None:
-    base.runtime.agents.tasks.check_there(task)
+    base.agents.tasks.check_there(task)
     value = _one(text)
     _check_work(base, task, caller, value)
-    with base.runtime.agents.journal.changing() as change:
+    with base.agents.journal.changing() as change:
         change.put(task, work=value)
 
 
-def _status(base: Base, task: Task, caller: Caller) -> str:
-    return base.runtime.agents.tasks.status(task) + "\n"
-
-
 def _title(base: Base, task: Task, caller: Caller) -> str:
-    title = base.runtime.agents.results.title(task)
+    title = base.agents.results.title(task)
     return title + "\n" if title else ""
 
 
-def _accepts(base: Base, task: Task, caller: Caller) -> str:
-    return f"{int(accepts_input(base.runtime.agents, task))}\n"
-
-
-def _output(base: Base, task: Task) -> Callable[[int, int], bytes]:
-    return base.runtime.agents.results.source(task).read
-
-
-def _agent(base: Base, task: Task, caller: Caller) -> str:
-    return f"{task.name}\n" if task.child else ""
-
-
 def _started(base: Base, task: Task, caller: Caller) -> str:
-    started = base.runtime.agents.tasks.started(task)
+    started = base.agents.tasks.started(task)
     return timestamp(started) + "\n" if started else ""
 
 
 def _send(base: Base, task: Task, caller: Caller, text: str) -> None:
     """A line that is written to a child's handle is a message to the child."""
-    agents = base.runtime.agents
+    agents = base.agents
     child = agents.results.child_of(task)
     if child is None:
         raise WrongStateError("the agent of this handle was removed")
@@ -124,26 +100,14 @@ def _feed(base: Base, task: Task) -> Callable[[bytes], int] | None:
 
 
 def _owner(base: Base, task: Task) -> Agent:
-    agent = base.runtime.agents.registry.get(task.agent)
+    agent = base.agents.registry.get(task.agent)
     if agent is None:
         raise WrongStateError("the agent of this task was removed")
     return agent
 
 
-def _start(base: Base, task: Task, caller: Caller, words: list[str]) -> None:
-    base.runtime.agents.tasks.start(caller, _owner(base, task), task)
-
-
-def _stop(base: Base, task: Task, caller: Caller, words: list[str]) -> None:
-    base.runtime.agents.tasks.stop(caller, _owner(base, task), task, kill=False)
-
-
-def _kill(base: Base, task: Task, caller: Caller, words: list[str]) -> None:
-    base.runtime.agents.tasks.stop(caller, _owner(base, task), task, kill=True)
-
-
 def _fetch(base: Base, task: Task, caller: Caller, words: list[str]) -> None:
-    base.runtime.agents.tasks.check_fetch(caller, _owner(base, task), task)
+    base.agents.tasks.check_fetch(caller, _owner(base, task), task)
     base.runtime.supervisor.fetch(task)
 
 
@@ -153,12 +117,15 @@ _FETCH: Final[Verb[Task]] = Verb(
 VERBS: Final[dict[str, Verb[Task]]] = {
     verb.name: verb
     for verb in (
-        Verb("start", "run the command", STARTING, _start),
-        Verb("stop", "SIGTERM, grace, SIGKILL", STOPPING, _stop),
-        Verb("kill", "SIGKILL", KILLING, _kill),
+        Verb("start", "run the command", STARTING, lambda base, task, caller, words:
+             base.agents.tasks.start(caller, _owner(base, task), task)),
+        Verb("stop", "SIGTERM, grace, SIGKILL", STOPPING, lambda base, task, caller, words:
+             base.agents.tasks.stop(caller, _owner(base, task), task, kill=False)),
+        Verb("kill", "SIGKILL", KILLING, lambda base, task, caller, words:
+             base.agents.tasks.stop(caller, _owner(base, task), task, kill=True)),
         _FETCH,
     )
-}
+}  # fmt: skip
 
 
 def _verbs(base: Base, task: Task, caller: Caller) -> str:
@@ -173,14 +140,10 @@ def act(base: Base, task: Task, caller: Caller, line: str) -> None:
     if not task.child or verb is _FETCH:
         verb.handler(base, task, caller, words)
         return
-    child = base.runtime.agents.results.child_of(task)
+    child = base.agents.results.child_of(task)
     if child is None:
         raise WrongStateError("the agent of this handle was removed")
     act_on_agent(base, child, caller, verb.name)
-
-
-def _worktree(base: Base, task: Task, caller: Caller) -> str:
-    return base.runtime.agents.tasks.worktree(task)
 
 
 ROWS: Final[tuple[Row[Task], ...]] = (
@@ -188,28 +151,33 @@ ROWS: Final[tuple[Row[Task], ...]] = (
     Shown(name="kind", doc="command_task or child_agent_task", render=fields.value("task_kind")),
     _single("title", "its title, one line; for a child's handle: the first line of its task",
             _parse_title, render=_title),
-    Control(name="cmd", guard=WRITING, render=fields.value("cmd"), commit=_set_cmd,
+    Control(name="cmd", guard=WRITING, render=fields.value("cmd"),
+        commit=lambda base, task, caller, text: _update(base, task, cmd=text.removesuffix("\n")),
         doc="the command, run by sh -c"),
     _single("cwd", "its working directory", _parse_cwd, default="the agent's"),
     Control(name="env", mode=0o600, read=PARTIES, guard=WRITING,
-        render=fields.text("env"), check=fields.alone(fields.check_variable), commit=_set_env,
+        render=fields.text("env"), check=fields.alone(fields.check_variable),
+        commit=lambda base, task, caller, text: _update(base, task, env=fields.variables(text)),
         doc="additional environment: KEY=VALUE, one per line"),
     _single("accepts_input", "0, or 1: input is its standard input", _parse_flag,
-            default="0", render=_accepts),
-    Shown(name="status", polled=True, render=_status,
+            default="0",
+            render=lambda base, task, caller: f"{int(accepts_input(base.agents, task))}\n"),
+    Shown(name="status", polled=True,
+        render=lambda base, task, caller: f"{base.agents.tasks.status(task)}\n",
         doc="queued running cancelling completed failed cancelled interrupted"),
     Shown(name="exit", render=fields.value("exit"), doc="exit:N or signal:N, once it has ended"),
     Shown(name="reason", render=fields.value("reason"),
         doc="why it has ended, such as exit:3 or operator_stop"),
-    Shown(name="agent", render=_agent, doc="for a child's handle: the name of the child"),
+    Shown(name="agent", render=lambda base, task, caller: f"{task.name}\n" if task.child else "",
+        doc="for a child's handle: the name of the child"),
     Shown(name="pid", render=fields.value("pid"), volatile=True,
         doc="its shell, as a PID of the host"),
-    Output(name="output", content=_output,
-        size=lambda base, task: base.runtime.agents.results.source(task).size(),
+    Output(name="output", content=lambda base, task: base.agents.results.source(task).read,
+        size=lambda base, task: base.agents.results.source(task).size(),
         doc="everything it wrote; for a child's handle: the end of its out, then its latest "
         "reply, then its result; a read at offset 0 determines which of these it is"),
     Shown(name="preview", volatile=True,
-        render=lambda base, task, caller: base.runtime.agents.results.preview(task)[0],
+        render=lambda base, task, caller: base.agents.results.preview(task)[0],
         doc="head and tail of output, at most 8 KiB"),
     Inlet(name="input", guard=INPUT, send=_send, feed=_feed,
         doc="its standard input; for a child's handle: one message per flush"),
@@ -218,21 +186,16 @@ ROWS: Final[tuple[Row[Task], ...]] = (
         doc="takes start, stop, kill and, for a child with a worktree, fetch, one per "
         "line"),
     Link(name="wait", listed=False,
-        target=lambda base, task: str(base.runtime.agents.tasks.wait_path(task)),
+        target=lambda base, task: str(base.agents.tasks.wait_path(task)),
         doc="reading it blocks until the task has ended; by name only, no listing has it"),
     Control(name="work", guard=_PARTIES, render=fields.value("work"), check=_check_work,
         commit=_set_work, single=True, doc="the work item that it is for"),
-    Shown(name="worktree", render=_worktree, polled=True,
+    Shown(name="worktree", polled=True,
+        render=lambda base, task, caller: base.agents.tasks.worktree(task),
         doc="for a child's handle: state= path= branch= base= commit= reason= of its "
         "worktree"),
     Shown(name="started_at", render=_started, depends=("started",), doc="RFC 3339 time"),
     Shown(name="ended_at", render=fields.time("ended"), depends=("ended",), doc="RFC 3339 time"),
 )
 
-LAYOUT: Final = ItemLayout(
-    number=7,
-    name="task",
-    rows=ROWS,
-    kind=TASKS,
-    records=lambda agents: agents.tasks,
-)
+LAYOUT: Final = item_layout(7, "task", ROWS, TASKS, lambda agents: agents.tasks)

@@ -32,7 +32,7 @@ class Verb(Generic[_O]):
     usage: str
     doc: str
     guard: Guard[_O]
-    handler: Callable[[Base, _O, Caller, list[str]], None]
+    handler: Callable[[Base, _O, Caller, list[str]], object]
     told: str = ""
 
     @property
@@ -44,38 +44,6 @@ def _reason(agent: Agent, caller: Caller) -> str:
     if caller.agent is None:
         return "operator_stop"
     return "self_stop" if caller.agent == agent.index else "supervisor_stop"
-
-
-def _start(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None:
-    base.runtime.supervisor.start(agent)
-
-
-def _stop(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None:
-    base.runtime.supervisor.stop(agent, _reason(agent, caller), kill=False)
-
-
-def _kill(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None:
-    base.runtime.supervisor.stop(agent, _reason(agent, caller), kill=True)
-
-
-def _pause(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None:
-    base.runtime.supervisor.pause(agent)
-
-
-def _resume(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None:
-    base.runtime.supervisor.resume(agent)
-
-
-def _reset(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None:
-    base.runtime.supervisor.reset(agent)
-
-
-def _abort(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None:
-    base.runtime.supervisor.abort(agent, RunId(words[0]) if words else None)
-
-
-def _session(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None:
-    base.runtime.agents.births.switch_session(agent, check_name(words[0]))
 
 
 def _why_between(facts: Facts, caller: Caller, agent: Agent) -> str:
@@ -90,10 +58,6 @@ def _why_ending(facts: Facts, caller: Caller, agent: Agent) -> str:
     return f"the run {agent.run.id} is still ending: try again when it has ended"
 
 
-def _why_full(facts: Facts, caller: Caller, agent: Agent) -> str:
-    return room.describe(agent)
-
-
 #: by policy, an agent that may start may let go on, one that may stop may hold up
 _STARTERS: Final = CONTROLLERS | Role.STARTER
 _STOPPERS: Final = CONTROLLERS | Role.STOPPER
@@ -101,25 +65,39 @@ _STOPPERS: Final = CONTROLLERS | Role.STOPPER
 VERBS: Final[dict[str, Verb[Agent]]] = {
     verb.name: verb
     for verb in (
-        Verb("start", "begin a run", STARTING, _start, "start agents"),
+        Verb("start", "begin a run", STARTING,
+             lambda base, agent, caller, words: base.runtime.supervisor.start(agent),
+             "start agents"),
         Verb("stop", "cancel: SIGTERM, grace, SIGKILL",
-             of_move(_STOPPERS | Role.SELF, Cue.STOP), _stop,
+             of_move(_STOPPERS | Role.SELF, Cue.STOP),
+             lambda base, agent, caller, words:
+             base.runtime.supervisor.stop(agent, _reason(agent, caller), kill=False),
              "stop agents; kill them after their grace period"),
-        Verb("kill", "cancel without grace", of_move(_STOPPERS, Cue.KILL), _kill,
+        Verb("kill", "cancel without grace", of_move(_STOPPERS, Cue.KILL),
+             lambda base, agent, caller, words:
+             base.runtime.supervisor.stop(agent, _reason(agent, caller), kill=True),
              "stop agents at once"),
-        Verb("pause", "freeze it and everything below it", of_move(_STOPPERS, Cue.PAUSE), _pause,
+        Verb("pause", "freeze it and everything below it", of_move(_STOPPERS, Cue.PAUSE),
+             lambda base, agent, caller, words: base.runtime.supervisor.pause(agent),
              "freeze agents and all that they own"),
         Verb("resume", "continue",
              of_move(_STARTERS, Cue.RESUME,
                      Unless("its run is still ending", WrongStateError, _why_ending),
-                     Unless("a tree that it may write has no room", QuotaError, _why_full)),
-             _resume, "let paused agents continue"),
+                     Unless("a tree that it may write has no room", QuotaError,
+                            lambda facts, caller, agent: room.describe(agent))),
+             lambda base, agent, caller, words: base.runtime.supervisor.resume(agent),
+             "let paused agents continue"),
         Verb("abort [RUN]", "end the current run and pause",
              of_move(_STOPPERS, Cue.ABORT,
-                     Unless("it has no run", NotRunningError, _why_between)), _abort),
-        Verb("reset", "replace a dead agent with a new one", RESETTING, _reset,
+                     Unless("it has no run", NotRunningError, _why_between)),
+             lambda base, agent, caller, words:
+             base.runtime.supervisor.abort(agent, RunId(words[0]) if words else None)),
+        Verb("reset", "replace a dead agent with a new one", RESETTING,
+             lambda base, agent, caller, words: base.runtime.supervisor.reset(agent),
              "replace dead agents with new ones"),
-        Verb("session NAME", "switch or make a session", SWITCHING, _session),
+        Verb("session NAME", "switch or make a session", SWITCHING,
+             lambda base, agent, caller, words:
+             base.agents.births.switch_session(agent, check_name(words[0]))),
     )
 }  # fmt: skip
 
@@ -127,7 +105,7 @@ VERBS: Final[dict[str, Verb[Agent]]] = {
 def act(base: Base, agent: Agent, caller: Caller, line: str) -> None:
     """One line of ``ctl``."""
     verb, words = parse_usage(line, VERBS)
-    agents = base.runtime.agents
+    agents = base.agents
     roles = agents.identity.roles(caller, agent)
     verb.guard.check(Act.SAY, verb.name, agents, caller, roles, agent, agent)
     with agents.journal.acting(caller, agent, verb=verb.name):

@@ -16,7 +16,6 @@ from ctxfs.keptlines import KeptLines
 from ctxfs.program import program
 from ctxfs.reasons import Reasons
 from ctxfs.tree.folders import Folders
-from ctxfs.tree.queued import Queued
 from runtime.authority.identity import Identity
 from runtime.authority.loop import AtHand
 from runtime.authority.reach import Reach
@@ -75,15 +74,15 @@ class Base(Handed):
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self.reasons = Reasons(runtime.agents)
-        self.reach = Reach(runtime.agents.registry, runtime.agents.authority)
-        runtime.agents.journal.subscribe(self.reach)
+        self.agents = runtime.agents
+        self.reasons = Reasons(self.agents)
+        self.reach = Reach(self.agents.registry, self.agents.authority)
+        self.agents.journal.subscribe(self.reach)
         self.cache = Cache()
         self.kept_lines = KeptLines()
-        self.queued = Queued(runtime.agents.items, runtime.agents.journal)
-        self.disks = Disks(runtime.agents.identity.payer)
+        self.disks = Disks(self.agents.identity.payer)
         self.folders = Folders(runtime, self.cache, self.disks)
-        runtime.agents.disk.unnamed = self.folders.unnamed
+        self.agents.disk.unnamed = self.folders.unnamed
         #: calls of tools that have begun to change something, or are about to be answered
         self.calls = AtHand()
         self.started = time.time()
@@ -99,12 +98,12 @@ class Base(Handed):
         """Whether the caller may know of the agent."""
         if not agent.private:
             return True
-        return bool(self.runtime.agents.identity.roles(caller, agent) & INSIDERS)
+        return bool(self.agents.identity.roles(caller, agent) & INSIDERS)
 
     def view(self, caller: Caller) -> View:
         """The agents that the caller finds by listing."""
-        return View(self.runtime.agents.identity, caller)
+        return View(self.agents.identity, caller)
 
     def root_roles(self, caller: Caller) -> Role:
         """The roles of the caller towards what belongs to no agent."""
-        return self.runtime.agents.identity.root_roles(caller)
+        return self.agents.identity.root_roles(caller)

@@ -14,10 +14,12 @@ from runtime.authority.disk import ENTRY_SIZE, Share
 from runtime.authority.guard import Act, Guard
 from runtime.caller import Caller, Role
 from runtime.errors import GoneError, QuotaError
-from runtime.records.model import Agent
+from runtime.kernel.handover import Handed
+from runtime.records.model import Agent, Session
 from runtime.runtime import Runtime
 
-_O = TypeVar("_O")
+#: what has a folder
+_O = TypeVar("_O", bound=Agent | Session)
 
 #: about what a number takes, in the caches of the kernel's knowledge too
 NODE_SIZE: Final = 1 << 10
@@ -29,7 +31,7 @@ class FolderRow(Generic[_O]):
 
     ``key`` tells the folders of a kind apart, and ``find`` finds the object by it; None once that
     is gone. ``root`` is where the directory really is, made by ``ensure`` with what is first made
-    in it. Until then it is shown with ``mode``, and as changed when the object was ``created``.
+    in it. Until then it is shown with ``mode``, and as changed when the object was made.
     ``owner`` tells whom everything is shown to belong to, ``holder`` on whose account it is. The
     guards judge what a caller is to ``agent``.
     """
@@ -41,21 +43,21 @@ class FolderRow(Generic[_O]):
     root: Callable[[Runtime, _O], Path]
     ensure: Callable[[Runtime, _O], object]
     mode: int
-    created: Callable[[_O], float]
     owner: Callable[[Runtime, _O], tuple[int, int]]
     holder: Callable[[_O], tuple[int, str]]
-    share: Callable[[Runtime, _O], Share]
     agent: Callable[[Runtime, _O], Agent | None]
     read: Guard[_O]
     write: Guard[_O]
 
 
-class Folder(Generic[_O]):
+class Folder(Handed, Generic[_O]):
     """One folder, as long as the kernel knows a number of it.
 
     There are at most ``files`` files and directories, and at most ``artifact_max`` bytes in all
     files together: their sizes as stat(2) tells them, holes included.
     """
+
+    HANDED = ("key", "number", "entries", "bytes", "numbers")
 
     def __init__(self, runtime: Runtime, row: FolderRow[_O], key: str, number: int) -> None:
         self.runtime = runtime
@@ -89,7 +91,7 @@ class Folder(Generic[_O]):
     @property
     def share(self) -> Share:
         """The share of its owner's disk account."""
-        return self.row.share(self.runtime, self.obj)
+        return self.runtime.agents.disk.share(self.obj)
 
     def ensure(self) -> None:
         """Goes before what is made in it; ``NoSpaceError``."""

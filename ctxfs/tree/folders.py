@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from ctxfs.caching import Cache
 from ctxfs.disks import Disks
@@ -44,8 +44,6 @@ from runtime.kernel.handover import Descriptors
 from runtime.records.model import Agent
 from runtime.runtime import Runtime
 from runtime.texts.names import quote
-
-_O = TypeVar("_O")
 
 #: above every computed inode number; version 0.2 gave numbers from here on
 _FIRST: Final = 1 << 62
@@ -92,7 +90,7 @@ class Folders:
     def knows(self, number: int) -> bool:
         return number in self._places
 
-    def root(self, row: FolderRow[_O], obj: _O) -> FolderNode:
+    def root(self, row: FolderRow[Any], obj: Any) -> FolderNode:
         """The folder of an object."""
         folder = self._folder(row, row.key(obj))
         if folder.number not in self._places:
@@ -228,33 +226,26 @@ class Folders:
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
         """Where each number is; what is open its opener keeps."""
+        folders = [self._saved(folder, descriptors) for folder in self._folders.values()]
+        return {"next": self._next, "folders": folders}
+
+    def _saved(self, folder: Folder[Any], descriptors: Descriptors) -> dict[str, Any]:
+        places = [self._places[number] for number in folder.numbers]
         return {
-            "next": self._next,
-            "folders": [
-                {
-                    "row": folder.row.name,
-                    "key": folder.key,
-                    "number": folder.number,
-                    "entries": folder.entries,
-                    "bytes": folder.bytes,
-                    "numbers": list(folder.numbers),
-                    "parents": [self._places[number].parent for number in folder.numbers],
-                    "names": os.fsencode(
-                        "\0".join(self._places[number].name for number in folder.numbers)
-                    ),
-                }
-                for folder in self._folders.values()
-            ],
+            **folder.save(descriptors),
+            "row": folder.row.name,
+            "parents": [place.parent for place in places],
+            "names": os.fsencode("\0".join(place.name for place in places)),
         }
 
-    def restore(self, saved: dict[str, Any], rows: Mapping[str, FolderRow[Any]]) -> None:
+    def restore(self, saved: Mapping[str, Any], rows: Mapping[str, FolderRow[Any]]) -> None:
         """In a table that has no numbers yet."""
         self._next = saved["next"]
         for each in saved["folders"]:
             folder = Folder(self._runtime, rows[each["row"]], each["key"], each["number"])
-            folder.entries, folder.bytes = each["entries"], each["bytes"]
             if folder.row.find(self._runtime, folder.key) is None:
                 continue
+            folder.restore({**each, "numbers": ()})
             names = os.fsdecode(each["names"]).split("\0")
             for number, parent, name in zip(each["numbers"], each["parents"], names, strict=True):
                 self._add(number, _Place(folder, parent, name))
@@ -325,7 +316,7 @@ class FolderNode(Node):
                     gid=gid,
                     size=_EMPTY_SIZE,
                     links=2,
-                    mtime=folder.row.created(obj),
+                    mtime=obj.created,
                 )
         mode = stat.S_IFMT(st.st_mode) | st.st_mode & _MODE
         return Attributes(

@@ -24,20 +24,16 @@ class Treatment:
 
     name: str
     owner: ShownOwner
-    pages: bool
+    pages: bool = False
     lease: str
-    lock: str
+    lock: str = "granted, blocks no other process"
     mmap: str
 
-
-_ADVISORY: Final = "granted, blocks no other process"
 
 CONTROL: Final = Treatment(
     name="controls and documents",
     owner=ShownOwner.DAEMON,
-    pages=False,
     lease="EACCES",
-    lock=_ADVISORY,
     mmap="private only",
 )
 #: Everybody may read them, so nobody can lose the right to.
@@ -46,25 +42,20 @@ PUBLIC: Final = Treatment(
     owner=ShownOwner.DAEMON,
     pages=True,
     lease="EACCES",
-    lock=_ADVISORY,
     mmap="private, shared for reading",
 )
 #: The kernel lets only its owner remove a directory from the sticky ``agent/``.
 NAMED: Final = Treatment(
     name="directories, sockets, links",
     owner=ShownOwner.AGENT,
-    pages=False,
     lease="none",
-    lock=_ADVISORY,
     mmap="none",
 )
 #: What an agent owns it could lease: the system call filter of its cell closes that.
 REAL: Final = Treatment(
     name="files of artifact/, episode/",
     owner=ShownOwner.AGENT,
-    pages=False,
     lease="EPERM in a cell",
-    lock=_ADVISORY,
     mmap="private only",
 )
 TABLE: Final = (CONTROL, PUBLIC, NAMED, REAL)

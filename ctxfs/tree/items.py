@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from ctxfs.tree.base import Base
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Call, Node
-from ctxfs.tree.rownodes import RowNode
+from ctxfs.tree.rownodes import found, node_of
 from ctxfs.tree.rows import Directory, Making, Removing, Row, Target
 from runtime.agents.parts import Agents
 from runtime.agents.planes import Plane, PlaneKind
@@ -24,7 +24,7 @@ _I = TypeVar("_I", bound=Item)
 
 def agent_with(base: Base, item: Item) -> Agent:
     """The agent that a record belongs to; it may have been removed since."""
-    agent = base.runtime.agents.registry.recall(item.agent)
+    agent = base.agents.registry.recall(item.agent)
     if agent is None:
         raise MissingError("this object was removed with its agent")
     return agent
@@ -44,51 +44,52 @@ class ItemLayout(Layout[_I]):
     def cls(self) -> type[_I]:
         return self.kind.cls
 
-    def find(self, base: Base, index: int, row: Row[_I]) -> _I | None:
-        agents = base.runtime.agents
-        item = agents.items.get(ItemIndex(index))
-        if isinstance(item, self.cls) and agents.registry.get(item.agent) is not None:
-            return item
-        return None
-
-    def path(self, base: Base, item: _I) -> str:
-        return f"agent/{agent_with(base, item).name}.d/{self.name}/{item.name}"
-
-    def agent(self, base: Base, item: _I) -> Agent:
-        return agent_with(base, item)
-
-    def created(self, item: _I) -> float:
-        return item.created
-
     def directory(self, doc: str) -> Directory[Agent]:
         """The row of the records' directory in the agent's own."""
 
-        def entries(base: Base, agent: Agent, call: Call) -> Iterator[str]:
-            for item in base.runtime.agents.items.of(agent.index, self.cls):
-                yield item.name
-
         def find(base: Base, agent: Agent, call: Call, name: str) -> Node | None:
-            item = base.runtime.agents.items.named(agent.index, self.cls, name)
-            return RowNode(base, self, item.index, item) if item is not None else None
+            return found(base, self, base.agents.items.named(agent.index, self.cls, name))
 
         def make(base: Base, agent: Agent, call: Call, name: str, mode: int) -> Node:
-            item = self.records(base.runtime.agents).make(call.caller, agent, name)
-            return RowNode(base, self, item.index, item)
+            item = self.records(base.agents).make(call.caller, agent, name)
+            return node_of(base, self, item.index, item)
 
         def target(base: Base, agent: Agent, caller: Caller, name: str) -> Target[_I]:
-            agents = base.runtime.agents
-            item = self.records(agents).find(agent, name)
-            return Target(obj=item, roles=agents.identity.roles(caller, agent), agent=agent)
+            item = self.records(base.agents).find(agent, name)
+            return Target(obj=item, roles=base.agents.identity.roles(caller, agent), agent=agent)
 
         def remove(base: Base, agent: Agent, caller: Caller, item: _I) -> None:
-            self.records(base.runtime.agents).remove(caller, agent, item.name)
+            self.records(base.agents).remove(caller, agent, item.name)
 
         removing: Removing[Agent, _I] = Removing(
             guard=self.kind.removing, find=target, act=remove
         )
         return Directory(
-            name=self.name, entries=entries, find=find, guard=self.kind.making,
+            name=self.name, find=find, guard=self.kind.making,
+            entries=lambda base, agent, call: (
+                item.name for item in base.agents.items.of(agent.index, self.cls)
+            ),
             make=Making(guard=self.kind.making, act=make),
             remove=removing,
             doc=doc,
         )  # fmt: skip
+
+
+def item_layout(
+    number: int,
+    name: str,
+    rows: tuple[Row[_I], ...],
+    kind: PlaneKind[_I],
+    records: Callable[[Agents], Plane[_I]],
+) -> ItemLayout[_I]:
+    def find(base: Base, index: int, row: Row[_I]) -> _I | None:
+        item = base.agents.items.get(ItemIndex(index))
+        if isinstance(item, kind.cls) and base.agents.registry.get(item.agent) is not None:
+            return item
+        return None
+
+    return ItemLayout(
+        number=number, name=name, rows=rows, kind=kind, records=records, find=find,
+        path=lambda base, item: f"agent/{agent_with(base, item).name}.d/{name}/{item.name}",
+        agent=agent_with, created=lambda item: item.created,
+    )  # fmt: skip

@@ -4,17 +4,16 @@ A plane says once where its objects are, which agent they belong to and who sees
 inode number is computed from the plane, the index of the object and the number of the row
 (``numbers``), so that ten thousand agents cost no objects.
 
-A layout holds everything in which kinds of objects differ. To add one, write a subclass of
-``Layout`` and list it in ``ctxfs.filesystem.LAYOUTS``.
+A layout holds everything in which kinds of objects differ. To add one, list it in
+``ctxfs.filesystem.LAYOUTS``.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ctxfs.caching import FOREVER
 from ctxfs.tree.base import Base
@@ -26,53 +25,33 @@ _O = TypeVar("_O")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Layout(ABC, Generic[_O]):
+class Layout(Generic[_O]):
     """One kind of objects. Inode numbers are made of its ``number`` and that of the row, for
     which ``numbers.ROWS`` has the name of the row; ``LookupError`` where it has not.
 
-    In a ``closed`` layout a caller finds only what it may read, and the objects of a ``hidden`` one
-    are not there for all. When a control of a ``told`` layout is written, that is an event of its
-    agent.
+    ``find`` gets the object of an index, for one of its rows; None once that is gone. ``path``
+    tells where its directory is, from the root, ``agent`` whose authority decides, if it belongs
+    to any, and ``created`` when it was made, if that is not when its agent was. The directory of an
+    object that belongs to no agent is shown to belong to its ``owner``, else to the daemon.
+
+    A name is looked up for each caller if it is ``asked`` for: not all may see it, and nothing
+    above it hides it already. One that is ``unsettled`` may still become such a name. In a
+    ``closed`` layout a caller finds only what it may read. When a control of a ``told`` layout is
+    written, that is an event of its agent.
     """
 
     number: int
     name: str
     rows: tuple[Row[_O], ...]
+    find: Callable[[Base, int, Row[_O]], _O | None]
+    path: Callable[[Base, _O], str]
+    agent: Callable[[Base, _O], Agent | None] = lambda base, obj: None
+    created: Callable[[_O], float | None] = lambda obj: None
+    owner: Callable[[_O], tuple[int, int] | None] = lambda obj: None
+    asked: Callable[[_O, Row[_O]], bool] = lambda obj, row: False
+    unsettled: Callable[[_O, Row[_O]], bool] = lambda obj, row: False
     closed: bool = False
-    hidden: bool = False
     told: bool = False
-
-    # what each layout says of its objects
-
-    @abstractmethod
-    def find(self, base: Base, index: int, row: Row[_O]) -> _O | None:
-        """The object of an index, for one of its rows; None once that is gone."""
-
-    @abstractmethod
-    def path(self, base: Base, obj: _O) -> str:
-        """Where the object's directory is, from the root."""
-
-    def agent(self, base: Base, obj: _O) -> Agent | None:
-        """The agent whose authority decides; None if the object belongs to no agent."""
-        return None
-
-    def created(self, obj: _O) -> float | None:
-        """When the object was made; None if that is when its agent was."""
-        return None
-
-    def owner(self, obj: _O) -> tuple[int, int] | None:
-        """Whom the directory of an object that belongs to no agent is shown to belong to; None if
-        to the daemon."""
-        return None
-
-    def asked(self, obj: _O, row: Row[_O]) -> bool:
-        """Whether a name is looked up for each caller: not all may see it, and nothing
-        above it hides it already."""
-        return self.hidden and row.top
-
-    def unsettled(self, obj: _O, row: Row[_O]) -> bool:
-        """Whether a name that all may see may still become one that not all may."""
-        return False
 
     # rows
 
@@ -150,6 +129,11 @@ class Layout(ABC, Generic[_O]):
         if not row.kept or self.asked(obj, row) or self.unsettled(obj, row):
             return 0.0
         return FOREVER
+
+
+def only_top(obj: object, row: Row[Any]) -> bool:
+    """Asked for are the objects themselves: they are not there for all."""
+    return row.top
 
 
 def split_inode(inode: int) -> tuple[int, int, int]:

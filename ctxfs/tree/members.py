@@ -108,7 +108,7 @@ class Member(Node, Generic[_O]):
         """Uid, gid and mode bits; the daemon decides beyond them who may."""
         row = self.row
         mode = row.mode
-        privilege = self.base.runtime.agents.privilege
+        privilege = self.base.agents.privilege
         if agent is None:
             owner = self.layout.owner(self.obj) if row.top else None
             return *(owner or (privilege.uid, privilege.gid)), mode
@@ -149,11 +149,11 @@ class Member(Node, Generic[_O]):
         agent = self.agent
         if agent is None:
             return self.base.root_roles(caller)
-        return self.base.runtime.agents.identity.roles(caller, agent)
+        return self.base.agents.identity.roles(caller, agent)
 
     @property
     def writing_roles(self) -> Role:
-        return self.row.guard.wanted(self.base.runtime.agents, self.agent)
+        return self.row.guard.wanted(self.base.agents, self.agent)
 
     def is_writer(self, caller: Caller) -> bool:
         return bool(self.roles(caller) & self.writing_roles)
@@ -169,7 +169,7 @@ class Member(Node, Generic[_O]):
 
     def check_alive(self, caller: Caller) -> None:
         """``DeniedError`` once the process that opened the file is gone."""
-        if not self.base.runtime.agents.identity.still(caller):
+        if not self.base.agents.identity.still(caller):
             raise DeniedError("the agent that opened this file has ended, and its rights with it")
 
     def check_reader(self, caller: Caller) -> None:
@@ -192,7 +192,7 @@ class Member(Node, Generic[_O]):
         ``MissingError`` if the object was removed, or reset, since the file was opened.
         """
         row, guard, agent = self.row, self.row.guard, self.agent
-        agents = self.base.runtime.agents
+        agents = self.base.agents
         guard.check_who(Act.WRITE, row.name, agents, self.roles(caller), agent)
         if agent is not None:
             guard.check_when(Act.WRITE, row.name, agent)
@@ -201,7 +201,7 @@ class Member(Node, Generic[_O]):
 
     def acting(self, caller: Caller) -> AbstractContextManager[None]:
         """Around a commit: what follows is the caller's doing, and a control tells of it."""
-        journal, agent = self.base.runtime.agents.journal, self.agent
+        journal, agent = self.base.agents.journal, self.agent
         if self.layout.told and agent is not None and isinstance(self.row, Control | PathControl):
             return journal.acting(caller, agent, file=self.row.name)
         return journal.acting(caller)

@@ -352,7 +352,7 @@ class Node:
 
     def receive(self, call: Call, source: Node, name: str, new_name: str) -> None:
         """A real file is renamed into this directory, from another space."""
-        raise ForbiddenError("a file cannot be renamed into another space")
+        raise ForbiddenError(f"nothing can be renamed into {self.path or '/'}")
 
     def set_attributes(self, call: Call, changes: NewAttributes) -> None:
         """chmod(2), chown(2), utimensat(2).

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from ctxfs.tree import rows
+from ctxfs.tree.base import Base
 from ctxfs.tree.histories import OpenByPath, OpenHistory
+from ctxfs.tree.layouts import Layout
 from ctxfs.tree.members import Member
 from ctxfs.tree.nodes import Attributes, Call, NewAttributes, Node, OpenFile
 from ctxfs.tree.openfiles import (
@@ -28,27 +30,41 @@ from runtime.texts.names import quote
 _O = TypeVar("_O")
 
 
+class _Indexed(Protocol):
+    @property
+    def index(self) -> int: ...
+
+
+_I = TypeVar("_I", bound=_Indexed)
+
+
 class RowNode(Member[_O]):
-    """The row of one object, with all that can be done with it."""
+    """The row of one object; ``node_of`` makes it, of the class that its kind has."""
 
-    # opening
-
-    def open(self, call: Call, flags: int) -> OpenFile:
-        row = self.row
-        if not isinstance(row, rows.File):
-            return super().open(call, flags)
-        accmode = flags & os.O_ACCMODE
-        if accmode != os.O_WRONLY and not self.may_read(call.caller):
-            raise DeniedError(f"the caller may not read {row.name}")
-        if accmode != os.O_RDONLY or flags & os.O_TRUNC:
-            self.check_writer(call.caller)
-        return open_row(self, row, call.caller, flags)
+    def may_be_seen(self, caller: Caller) -> bool:
+        if not self.layout.asked(self.obj, self.row) or self.may_read(caller):
+            return True
+        return self.is_writer(caller)
 
     def set_attributes(self, call: Call, changes: NewAttributes) -> None:
         super().set_attributes(call, changes)
         timed = changes.atime is not None or changes.mtime is not None
         if timed and not self.roles(call.caller) & self.row.guard.who:
             raise ForbiddenError(f"the times of {self.path} cannot be changed")
+
+
+class FileNode(RowNode[_O]):
+    """A file, which is opened as its kind says."""
+
+    row: rows.File[_O]
+
+    def open(self, call: Call, flags: int) -> OpenFile:
+        accmode = flags & os.O_ACCMODE
+        if accmode != os.O_WRONLY and not self.may_read(call.caller):
+            raise DeniedError(f"the caller may not read {self.row.name}")
+        if accmode != os.O_RDONLY or flags & os.O_TRUNC:
+            self.check_writer(call.caller)
+        return open_row(self, call.caller, flags)
 
     def changed(self) -> None:
         if isinstance(self.row, rows.Document):
@@ -57,22 +73,30 @@ class RowNode(Member[_O]):
     def closed(self, fd: int) -> None:
         self.base.disks.close(fd)
 
+
+class LinkNode(RowNode[_O]):
+    """A symbolic link."""
+
+    row: rows.Link[_O]
+
     def readlink(self) -> str:
-        if not isinstance(self.row, rows.Link):
-            return super().readlink()
         return self.row.target(self.base, self.obj)
 
     async def followed(self, call: Call) -> None:
-        if isinstance(self.row, rows.Link) and self.row.ready is not None:
+        if self.row.ready is not None:
             await self.row.ready(self.base, self.obj, call)
+
+
+class DirectoryNode(RowNode[_O]):
+    """A directory: the rows that are within it, and what its own row finds beside them."""
+
+    row: rows.Directory[_O]
 
     # names
 
     def lookup(self, call: Call, name: str) -> Node:
         """An entry of the directory; ``MissingError`` or ``DeniedError``."""
         row = self.row
-        if not isinstance(row, rows.Directory):
-            return super().lookup(call, name)
         if not name.isascii():
             raise MissingError(f"{quote(name)}: names here must be ASCII")
         node = row.find(self.base, self.obj, call, name) if row.find is not None else None
@@ -91,66 +115,56 @@ class RowNode(Member[_O]):
         number = self.layout.numbers.get((self._within, name))
         if number is None:
             return None
-        node = RowNode(self.base, self.layout, self.index, self.obj, number)
+        node = node_of(self.base, self.layout, self.index, self.obj, number)
         row = node.row
-        if not node._may_be_seen(call):
+        if not node.may_be_seen(call.caller):
             raise DeniedError(f"the caller may not see {row.name}")
         if isinstance(row, rows.Directory) and row.folder is not None:
             return self.base.folders.root(row.folder, self.obj)
         return node
 
     def list(self, call: Call) -> Iterator[str]:
-        if not isinstance(self.row, rows.Directory):
-            return super().list(call)
         if not self.may_read(call.caller):
             raise DeniedError(f"the caller may not list {self.path or '/'}")
-        return self._names(self.row, call)
+        return self._names(call)
+
+    def _names(self, call: Call) -> Iterator[str]:
+        if self.row.entries is not None:
+            yield from self.row.entries(self.base, self.obj, call)
+        for number, inner in self.layout.within(self._within):
+            node = node_of(self.base, self.layout, self.index, self.obj, number)
+            if inner.listed and node.may_be_seen(call.caller):
+                yield inner.name
 
     def telling(self) -> Callable[[str], Attributes | None]:
-        tell = self.row.tell if isinstance(self.row, rows.Directory) else None
-        return super().telling() if tell is None else tell(self.base)
-
-    def _names(self, row: rows.Directory[_O], call: Call) -> Iterator[str]:
-        if row.entries is not None:
-            yield from row.entries(self.base, self.obj, call)
-        for number, inner in self.layout.within(self._within):
-            node = RowNode(self.base, self.layout, self.index, self.obj, number)
-            if inner.listed and node._may_be_seen(call):
-                yield inner.name
+        return super().telling() if self.row.tell is None else self.row.tell(self.base)
 
     @property
     def _within(self) -> str:
         """The directory that its rows are ``within``."""
         return "" if self.row.top else self.row.name
 
-    def _may_be_seen(self, call: Call) -> bool:
-        if not self.layout.asked(self.obj, self.row) or self.may_read(call.caller):
-            return True
-        return self.is_writer(call.caller)
-
     def shown(self, name: str) -> str:
-        secret = isinstance(self.row, rows.Directory) and self.row.secret
-        return "(a secret)" if secret else name
+        return "(a secret)" if self.row.secret else name
 
     # making and removing
 
     @property
     def instead(self) -> str:
-        name = self.row.instead if isinstance(self.row, rows.Directory) else ""
-        return f": use {self.path}/{name}" if name else ""
+        return f": use {self.path}/{self.row.instead}" if self.row.instead else ""
 
     def mkdir(self, call: Call, name: str, mode: int) -> Node:
-        making = self.row.make if isinstance(self.row, rows.Directory) else None
+        making = self.row.make
         if making is None:
             return super().mkdir(call, name, mode)
-        agents, roles = self.base.runtime.agents, self.roles(call.caller)
+        agents, roles = self.base.agents, self.roles(call.caller)
         what = self._named(name)
         making.guard.check_who(Act.MAKE, what, agents, roles, self.agent)
         with agents.journal.acting(call.caller):
             return making.act(self.base, self.obj, call, name, mode)
 
     def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, OpenFile]:
-        if isinstance(self.row, rows.Directory) and self.row.secret:
+        if self.row.secret:
             # as a shell opens one that was there: it is gone, rather than never to be made
             raise MissingError(
                 f"{quote(self.shown(name))}: no such file in {self.path}; it may have been used"
@@ -158,35 +172,52 @@ class RowNode(Member[_O]):
         return super().create(call, name, mode, flags)
 
     def rmdir(self, call: Call, name: str) -> None:
-        removing = self.row.remove if isinstance(self.row, rows.Directory) else None
-        if removing is None:
+        if self.row.remove is None:
             return super().rmdir(call, name)
-        removing.remove(self.base, self.obj, call.caller, name, self._named(name))
+        self.row.remove.remove(self.base, self.obj, call.caller, name, self._named(name))
 
     def _named(self, name: str) -> str:
         return f"{self.path}/{name}".lstrip("/")
 
     def mknod(self, call: Call, name: str, mode: int) -> Node:
         """The binder binds each socket under a name that nobody lists."""
-        bind = self.row.bind if isinstance(self.row, rows.Directory) else None
         node: Node | None = None
-        if bind is not None and call.is_binder and stat.S_ISSOCK(mode):
-            node = bind(self.base, self.obj, name)
+        if self.row.bind is not None and call.is_binder and stat.S_ISSOCK(mode):
+            node = self.row.bind(self.base, self.obj, name)
         return node if node is not None else super().mknod(call, name, mode)
 
     def receive(self, call: Call, source: Node, name: str, new_name: str) -> None:
-        receive = self.row.receive if isinstance(self.row, rows.Directory) else None
-        if receive is None:
-            raise ForbiddenError(f"nothing can be renamed into {self.path or '/'}")
-        receive(self.base, self.obj, call, source, name, new_name)
+        if self.row.receive is None:
+            return super().receive(call, source, name, new_name)
+        self.row.receive(self.base, self.obj, call, source, name, new_name)
+
+
+_CLASSES: Final[dict[rows.Kind, type[RowNode[Any]]]] = {
+    rows.Kind.FILE: FileNode,
+    rows.Kind.DIRECTORY: DirectoryNode,
+    rows.Kind.LINK: LinkNode,
+    rows.Kind.SOCKET: RowNode,
+}
+
+
+def node_of(
+    base: Base, layout: Layout[_O], index: int, obj: _O, number: int = 0
+) -> RowNode[_O]:
+    """The node of a row; without a number, of the object's own directory."""
+    return _CLASSES[layout.numbered[number or layout.top].kind](base, layout, index, obj, number)
+
+
+def found(base: Base, layout: Layout[_I], obj: _I | None) -> RowNode[_I] | None:
+    """The node of what was looked for, by its index; None if nothing was found."""
+    return node_of(base, layout, obj.index, obj) if obj is not None else None
 
 
 # what opens which kind of row
 
 
-def open_row(node: Member[_O], row: rows.File[_O], caller: Caller, flags: int) -> OpenFile:
+def open_row(node: FileNode[_O], caller: Caller, flags: int) -> OpenFile:
     """A row, opened; the caller may open it like this."""
-    match row:
+    match row := node.row:
         case rows.Verbs():
             return OpenVerbs(node, row, caller)
         case rows.Staged() if flags & os.O_ACCMODE != os.O_RDONLY:
@@ -194,7 +225,7 @@ def open_row(node: Member[_O], row: rows.File[_O], caller: Caller, flags: int) -
         case rows.Rendered():
             return OpenRow(node, caller, writing=False)
         case rows.Document():
-            return open_document(node, row, caller, flags)
+            return _open_document(node, row, caller, flags)
         case rows.History():
             return OpenHistory(node, row, caller, flags)
         case rows.Output():
@@ -207,13 +238,14 @@ def open_row(node: Member[_O], row: rows.File[_O], caller: Caller, flags: int) -
 
 
 def reopen_row(
-    node: Member[_O], row: rows.File[_O], caller: Caller, flags: int, saved: dict[str, Any]
+    node: FileNode[_O], caller: Caller, flags: int, saved: dict[str, Any]
 ) -> OpenFile:
     """One that was open in the daemon before, as it was there: nobody asks whether it may be.
 
     ``LookupError`` if it is of another kind now.
     """
     flags &= ~(os.O_TRUNC | os.O_CREAT | os.O_EXCL)
+    row = node.row
     opened: OpenFile
     if isinstance(row, rows.Document):
         fd = saved.get("fd")
@@ -221,7 +253,7 @@ def reopen_row(
             node, row, caller, flags, fd
         )
     else:
-        opened = open_row(node, row, caller, flags)
+        opened = open_row(node, caller, flags)
     # version 0.2 had a kind for bytes
     kind = "OpenInlet" if saved["kind"] == "OpenFeed" else saved["kind"]
     if type(opened).__name__ != kind:
@@ -230,26 +262,20 @@ def reopen_row(
     return opened
 
 
-def open_document(
+def _open_document(
     node: Member[_O], row: rows.Document[_O], caller: Caller, flags: int
 ) -> OpenFile:
-    """The file behind a row; who only reads does not make it."""
+    """The file behind a row, made if it is not there yet; who only reads does not make it."""
+    wanted = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
-        return open_to_write(node, row, caller, flags)
+        row.ensure(node.base, node.obj)
+        wanted |= os.O_RDWR | os.O_CREAT
     try:
-        fd = os.open(row.real(node.base, node.obj), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(row.real(node.base, node.obj), wanted, 0o644)
     except FileNotFoundError:
+        if wanted & os.O_CREAT:
+            raise
         return OpenByPath(node, row, caller)
-    return _in_place(node, row, caller, flags, fd)
-
-
-def open_to_write(
-    node: Member[_O], row: rows.Document[_O], caller: Caller, flags: int
-) -> OpenRealFile:
-    """The file behind a row, made if it is not there yet."""
-    row.ensure(node.base, node.obj)
-    wanted = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(row.real(node.base, node.obj), wanted, 0o644)
     return _in_place(node, row, caller, flags, fd)
 
 

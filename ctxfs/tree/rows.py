@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -59,8 +59,11 @@ NOT_TERMINAL: Final = ANY_STATUS - {Status.DEAD}
 
 #: functions of a row get what the tree stands on, and the row's object, first
 Render = Callable[[Base, _O, Caller], str | bytes | Iterator[str] | Iterator[bytes]]
-Check = Callable[[Base, _O, Caller, str], None]
-CheckFound = Callable[[Base, _O, Caller, str, Mapping[str, Source]], None]
+#: raises for what is refused
+Check = Callable[[Base, _O, Caller, str], object]
+#: where the paths in a text lead
+Found = Mapping[str, Source]
+CheckFound = Callable[[Base, _O, Caller, str, Found], object]
 #: of what is on the disk, None if that tells it
 Size = Callable[[Base, _O], int | None]
 Time = Callable[[Base, _O], float | None]
@@ -161,11 +164,11 @@ class Removing(Generic[_O, _R]):
 
     guard: Guard[_R]
     find: Callable[[Base, _O, Caller, str], Target[_R]]
-    act: Callable[[Base, _O, Caller, _R], None]
+    act: Callable[[Base, _O, Caller, _R], object]
 
     def remove(self, base: Base, obj: _O, caller: Caller, name: str, path: str) -> None:
         """Finds, judges and removes; ``path`` is what refusals call it."""
-        agents = base.runtime.agents
+        agents = base.agents
         found = self.find(base, obj, caller, name)
         self.guard.check(Act.REMOVE, path, agents, caller, found.roles, found.agent, found.obj)
         with agents.journal.acting(caller):
@@ -189,14 +192,14 @@ class Directory(Row[_O]):
 
     mode: int = 0o755
     guard: Guard[_O] = NEVER
-    entries: Callable[[Base, _O, Call], Iterator[str]] | None = None
+    entries: Callable[[Base, _O, Call], Iterable[str]] | None = None
     find: Callable[[Base, _O, Call, str], Node | None] | None = None
     tell: Callable[[Base], Callable[[str], Attributes | None]] | None = None
     make: Making[_O] | None = None
     remove: Removing[_O, Any] | None = None
     receive: Callable[[Base, _O, Call, Node, str, str], None] | None = None
     bind: Callable[[Base, _O, str], Node | None] | None = None
-    folder: FolderRow[_O] | None = None
+    folder: FolderRow[Any] | None = None
     secret: bool = False
     instead: str = ""
 
@@ -354,9 +357,7 @@ class Staged(Rendered[_O]):
     #: whether it may be as long as a document, and its lines as long as a control
     long: ClassVar[bool] = False
 
-    def put(
-        self, base: Base, obj: _O, caller: Caller, whole: bytes, found: Mapping[str, Source]
-    ) -> None:
+    def put(self, base: Base, obj: _O, caller: Caller, whole: bytes, found: Found) -> None:
         """The whole of it, after it was written, with what the paths in it lead to."""
         raise NotImplementedError(type(self).__name__)
 
@@ -371,9 +372,7 @@ class Control(Staged[_O]):
         changes = self.volatile or self.polled
         return PUBLIC if self.public and not changes else CONTROL
 
-    def put(
-        self, base: Base, obj: _O, caller: Caller, whole: bytes, found: Mapping[str, Source]
-    ) -> None:
+    def put(self, base: Base, obj: _O, caller: Caller, whole: bytes, found: Found) -> None:
         self.commit(base, obj, caller, decode(whole))
 
 
@@ -389,9 +388,7 @@ class PathControl(Staged[_O]):
     check_found: CheckFound[_O]
     commit_found: CheckFound[_O]
 
-    def put(
-        self, base: Base, obj: _O, caller: Caller, whole: bytes, found: Mapping[str, Source]
-    ) -> None:
+    def put(self, base: Base, obj: _O, caller: Caller, whole: bytes, found: Found) -> None:
         self.commit_found(base, obj, caller, decode(whole), found)
 
 
@@ -401,12 +398,10 @@ class Lines(Staged[_O]):
 
     check: Check[_O]
     real: Callable[[Base, _O], Path]
-    store: Callable[[Base, _O, Caller, bytes], None]
+    store: Callable[[Base, _O, Caller, bytes], object]
     long: ClassVar[bool] = True
 
-    def put(
-        self, base: Base, obj: _O, caller: Caller, whole: bytes, found: Mapping[str, Source]
-    ) -> None:
+    def put(self, base: Base, obj: _O, caller: Caller, whole: bytes, found: Found) -> None:
         self.store(base, obj, caller, whole)
 
 
@@ -420,12 +415,7 @@ class Verbs(Rendered[_O]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened(File[_O]):
-    """A file that is read and written in place."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Real(Opened[_O]):
+class Real(File[_O]):
     """A real file; ``share`` is the part of an account that it is on."""
 
     real: Callable[[Base, _O], Path]
@@ -440,7 +430,7 @@ class Document(Real[_O]):
     mode: int = 0o644
     guard: Guard[_O]
     ensure: Callable[[Base, _O], object]
-    written: Callable[[Base, _O], None]
+    written: Callable[[Base, _O], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -456,7 +446,7 @@ class History(Real[_O]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output(Opened[_O]):
+class Output(File[_O]):
     """The output of a program, as it grows. Each read at offset 0 calls ``content``, for what then
     reads from an offset, at most so many bytes."""
 
@@ -465,7 +455,7 @@ class Output(Opened[_O]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inlet(Opened[_O]):
+class Inlet(File[_O]):
     """A file that is only written: messages, or the input of a program. One with readers is empty
     to them, and to who may write it.
 
@@ -477,7 +467,7 @@ class Inlet(Opened[_O]):
     mode: int = 0o660
     read: Role = Role.NONE
     guard: Guard[_O]
-    send: Callable[[Base, _O, Caller, str], None]
+    send: Check[_O]
     what: str = "message"
     most: int | None = None
     feed: Callable[[Base, _O], Callable[[bytes], int] | None] | None = None

@@ -479,13 +479,15 @@ class Items:
         #: armed waits by agent, field and what that holds; and the keys of each
         self._armed: dict[tuple[AgentIndex, str, str], dict[ItemIndex, Wait]] = {}
         self._armed_by: dict[ItemIndex, list[tuple[AgentIndex, str, str]]] = {}
+        #: messages that wait: there may be a million, so nobody looks at each
+        self._queued: set[ItemIndex] = set()
 
     def add(self, item: Item) -> Item | None:
         """The one whose name it takes, if there is any."""
         self._by_index[item.index] = item
         if isinstance(item, Wait):
             self._by_token[item.token] = item
-            self._note_wait(item)
+        self.note(item)
         known = self._of.setdefault((item.agent, item.kind), {})
         # one that takes the name of another is younger than all
         replaced = known.pop(item.key, None)
@@ -506,14 +508,21 @@ class Items:
 
     def _forget(self, item: Item) -> None:
         self._by_index.pop(item.index, None)
+        self._queued.discard(item.index)
         if isinstance(item, Wait):
             self._by_token.pop(item.token, None)
             self._disarm(item)
 
     def note(self, item: Item) -> None:
         """One has changed."""
-        if isinstance(item, Wait) and self._by_index.get(item.index) is item:
+        if self._by_index.get(item.index) is not item:
+            return
+        if isinstance(item, Wait):
             self._note_wait(item)
+        elif isinstance(item, Message) and item.status is MessageStatus.QUEUED:
+            self._queued.add(item.index)
+        else:
+            self._queued.discard(item.index)
 
     def _note_wait(self, wait: Wait) -> None:
         self._disarm(wait)
@@ -541,6 +550,11 @@ class Items:
     def armed_count(self) -> int:
         """How many waits are armed."""
         return len(self._armed_by)
+
+    @property
+    def queued_count(self) -> int:
+        """How many messages wait."""
+        return len(self._queued)
 
     def with_token(self, token: TriggerToken) -> Wait | None:
         return self._by_token.get(token)
