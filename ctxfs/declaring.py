@@ -54,7 +54,7 @@ class Declaring(Subscriber):
     def __init__(self, fs: Filesystem, directory: Path) -> None:
         self._fs = fs
         self._base = fs.base
-        self._agents = fs.base.runtime.agents
+        self._agents = fs.base.agents
         self._directory = directory
         self._declared = Declared()
         #: that live, and are to be changed when they have ended
@@ -283,8 +283,7 @@ class Declaring(Subscriber):
                 made_to_start=False,
             )
         except BaseException:
-            if self._agents.registry.get(agent.index) is agent and agent.status is Status.NEW:
-                self._agents.removals.unmake(agent)
+            self._agents.removals.unmake(agent)
             raise
 
     async def _write_files(

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 import trio
 
 from ctxfs.tools.schemas import count, flag, listed, shape, text, words
-from ctxfs.tools.tasks import HANDLE, handle_of
+from ctxfs.tools.tasks import HANDLE
 from ctxfs.tools.tool import (
     WAKES,
     Concerns,
     Does,
+    Field,
     Request,
-    Tool,
+    View,
     about,
-    done,
     lines,
+    tool,
     waking,
     wanted,
 )
-from ctxfs.tools.waiting import MESSAGE_ID, WAIT, WAITED, WAITS, send, wait_of
+from ctxfs.tools.waiting import MESSAGE_ID, WAIT, WAITED, WAITS, send
 from runtime.agents.messages import check_id
 from runtime.caller import INSIDERS, PARTIES
 from runtime.errors import DeniedError, MalformedError, MissingError
@@ -52,11 +55,150 @@ _FILES: Final = {
     "exec": "exec",
     "model": "model",
 }
+_ID: Final = text("its name")
+_NAME: Final[Field[Agent]] = _ID, lambda _, agent: agent.name
+_STATUS: Final = words("its status", *Status)
+_OUTCOME: Final = words("how it ended, empty before", "", *Outcome)
+_STOPPING: Final[View[Agent]] = View({"agent_id": _NAME, "status": _STATUS})
+_CHILD: Final[View[Agent]] = View({"agent_id": _NAME, "status": _STATUS, "outcome": _OUTCOME})
+#: what a list tells, too
+_SUMMARY: Final[View[Agent]] = View({
+    "agent_id": _NAME,
+    "profile": words("its relation to its parent", *PROFILES),
+    "visibility": words("whether others may see it", "private", "public"),
+    "parent": (
+        text("its creator: operator uid:N, or agent:NAME and more"),
+        lambda _, agent: agent.lineage,
+    ),
+    "supervisor": (
+        text("agent:NAME; operator, of a root agent; none, of a detached child"),
+        lambda request, agent: request.agents.registry.supervisor(agent),
+    ),
+    "mode": words("how its program runs", *MODES),
+    "status": _STATUS,
+    "outcome": _OUTCOME,
+})  # fmt: skip
 
 
+def _session(request: Request, agent: Agent) -> str:
+    session = request.agents.sessions.get(agent.session)
+    return session.name if session is not None else ""
+
+
+def _armed(request: Request, agent: Agent) -> list[dict[str, Any]]:
+    waits = request.agents.items.of(agent.index, Wait)
+    return [WAIT.of(request, wait) for wait in waits if wait.status is WaitStatus.ARMED]
+
+
+def _children(request: Request, agent: Agent) -> list[dict[str, Any]]:
+    return [_CHILD.of(request, child) for child in request.agents.registry.children(agent)]
+
+
+def _tasks(request: Request, agent: Agent) -> dict[str, int]:
+    tasks = request.agents.tasks
+    return Counter(tasks.status(task) for task in tasks.known(agent))
+
+
+def _handle(request: Request, agent: Agent) -> dict[str, Any] | None:
+    """The handle that its parent has of an agent, for those who see the parent's tasks."""
+    agents = request.agents
+    parent = agents.registry.parent_of(agent)
+    if parent is None or not agents.identity.roles(request.caller, parent) & PARTIES:
+        return None
+    task = agents.items.named(parent.index, Task, agent.name)
+    if task is None or task.child != agent.index:
+        return None
+    return HANDLE.of(request, task)
+
+
+_FACTS: Final[View[Agent]] = View(
+    {
+        **_SUMMARY.fields,
+        "ownership": words("its supervisor", "parent_supervised", "self_owned"),
+        "life": words("whether it ends with its parent", *LIVES),
+        "model": text("the model that it uses, empty if none is set"),
+        "families": (
+            listed(words("a family", *FAMILIES), "its families of tools"),
+            lambda request, agent: list(request.agents.authority.families(agent)),
+        ),
+        "ingress": words("who may send it messages", "supervisor_only", "operators_and_policy"),
+        "session": (text("name of its current session"), _session),
+        "reason": text("why, such as exit:3"),
+        "run": (
+            text("id of its current run, empty if there is none"), lambda _, agent: agent.run.id
+        ),
+        "queue": (
+            count("how many messages wait for it"),
+            lambda request, agent: len(request.agents.messages.pending(agent)),
+        ),
+        "workspace": text("inherit, worktree or explicit_root:/PATH"),
+        "work_focus": (
+            text("id of the work item that it works on, or empty"),
+            lambda _, agent: agent.focus,
+        ),
+        "waiting": (listed(WAIT.schema, "what it waits for"), _armed),
+        "children": (listed(_CHILD.schema, "its children, oldest first"), _children),
+        "tasks": (
+            {
+                "type": "object",
+                "description": "how many tasks it has, by status",
+                "propertyNames": {"enum": sorted({s.shown for s in TaskStatus})},
+                "additionalProperties": count("how many"),
+            },
+            _tasks,
+        ),
+    },
+    {"task_handle": (HANDLE.schema, _handle)},
+)
+_SENT: Final[View[Message]] = View({
+    "message_id": (text("its id"), lambda _, message: message.name),
+    "status": words("its status", *MessageStatus),
+})  # fmt: skip
+
+
+@tool(
+    "SpawnAgent",
+    family="agent_creation",
+    concerns=Concerns.PARENT,
+    does=Does.REACHES,
+    example={
+        "initial_message": "List the bugs in the parser.",
+        "name": "reviewer",
+        "mode": "turn",
+    },
+    optional={
+        "preset": words("its relation to its parent; private_child by default", *PROFILES),
+        "name": text(
+            "its name; by default of the first line that lets the parent create agents and "
+            "of which a name is free: PREFIX1, PREFIX2 and so on for agent:PREFIX*, "
+            "PARENT-1, PARENT-2 and so on for agent:*"
+        ),
+        "initial_message": text("its task, or its first message"),
+        "exec": text("its program and arguments, one line; the parent's by default"),
+        "mode": words("its mode; once by default", *MODES),
+        "context": words("fresh, or fork: its parent's context", "fresh", "fork"),
+        "workspace_mode": text("inherit, worktree or explicit_root:/PATH"),
+        "model": text("the model to use, subject to policy"),
+        "life": words(
+            "of a private_child: owned, or temp, which is removed when it has ended; "
+            "owned by default",
+            *(life for life in LIVES if life != "detached"),
+        ),
+    },
+    output=shape({"agent_id": _ID}, {"task_handle": HANDLE.schema, **WAKES}),
+)
 async def _spawn(request: Request) -> dict[str, Any]:
-    """``mkdir``, the files, ``start``; if any of it is refused, or the daemon dies before all of it
-    is done, all of it never was."""
+    """Create another agent with its own context, and start it. Use it for work that needs a context
+    of its own; for one command use ExecCommand. A private_child works on initial_message for you.
+    You get a task_handle; its end wakes you with a task_result message, which has its result. To
+    send it messages later, give it the mode turn or resident: a once child takes none. If your own
+    mode is once, nothing wakes you and the answer has wakes=false: use TaskOutput with block. A
+    public_named agent has no supervisor and outlives you; it needs a name and the policy detach.
+    Once you have the result of a child, AgentRemove makes room for others; with life=temp it is
+    removed at its end. Values that you omit are as after mkdir. To give it less authority, create
+    it with files instead."""
+    # mkdir, the files, start; if any of it is refused, or the daemon dies before all of it is done,
+    # all of it never was
     given, parent = request.input, request.subject
     private = given.get("preset", Profile.PRIVATE_CHILD) == Profile.PRIVATE_CHILD
     if private:
@@ -81,91 +223,46 @@ async def _spawn(request: Request) -> dict[str, Any]:
         if parent is None or not private:
             return waking(request, {"agent_id": name})
         task = request.agents.tasks.find(parent, name)
-        return waking(request, {"agent_id": name, "task_handle": handle_of(request, task)})
+        return waking(request, {"agent_id": name, "task_handle": HANDLE.of(request, task)})
 
-    try:
-        await _configure(request, agent, parent)
-        await request.paths.say(f"agent/{name}.d/ctl", "start", request.deciding(started))
-    except BaseException:
-        if agent.status is Status.NEW and request.agents.registry.get(agent.index) is agent:
-            request.agents.removals.unmake(agent)
-        raise
-    return done(started)
+    files, undo = _files(given, agent, parent), partial(request.agents.removals.unmake, agent)
+    return await request.start(f"agent/{name}.d", files, undo, started)
 
 
-async def _configure(request: Request, agent: Agent, parent: Agent | None) -> None:
-    given, directory = request.input, f"agent/{agent.name}.d"
+def _files(
+    given: dict[str, Any], agent: Agent, parent: Agent | None
+) -> Iterator[tuple[str, str, str]]:
     # first: only the creator writes it for a private child, and an operator names another next
     if "initial_message" in given:
-        with about("initial_message"):
-            await request.paths.write(f"{directory}/handoff.md", lines(given["initial_message"]))
+        yield "initial_message", "handoff.md", lines(given["initial_message"])
     if parent is not None and agent.parent != parent.index:  # an operator made it
-        with about("agent_id"):
-            await request.paths.write(f"{directory}/parent", f"agent:{parent.name}\n")
-    with about("preset"):
-        preset = given.get("preset", Profile.PRIVATE_CHILD.value)
-        await request.paths.write(f"{directory}/profile", f"{preset}\n")
+        yield "agent_id", "parent", f"agent:{parent.name}\n"
+    yield "preset", "profile", f"{given.get('preset', Profile.PRIVATE_CHILD.value)}\n"
     for field, file in _FILES.items():
         if field in given:
-            with about(field):
-                await request.paths.write(f"{directory}/{file}", lines(given[field]))
+            yield field, file, lines(given[field])
 
 
+@tool(
+    "AgentGet",
+    concerns=Concerns.OTHERS,
+    does=Does.READS,
+    example={"agent_id": "reviewer"},
+    optional={"agent_id": text("the agent; required for operators")},
+    output=_FACTS.schema,
+)
 async def _get(request: Request) -> dict[str, Any]:
+    """Get what an agent is and what it does. Use it to see whether a child lives, how it ended, and
+    how many messages wait for it (queue); for what it has written use TaskOutput, for names
+    AgentList. The answer has profile, mode, model, status, current run, work focus, armed waits,
+    children with their statuses and number of tasks; for its supervisor also the task_handle.
+    Without agent_id it is about you; about others as policy allows. Do not call it again and again
+    to wait for an end: use WaitFor."""
     agent = _asked(request)
     agents = request.agents
     if not agents.identity.roles(request.caller, agent) & INSIDERS:
         raise DeniedError(f"agent_id: the caller may not look at {quote(agent.name)}")
-    waits = agents.items.of(agent.index, Wait)
-    session = agents.sessions.get(agent.session)
-    facts: dict[str, Any] = {
-        **_summary(request, agent),
-        "ownership": agent.ownership,
-        "life": agent.life,
-        "model": agent.model,
-        "families": list(agents.authority.families(agent)),
-        "ingress": agent.ingress,
-        "session": session.name if session is not None else "",
-        "reason": agent.reason,
-        "run": agent.run.id,
-        "queue": len(agents.messages.pending(agent)),
-        "workspace": agent.workspace,
-        "work_focus": agent.focus,
-        "waiting": [wait_of(request, w) for w in waits if w.status is WaitStatus.ARMED],
-        "children": [
-            {"agent_id": child.name, "status": child.status.value, "outcome": child.outcome}
-            for child in agents.registry.children(agent)
-        ],
-        "tasks": dict(Counter(agents.tasks.status(task) for task in agents.tasks.known(agent))),
-    }
-    handle = _handle_seen(request, agent)
-    if handle is not None:
-        facts["task_handle"] = handle_of(request, handle)
-    return facts
-
-
-def _summary(request: Request, agent: Agent) -> dict[str, Any]:
-    """The facts of an agent that a list tells, too."""
-    return {
-        "agent_id": agent.name,
-        "profile": agent.profile,
-        "visibility": agent.visibility,
-        "parent": agent.lineage,
-        "supervisor": request.agents.registry.supervisor(agent),
-        "mode": agent.mode,
-        "status": agent.status.value,
-        "outcome": agent.outcome,
-    }
-
-
-def _handle_seen(request: Request, agent: Agent) -> Task | None:
-    """The handle that its parent has of an agent, for those who see the parent's tasks."""
-    agents = request.agents
-    parent = agents.registry.parent_of(agent)
-    if parent is None or not agents.identity.roles(request.caller, parent) & PARTIES:
-        return None
-    task = agents.items.named(parent.index, Task, agent.name)
-    return task if task is not None and task.child == agent.index else None
+    return _FACTS.of(request, agent)
 
 
 def _asked(request: Request) -> Agent:
@@ -179,13 +276,23 @@ def _asked(request: Request) -> Agent:
     return agent
 
 
+@tool(
+    "AgentList",
+    concerns=Concerns.OTHERS,
+    does=Does.READS,
+    example={},
+    output=shape({"agents": listed(_SUMMARY.schema, "oldest first")}),
+)
 async def _list(request: Request) -> dict[str, Any]:
+    """List the agents that you may see, with status, mode and supervisor. Use it to find an agent;
+    for more about one use AgentGet, for your own children and commands that have not ended use
+    TaskList."""
     found, view = [], request.base.view(request.caller)
     for number, agent in enumerate(request.agents.registry):
         if number % _LISTED_AT_ONCE == 0:
             await trio.lowlevel.checkpoint()
         if view.lists(agent):
-            found.append(_summary(request, agent))
+            found.append(_SUMMARY.of(request, agent))
     return {"agents": found}
 
 
@@ -198,8 +305,25 @@ def _receiver(request: Request) -> Agent:
     return _asked(request)
 
 
+@tool(
+    "Report",
+    concerns=Concerns.OTHERS,
+    does=Does.ADDS,
+    example={"text": "half of the tests pass"},
+    required={"text": text("what to tell", minLength=1)},
+    optional={"id": text("an id; a report with a known id is not sent again", minLength=1)},
+    output=shape(
+        {
+            "message_id": text("its id"),
+            "to": text("who gets it: agent:NAME, operator or none"),
+        }
+    ),
+)
 async def _report(request: Request) -> dict[str, Any]:
-    """As a write to ``report``."""
+    """Tell your supervisor something while you go on working. Use it for progress, a finding or a
+    question; for your final answer use ResultWrite. Your supervisor gets a message, at most 64 KiB;
+    no policy is needed. Without a supervisor, operators read it in your history."""
+    # as a write to report
     agent = request.subject
     if agent is None:
         raise DeniedError("only an agent reports: it tells its own supervisor")
@@ -220,246 +344,70 @@ async def _report(request: Request) -> dict[str, Any]:
     return reported()
 
 
+@tool(
+    "SendMessage",
+    concerns=Concerns.OTHERS,
+    does=Does.REACHES,
+    example={"agent_id": "reviewer", "text": "Look at the tests, too."},
+    required={"agent_id": text("the agent"), "text": text("the message", minLength=1)},
+    optional={
+        "priority": words("normal by default", *PRIORITIES),
+        "id": MESSAGE_ID,
+        "wait": WAITS,
+    },
+    output=shape(_SENT.required, WAITED),
+)
 async def _send(request: Request) -> dict[str, Any]:
-    return send(request, _receiver(request), _sent)
+    """Send a message to an agent of mode turn or resident. Use it to ask or tell another agent
+    something; to create one for a task use SpawnAgent, to write to a command TaskInput. An agent of
+    mode once takes none. The message is queued, and the reply goes to the agent's history.
+    TaskOutput shows the reply of a child; with wait, the reply wakes you. A message to your own
+    supervisor is a report. Supervisors, operators and agents with policy write may send."""
+    return send(request, _receiver(request), partial(_SENT.of, request))
 
 
-def _sent(message: Message) -> dict[str, Any]:
-    return {"message_id": message.name, "status": message.status.value}
-
-
+@tool(
+    "AgentStop",
+    concerns=Concerns.OTHERS,
+    does=Does.DESTROYS | Does.REPEATS | Does.FREES,
+    example={"agent_id": "reviewer"},
+    required={"agent_id": text("the agent")},
+    optional={"kill": flag("skip the grace period; an agent cannot use it on itself")},
+    output=_STOPPING.schema,
+)
 async def _stop(request: Request) -> dict[str, Any]:
+    """End an agent and everything it owns: SIGTERM, a grace period, SIGKILL. Use it for a child
+    that you no longer need, also for a turn or resident child that is idle: those do not end by
+    themselves. For a command use TaskStop. It answers before the agent has ended. Its history
+    remains, and it counts as your child until AgentRemove. You may end yourself, your children, and
+    others by policy."""
     agent = _asked(request)
 
     def stopping() -> dict[str, Any] | None:
         if agent.accepts_children or agent.status is Status.NEW:
             return None
-        return {"agent_id": agent.name, "status": agent.status.value}
+        return _STOPPING.of(request, agent)
 
-    verb = "kill" if request.input.get("kill") else "stop"
-    await request.paths.say(f"agent/{agent.name}.d/ctl", verb, request.deciding(stopping))
-    return done(stopping)
+    return await request.end(f"agent/{agent.name}.d/ctl", stopping)
 
 
+@tool(
+    "AgentRemove",
+    concerns=Concerns.OTHERS,
+    does=Does.DESTROYS | Does.REPEATS | Does.FREES,
+    example={"agent_id": "reviewer"},
+    required={"agent_id": text("the agent")},
+    output=shape({"agent_id": _ID}),
+)
 async def _remove(request: Request) -> dict[str, Any]:
+    """Remove an agent that has ended, with its ended descendants and its task handle. Use it when
+    you have read what a child wrote and may create more: the name and the place among your children
+    are free again. A live agent is refused: call AgentStop and wait for its end first. A notice of
+    its end that you have not been given yet is dropped. What it gave back stays in context/child of
+    your session. You may remove agents that you created."""
     agent = _asked(request)
 
     def removed() -> dict[str, Any] | None:
         return {"agent_id": agent.name} if agent.removed else None
 
-    with request.deciding(removed):
-        request.paths.rmdir("agent", f"{agent.name}.d")
-    return done(removed)
-
-
-_STATUS: Final = words("its status", *(status.value for status in Status))
-_OUTCOME: Final = words("how it ended, empty before", "", *(o.value for o in Outcome))
-_VISIBILITY: Final = words("whether others may see it", "private", "public")
-_NAME: Final = text("its name")
-_SUMMARY: Final = {
-    "agent_id": _NAME,
-    "profile": words("its relation to its parent", *PROFILES),
-    "visibility": _VISIBILITY,
-    "parent": text("its creator: operator uid:N, or agent:NAME and more"),
-    "supervisor": text("agent:NAME; operator, of a root agent; none, of a detached child"),
-    "mode": words("how its program runs", *MODES),
-    "status": _STATUS,
-    "outcome": _OUTCOME,
-}
-
-TOOLS: Final = (
-    Tool(
-        name="SpawnAgent",
-        family="agent_creation",
-        concerns=Concerns.PARENT,
-        does=Does.REACHES,
-        description=(
-            "Create another agent with its own context, and start it. Use it for work that "
-            "needs a context of its own; for one command use ExecCommand. A private_child works "
-            "on initial_message for you. You get a task_handle; its end wakes you with a "
-            "task_result message, which has its result. To send it messages later, give it the "
-            "mode turn or resident: a once child takes none. If your own mode is once, nothing "
-            "wakes you and the answer has wakes=false: use TaskOutput with block. A public_named "
-            "agent has no supervisor and outlives you; it needs a name and the policy detach. "
-            "Once you have the result of a child, AgentRemove makes room for others; with "
-            "life=temp it is removed at its end. Values that you omit are as after mkdir. To "
-            "give it less authority, create it with files instead."
-        ),
-        example={
-            "initial_message": "List the bugs in the parser.",
-            "name": "reviewer",
-            "mode": "turn",
-        },
-        optional={
-            "preset": words("its relation to its parent; private_child by default", *PROFILES),
-            "name": text(
-                "its name; by default of the first line that lets the parent create agents and "
-                "of which a name is free: PREFIX1, PREFIX2 and so on for agent:PREFIX*, "
-                "PARENT-1, PARENT-2 and so on for agent:*"
-            ),
-            "initial_message": text("its task, or its first message"),
-            "exec": text("its program and arguments, one line; the parent's by default"),
-            "mode": words("its mode; once by default", *MODES),
-            "context": words("fresh, or fork: its parent's context", "fresh", "fork"),
-            "workspace_mode": text("inherit, worktree or explicit_root:/PATH"),
-            "model": text("the model to use, subject to policy"),
-            "life": words(
-                "of a private_child: owned, or temp, which is removed when it has ended; "
-                "owned by default",
-                *(life for life in LIVES if life != "detached"),
-            ),
-        },
-        output_schema=shape({"agent_id": _NAME}, {"task_handle": HANDLE, **WAKES}),
-        handler=_spawn,
-    ),
-    Tool(
-        name="AgentGet",
-        concerns=Concerns.OTHERS,
-        does=Does.READS,
-        description=(
-            "Get what an agent is and what it does. Use it to see whether a child lives, how it "
-            "ended, and how many messages wait for it (queue); for what it has written use "
-            "TaskOutput, for names AgentList. The answer has profile, mode, model, status, "
-            "current run, work focus, armed waits, children with their statuses and number of "
-            "tasks; for its supervisor also the task_handle. Without agent_id it is about you; "
-            "about others as policy allows. Do not call it again and again to wait for an end: "
-            "use WaitFor."
-        ),
-        example={"agent_id": "reviewer"},
-        optional={"agent_id": text("the agent; required for operators")},
-        output_schema=shape(
-            {
-                **_SUMMARY,
-                "ownership": words("its supervisor", "parent_supervised", "self_owned"),
-                "life": words("whether it ends with its parent", *LIVES),
-                "model": text("the model that it uses, empty if none is set"),
-                "families": listed(words("a family", *FAMILIES), "its families of tools"),
-                "ingress": words(
-                    "who may send it messages", "supervisor_only", "operators_and_policy"
-                ),
-                "session": text("name of its current session"),
-                "reason": text("why, such as exit:3"),
-                "run": text("id of its current run, empty if there is none"),
-                "queue": count("how many messages wait for it"),
-                "workspace": text("inherit, worktree or explicit_root:/PATH"),
-                "work_focus": text("id of the work item that it works on, or empty"),
-                "waiting": listed(WAIT, "what it waits for"),
-                "children": listed(
-                    shape({"agent_id": _NAME, "status": _STATUS, "outcome": _OUTCOME}),
-                    "its children, oldest first",
-                ),
-                "tasks": {
-                    "type": "object",
-                    "description": "how many tasks it has, by status",
-                    "propertyNames": {"enum": sorted({s.shown for s in TaskStatus})},
-                    "additionalProperties": count("how many"),
-                },
-            },
-            {"task_handle": HANDLE},
-        ),
-        handler=_get,
-    ),
-    Tool(
-        name="AgentList",
-        concerns=Concerns.OTHERS,
-        does=Does.READS,
-        description=(
-            "List the agents that you may see, with status, mode and supervisor. Use it to find "
-            "an agent; for more about one use AgentGet, for your own children and commands that "
-            "have not ended use TaskList."
-        ),
-        example={},
-        output_schema=shape(
-            {
-                "agents": listed(
-                    shape(_SUMMARY),
-                    "oldest first",
-                )
-            }
-        ),
-        handler=_list,
-    ),
-    Tool(
-        name="SendMessage",
-        concerns=Concerns.OTHERS,
-        does=Does.REACHES,
-        description=(
-            "Send a message to an agent of mode turn or resident. Use it to ask or tell another "
-            "agent something; to create one for a task use SpawnAgent, to write to a command "
-            "TaskInput. An agent of mode once takes none. The message is queued, and the reply "
-            "goes to the agent's history. TaskOutput shows the reply of a child; with wait, the "
-            "reply wakes you. A message to your own supervisor is a report. Supervisors, "
-            "operators and agents with policy write may send."
-        ),
-        example={"agent_id": "reviewer", "text": "Look at the tests, too."},
-        required={"agent_id": text("the agent"), "text": text("the message", minLength=1)},
-        optional={
-            "priority": words("normal by default", *PRIORITIES),
-            "id": MESSAGE_ID,
-            "wait": WAITS,
-        },
-        output_schema=shape(
-            {
-                "message_id": text("its id"),
-                "status": words("its status", *(s.value for s in MessageStatus)),
-            },
-            WAITED,
-        ),
-        handler=_send,
-    ),
-    Tool(
-        name="Report",
-        concerns=Concerns.OTHERS,
-        does=Does.ADDS,
-        description=(
-            "Tell your supervisor something while you go on working. Use it for progress, a "
-            "finding or a question; for your final answer use ResultWrite. Your supervisor gets "
-            "a message, at most 64 KiB; no policy is needed. Without a supervisor, operators read "
-            "it in your history."
-        ),
-        example={"text": "half of the tests pass"},
-        required={"text": text("what to tell", minLength=1)},
-        optional={"id": text("an id; a report with a known id is not sent again", minLength=1)},
-        output_schema=shape(
-            {
-                "message_id": text("its id"),
-                "to": text("who gets it: agent:NAME, operator or none"),
-            }
-        ),
-        handler=_report,
-    ),
-    Tool(
-        name="AgentStop",
-        concerns=Concerns.OTHERS,
-        does=Does.DESTROYS | Does.REPEATS | Does.FREES,
-        description=(
-            "End an agent and everything it owns: SIGTERM, a grace period, SIGKILL. Use it for "
-            "a child that you no longer need, also for a turn or resident child that is idle: "
-            "those do not end by themselves. For a command use TaskStop. It answers before the "
-            "agent has ended. Its history remains, and it counts as your child until "
-            "AgentRemove. You may end yourself, your children, and others by policy."
-        ),
-        example={"agent_id": "reviewer"},
-        required={"agent_id": text("the agent")},
-        optional={"kill": flag("skip the grace period; an agent cannot use it on itself")},
-        output_schema=shape({"agent_id": _NAME, "status": _STATUS}),
-        handler=_stop,
-    ),
-    Tool(
-        name="AgentRemove",
-        concerns=Concerns.OTHERS,
-        does=Does.DESTROYS | Does.REPEATS | Does.FREES,
-        description=(
-            "Remove an agent that has ended, with its ended descendants and its task handle. "
-            "Use it when you have read what a child wrote and may create more: the name and the "
-            "place among your children are free again. A live agent is refused: call "
-            "AgentStop and wait for its end first. A notice of its end that you have not been "
-            "given yet is dropped. What it gave back stays in context/child of your session. You "
-            "may remove agents that you created."
-        ),
-        example={"agent_id": "reviewer"},
-        required={"agent_id": text("the agent")},
-        output_schema=shape({"agent_id": _NAME}),
-        handler=_remove,
-    ),
-)
+    return request.remove("agent", f"{agent.name}.d", removed)

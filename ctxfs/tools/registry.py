@@ -5,16 +5,18 @@ from __future__ import annotations
 import errno
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from ctxfs.tools import agents, results, tasks, waiting, work
+import ctxfs.tools.agents
+import ctxfs.tools.results
+import ctxfs.tools.work  # noqa: F401  # they declare tools
 from ctxfs.tools.schemas import Schema
-from ctxfs.tools.tool import Concerns, Does, Request, Tool, wanted
+from ctxfs.tools.tool import DECLARED, Concerns, Does, Request, Tool, wanted
 from ctxfs.tree import numbers
 from ctxfs.tree.base import Base
 from ctxfs.tree.nodes import Node
@@ -40,10 +42,10 @@ log = logging.getLogger("ctxd.tools")
 _SHOWN_MAX: Final = 80
 #: of a list in the input of a tool
 _ENTRIES_MAX: Final = 1024
-TOOLS: Final = (*agents.TOOLS, *results.TOOLS, *work.TOOLS, *tasks.TOOLS, *waiting.TOOLS)
-BY_NAME: Final = {tool.name: tool for tool in TOOLS}
-#: what makes their inode numbers
+#: what makes their inode numbers, and their order
 NUMBERS: Final = {name: number for number, name in enumerate(numbers.TOOLS, 1)}
+TOOLS: Final = tuple(sorted(DECLARED.values(), key=lambda tool: NUMBERS[tool.name]))
+BY_NAME: Final = {tool.name: tool for tool in TOOLS}
 BY_NUMBER: Final = {NUMBERS[tool.name]: tool for tool in TOOLS}
 
 
@@ -60,7 +62,7 @@ def refusal(base: Base, caller: Caller, tool: Tool) -> str:
 
     Operators have all: what they may is decided by whom they name.
     """
-    agents = base.runtime.agents
+    agents = base.agents
     if not agents.identity.still(caller):
         return "cannot identify the caller, or it has ended"
     agent = agents.registry.get(caller.agent) if caller.agent is not None else None
@@ -95,7 +97,7 @@ async def call(
             if tool is None:
                 raise MissingError(f"unknown tool {quote(name)}; use {', '.join(BY_NAME)}")
             if call_id is not None and Does.READS not in tool.does:
-                answers = base.runtime.agents.answers
+                answers = base.agents.answers
                 async with answers.turn(caller, call_id):
                     until_answered.enter_context(base.calls.one_more())
                     known = answers.find(caller, call_id, digest(name, given))
@@ -158,7 +160,7 @@ def _request(base: Base, root: Node, caller: Caller, tool: Tool, given: Any) -> 
 
 def _subject(base: Base, caller: Caller, tool: Tool, given: dict[str, Any]) -> Agent | None:
     """The agent that a call concerns: the calling one, or that which an operator names."""
-    agents = base.runtime.agents
+    agents = base.agents
     if caller.agent is not None:
         own = agents.registry.get(caller.agent)
         named = given.get("agent_id") if tool.concerns is not Concerns.OTHERS else None
@@ -229,59 +231,37 @@ def _validator(name: str) -> Draft202012Validator:
 
 def _sentence(error: ValidationError) -> str:
     """``FIELD: …`` in the words of the other rejections."""
-    say = _SENTENCES.get(str(error.validator))
-    field, what = say(error) if say is not None else ("", escape(error.message[:200]))
+    given: Any = error.instance
+    wanted: Any = error.validator_value
+    schema: Any = error.schema
+    field = ""
+    match error.validator:
+        case "additionalProperties":
+            known = schema.get("properties", {})
+            field, what = next(key for key in given if key not in known), _other_keys(known)
+        case "required":
+            field, what = next(key for key in wanted if key not in given), "is missing"
+        case "type":
+            kinds = [wanted] if isinstance(wanted, str) else wanted
+            what = f"{_shown(given)} is not of type {' or '.join(kinds)}"
+        case "enum":
+            what = f"unknown value {_shown(given)}; use {', '.join(map(str, wanted))}"
+        case "minLength":
+            what = "it is empty"
+        case "minimum":
+            what = f"{_shown(given)} is less than {wanted}"
+        case _:
+            what = escape(error.message[:200])
     path = ".".join((*map(str, error.absolute_path), *filter(None, [field])))
     return f"{escape(path[:200]) or 'input'}: {what}"
 
 
-def _shown(error: ValidationError) -> str:
-    if isinstance(error.instance, str):
-        return quote(error.instance)
-    shown = dump_json(error.instance)
+def _shown(given: Any) -> str:
+    if isinstance(given, str):
+        return quote(given)
+    shown = dump_json(given)
     return escape(shown if len(shown) <= _SHOWN_MAX else f"{shown[:_SHOWN_MAX]}…")
 
 
 def _other_keys(known: Schema) -> str:
     return f"unknown key; use {', '.join(known)}" if known else "unknown key; there are none"
-
-
-def _unknown(error: ValidationError) -> tuple[str, str]:
-    known = _properties(error)
-    extra = next(key for key in _items(error.instance) if key not in known)
-    return str(extra), _other_keys(known)
-
-
-def _properties(error: ValidationError) -> Schema:
-    schema = error.schema
-    found: Schema = schema.get("properties", {}) if isinstance(schema, dict) else {}
-    return found
-
-
-def _missing(error: ValidationError) -> tuple[str, str]:
-    there = _items(error.instance)
-    return next(str(key) for key in _items(error.validator_value) if key not in there), "is missing"
-
-
-def _items(value: Any) -> list[Any]:
-    """The values in a list or an object; a single word as a list of one."""
-    return list(value) if isinstance(value, list | dict) else [value]
-
-
-def _wrong_type(error: ValidationError) -> tuple[str, str]:
-    return "", f"{_shown(error)} is not of type {' or '.join(_items(error.validator_value))}"
-
-
-def _no_choice(error: ValidationError) -> tuple[str, str]:
-    choices = ", ".join(map(str, _items(error.validator_value)))
-    return "", f"unknown value {_shown(error)}; use {choices}"
-
-
-_SENTENCES: Final[dict[str, Callable[[ValidationError], tuple[str, str]]]] = {
-    "additionalProperties": _unknown,
-    "required": _missing,
-    "type": _wrong_type,
-    "enum": _no_choice,
-    "minLength": lambda error: ("", "it is empty"),
-    "minimum": lambda error: ("", f"{_shown(error)} is less than {error.validator_value}"),
-}

@@ -6,13 +6,38 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from ctxfs.tools.schemas import listed, shape, text
-from ctxfs.tools.tool import Concerns, Does, Request, Tool, about, lines
+from ctxfs.tools.tool import Does, Request, about, lines, tool
 from runtime.errors import TooLargeError
 from runtime.texts.names import dump_json
 
+_REF: Final = shape(
+    {"path": text("an absolute path, or one below artifact/", minLength=1)},
+    {
+        "hash": text("a hash of what is there"),
+        "kind": text("what it is, such as report or patch"),
+        "summary": text("what it says, in a sentence"),
+    },
+)
 
+
+@tool(
+    "ResultWrite",
+    does=Does.DESTROYS | Does.REPEATS,
+    example={
+        "text": "Two bugs, both in the parser.",
+        "refs": [{"path": "artifact/bugs.md", "kind": "report", "summary": "where they are"}],
+    },
+    required={"text": text("the result", minLength=1)},
+    optional={"refs": listed(_REF, "references; those that are there stay if it is omitted")},
+    output=shape({"result_path": text("the file with the result")}),
+)
 async def _write(request: Request) -> dict[str, Any]:
-    """``refs.jsonl``, then ``result.md``: from the checks on, nothing else happens meanwhile."""
+    """Write your result, and the references that belong to it, for whoever gave you your task. Use
+    it once the task is done, or earlier for what is done so far; for progress that you alone read
+    use WorkUpdate. Each call replaces the text, and the references if you give them. Without a
+    result, the end of your standard output is the result. What you write stays, also if you run
+    again. Put long material into artifact/ and name it in refs."""
+    # refs.jsonl, then result.md: from the checks on, nothing else happens meanwhile
     given, agent, agents = request.input, request.agent, request.agents
     directory = f"agent/{agent.name}.d"
     result = lines(given["text"]).encode()
@@ -38,37 +63,3 @@ async def _write(request: Request) -> dict[str, Any]:
         agents.documents.write(agent, "result.md", result)
         share.note(len(result))
     return {"result_path": request.path(f"{directory}/result.md")}
-
-
-_REF: Final = shape(
-    {"path": text("an absolute path, or one below artifact/", minLength=1)},
-    {
-        "hash": text("a hash of what is there"),
-        "kind": text("what it is, such as report or patch"),
-        "summary": text("what it says, in a sentence"),
-    },
-)
-
-TOOLS: Final = (
-    Tool(
-        name="ResultWrite",
-        concerns=Concerns.CALLER,
-        does=Does.DESTROYS | Does.REPEATS,
-        description=(
-            "Write your result, and the references that belong to it, for whoever gave you your "
-            "task. Use it once the task is done, or earlier for what is done so far; for progress "
-            "that you alone read use WorkUpdate. Each call replaces the text, and the references "
-            "if you give them. Without a result, the end of your standard output is the result. "
-            "What you write stays, also if you run again. Put long material into artifact/ and "
-            "name it in refs."
-        ),
-        example={
-            "text": "Two bugs, both in the parser.",
-            "refs": [{"path": "artifact/bugs.md", "kind": "report", "summary": "where they are"}],
-        },
-        required={"text": text("the result", minLength=1)},
-        optional={"refs": listed(_REF, "references; those that are there stay if it is omitted")},
-        output_schema=shape({"result_path": text("the file with the result")}),
-        handler=_write,
-    ),
-)

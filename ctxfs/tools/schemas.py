@@ -14,7 +14,7 @@ def text(description: str, **more: Any) -> Schema:
 
 def words(description: str, *choices: str) -> Schema:
     """One word of a few."""
-    return {"type": "string", "enum": list(choices), "description": description}
+    return {"type": "string", "enum": list(map(str, choices)), "description": description}
 
 
 def flag(description: str) -> Schema:

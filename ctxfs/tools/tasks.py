@@ -3,42 +3,83 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Final
 
 import trio
 
 from ctxfs.tools.schemas import count, flag, listed, shape, text, words
-from ctxfs.tools.tool import WAKES, Concerns, Does, Request, Tool, about, done, first_free, waking
+from ctxfs.tools.tool import (
+    WAKES,
+    Does,
+    Field,
+    Request,
+    View,
+    about,
+    first_free,
+    tool,
+    waking,
+)
 from ctxfs.tools.waiting import MESSAGE_ID, WAITED, WAITS, send
 from runtime.agents.results import CHILD, COMMAND
 from runtime.errors import MalformedError, WrongStateError
 from runtime.records.items import Task, TaskStatus
 from runtime.texts.names import parse_duration, parse_env_line, quote, timestamp
 
+_tool = partial(tool, family="local_environment")
+_ID: Final = text("the task's id")
+_OF_TASK: Final = {"task_id": _ID}
+_NAME: Final[Field[Task]] = (_ID, lambda _, task: task.name)
+_KIND: Final = words("a command, or the handle of a child", COMMAND, CHILD)
+_STATUS: Final[Field[Task]] = (
+    words("its status", *dict.fromkeys(status.shown for status in TaskStatus)),
+    lambda request, task: request.agents.tasks.status(task),
+)
+_EXIT: Final = text("exit:N or signal:N, once it has ended by itself")
+_REASON: Final = text("why it has ended, such as exit:3 or operator_stop")
+_FACTS: Final[View[Task]] = View({
+    "task_id": _NAME,
+    "task_kind": _KIND,
+    "title": (text("its title"), lambda request, task: request.agents.results.title(task)),
+    "status": _STATUS,
+    "exit": _EXIT,
+    "reason": _REASON,
+    "work": text("id of the work item that it is for"),
+    "started_at": (
+        text("RFC 3339 time, empty before"),
+        lambda request, task: _time(request.agents.tasks.started(task)),
+    ),
+    "ended_at": (text("RFC 3339 time, empty before"), lambda _, task: _time(task.ended)),
+})  # fmt: skip
+#: the answer of a call that starts something
+HANDLE: Final[View[Task]] = View({
+    "task_id": _NAME,
+    "task_kind": _KIND,
+    "status": _STATUS,
+    "initial_output": (
+        text("what it has written so far"),
+        lambda request, task: request.agents.results.preview(task)[0],
+    ),
+})  # fmt: skip
+_ENDING: Final[View[Task]] = View({"task_id": _NAME, "status": _STATUS})
+_OUTCOME: Final[View[Task]] = View(
+    {"task_id": _NAME, "status": _STATUS, "exit": _EXIT, "reason": _REASON}
+)
+#: what is shown of the output of a task, and what more there is of a child that has ended
+_SEEN: Final = {
+    "preview": text("head and tail, at most 8 KiB"),
+    "output_path": text("the file with all of it"),
+    "truncated": flag("whether something is left out"),
+}
+_GIVEN: Final = {
+    "result": text("of an ended child: head and tail of its result.md"),
+    "refs": listed({"type": "object"}, "of an ended child: its references"),
+    "artifacts": listed(text("a path"), "of an ended child: the files below its artifact/"),
+}
 
-def handle_of(request: Request, task: Task) -> dict[str, Any]:
-    """The answer of a call that starts something."""
-    return {
-        "task_id": task.name,
-        "task_kind": task.task_kind,
-        "status": request.agents.tasks.status(task),
-        "initial_output": request.agents.results.preview(task)[0],
-    }
 
-
-def _facts(request: Request, task: Task) -> dict[str, Any]:
-    tasks = request.agents.tasks
-    return {
-        "task_id": task.name,
-        "task_kind": task.task_kind,
-        "title": request.agents.results.title(task),
-        "status": tasks.status(task),
-        "exit": task.exit,
-        "reason": task.reason,
-        "work": task.work,
-        "started_at": timestamp(started) if (started := tasks.started(task)) else "",
-        "ended_at": timestamp(task.ended) if task.ended else "",
-    }
+def _time(when: float | None) -> str:
+    return timestamp(when) if when else ""
 
 
 def _path(request: Request, task_id: str, file: str) -> str:
@@ -50,9 +91,33 @@ def _find(request: Request) -> Task:
         return request.agents.tasks.find(request.agent, request.input["task_id"])
 
 
+@_tool(
+    "ExecCommand",
+    does=Does.DESTROYS | Does.REACHES,
+    example={"cmd": "make test", "title": "the tests", "accepts_input": True},
+    required={"cmd": text("the command", minLength=1)},
+    optional={
+        "title": text("its title, one line"),
+        "cwd": text("its working directory, an absolute path; the agent's by default"),
+        "env": {
+            "type": "object",
+            "description": "additional environment",
+            "additionalProperties": {"type": "string"},
+        },
+        "accepts_input": flag("whether TaskInput may write to its standard input"),
+        "work": text("id of the work item that it is for"),
+        "task_id": text("an id for it; task-1, task-2 and so on by default", minLength=1),
+    },
+    output=shape({"task_handle": HANDLE.schema}, WAKES),
+)
 async def _exec(request: Request) -> dict[str, Any]:
-    """``mkdir``, the files, ``start``; if any of it is refused, or the daemon dies before all of it
-    is done, the task is removed again."""
+    """Run a command with sh -c beside your program, in your view and with your authority, without
+    waiting for it. Use it for what takes long or should continue while you do something else; for
+    work that needs a context of its own use SpawnAgent. Its end wakes you with a task_result
+    message. If your mode is once, nothing wakes you and the answer has wakes=false: use TaskOutput
+    with block. When it has ended and you have read it, TaskRemove makes room for others."""
+    # mkdir, the files, start; if any of it is refused, or the daemon dies before all of it is done,
+    # the task is removed again
     given, agent = request.input, request.agent
     name = given.get("task_id") or first_free("task", request.agents.tasks.known(agent))
     values = {
@@ -68,20 +133,14 @@ async def _exec(request: Request) -> dict[str, Any]:
         task = request.agents.tasks.find(agent, name)
         if task.status is TaskStatus.MADE:
             return None
-        return waking(request, {"task_handle": handle_of(request, task)})
+        return waking(request, {"task_handle": HANDLE.of(request, task)})
 
+    where = f"agent/{agent.name}.d/task"
     with about("task_id"), request.agents.journal.starting():
-        request.paths.mkdir(f"agent/{agent.name}.d/task", name)
-    try:
-        for field, value in values.items():
-            if value:
-                with about(field):
-                    await request.paths.write(_path(request, name, field), value)
-        await request.paths.say(_path(request, name, "ctl"), "start", request.deciding(queued))
-    except BaseException:
-        request.paths.rmdir(f"agent/{agent.name}.d/task", name)
-        raise
-    return done(queued)
+        request.paths.mkdir(where, name)
+    files = ((field, field, value) for field, value in values.items() if value)
+    undo = partial(request.paths.rmdir, where, name)
+    return await request.start(f"{where}/{name}", files, undo, queued)
 
 
 def _env_line(key: str, value: str) -> str:
@@ -92,14 +151,31 @@ def _env_line(key: str, value: str) -> str:
     return line + "\n"
 
 
+@_tool(
+    "TaskList",
+    does=Does.READS,
+    example={},
+    output=shape({"tasks": listed(_FACTS.schema, "oldest first")}),
+)
 async def _list(request: Request) -> dict[str, Any]:
+    """List your tasks that have not ended: commands, and handles of children. Use it to see what
+    you still wait for; for one of them use TaskStatus, for its output TaskOutput."""
     tasks = request.agents.tasks
     live = [task for task in tasks.known(request.agent) if not task.over]
-    return {"tasks": [_facts(request, task) for task in live]}
+    return {"tasks": [_FACTS.of(request, task) for task in live]}
 
 
+@_tool(
+    "TaskStatus",
+    does=Does.READS,
+    example={"task_id": "task-1"},
+    required=_OF_TASK,
+    output=_FACTS.schema,
+)
 async def _status(request: Request) -> dict[str, Any]:
-    return _facts(request, _find(request))
+    """Get the status of one task, whether it has ended or not. Use it for status and times only;
+    TaskOutput has the status and the output, WaitFor waits without asking again."""
+    return _FACTS.of(request, _find(request))
 
 
 def _timeout(request: Request) -> float:
@@ -119,28 +195,63 @@ async def _until_over(request: Request) -> None:
             await request.agents.tasks.wait_over(task)
 
 
+@_tool(
+    "TaskOutput",
+    does=Does.READS,
+    example={"task_id": "task-1", "block": True, "timeout": 60},
+    required=_OF_TASK,
+    optional={
+        "block": flag("wait for the end of the task"),
+        "timeout": {
+            "type": ["number", "string"],
+            "minimum": 0,
+            "description": (
+                "how long block waits at most: seconds such as 10, or a duration such as "
+                '"10s" or "5m"; no limit by default'
+            ),
+        },
+    },
+    output=shape({**_OUTCOME.required, **_SEEN}, _GIVEN),
+    waits=_until_over,
+)
 async def _output(request: Request) -> dict[str, Any]:
+    """Get head and tail of the output of a task, and the path of all of it. Use it to read what a
+    command wrote, and what a child did: the end of its output until it replies, then its latest
+    reply, and once it has ended its result, references and artifacts; for status and times use
+    TaskStatus. With block, it answers when the task has ended, or after timeout: so an agent of
+    mode once waits for it. In modes turn and resident, end your run instead: the end of the task
+    wakes you with the same content."""
     task = _find(request)
-    tasks = request.agents.tasks
     shown: dict[str, Any]
     if task.over:
-        facts = tasks.facts(request.agent, task)
-        shown = {key: facts[key] for key in ("preview", "output_path", "truncated", *_GIVEN)
-                 if key in facts}  # fmt: skip
+        facts = request.agents.tasks.facts(request.agent, task)
+        shown = {key: facts[key] for key in (*_SEEN, *_GIVEN) if key in facts}
     else:
         preview, truncated = request.agents.results.preview(task)
         path = request.path(_path(request, task.name, "output"))
         shown = {"preview": preview, "output_path": path, "truncated": truncated}
-    return {
-        "task_id": task.name,
-        "status": tasks.status(task),
-        "exit": task.exit,
-        "reason": task.reason,
-        **shown,
-    }
+    return {**_OUTCOME.of(request, task), **shown}
 
 
+@_tool(
+    "TaskInput",
+    does=Does.DESTROYS | Does.REACHES,
+    example={"task_id": "task-1", "text": "yes\n"},
+    required={
+        **_OF_TASK,
+        "text": text("what to write; a line ends with a newline", minLength=1),
+    },
+    optional={"id": MESSAGE_ID, "wait": WAITS},
+    output=shape(
+        {"task_id": _ID, "accepted": count("number of accepted bytes")},
+        {"message_id": text("with id or wait: the id of the message"), **WAITED},
+    ),
+)
 async def _input(request: Request) -> dict[str, Any]:
+    """Write to the standard input of a running command that accepts it, or send a child a message.
+    Use it for commands started with accepts_input; to a child, SendMessage does the same and takes
+    a priority. A once child takes no messages. With wait, the reply of a child wakes you. A command
+    that does not read its input takes only what fits into the pipe: see accepted."""
     given, task = request.input, _find(request)
     asked = next((key for key in ("wait", "id") if given.get(key)), "")
     if not asked:
@@ -155,221 +266,40 @@ async def _input(request: Request) -> dict[str, Any]:
     return send(request, child, lambda message: {**sent, "message_id": message.name})
 
 
+@_tool(
+    "TaskStop",
+    does=Does.DESTROYS | Does.REPEATS | Does.FREES,
+    example={"task_id": "task-1"},
+    required=_OF_TASK,
+    optional={"kill": flag("skip the grace period")},
+    output=_ENDING.schema,
+)
 async def _stop(request: Request) -> dict[str, Any]:
+    """End a task: SIGTERM, a grace period, SIGKILL; for a handle, the child. Use it for a command
+    that you no longer need; for an agent that is not your child use AgentStop. It answers before
+    the task has ended."""
     task = _find(request)
-
-    def stopping() -> dict[str, Any]:
-        return {"task_id": task.name, "status": request.agents.tasks.status(task)}
-
-    verb = "kill" if request.input.get("kill") else "stop"
-    await request.paths.say(_path(request, task.name, "ctl"), verb, request.deciding(stopping))
-    return stopping()
+    return await request.end(
+        _path(request, task.name, "ctl"), lambda: _ENDING.of(request, task)
+    )
 
 
+@_tool(
+    "TaskRemove",
+    does=Does.DESTROYS | Does.REPEATS | Does.FREES,
+    example={"task_id": "task-1"},
+    required=_OF_TASK,
+    output=shape({"task_id": _ID}),
+)
 async def _remove(request: Request) -> dict[str, Any]:
+    """Remove a command that has ended, and its output. Use it when you have read the output and
+    will run more: the number of tasks is limited. A running one is refused: call TaskStop first.
+    The handle of a child goes with the child: use AgentRemove."""
     task = _find(request)
     child = request.agents.registry.get(task.child) if task.child else None
     if child is not None:
         raise WrongStateError(
             f"{quote(task.name)} is the handle of an agent: remove the agent (AgentRemove)"
         )
-    removed = {"task_id": task.name}
-    with request.deciding(lambda: removed):
-        request.paths.rmdir(f"agent/{request.agent.name}.d/task", task.name)
-    return removed
-
-
-_ID: Final = text("the task's id")
-_KIND: Final = words("a command, or the handle of a child", COMMAND, CHILD)
-_STATUS: Final = words("its status", *dict.fromkeys(status.shown for status in TaskStatus))
-_EXIT: Final = text("exit:N or signal:N, once it has ended by itself")
-_REASON: Final = text("why it has ended, such as exit:3 or operator_stop")
-#: of a child that has ended
-_GIVEN: Final = ("result", "refs", "artifacts")
-_FACTS: Final = shape(
-    {
-        "task_id": _ID,
-        "task_kind": _KIND,
-        "title": text("its title"),
-        "status": _STATUS,
-        "exit": _EXIT,
-        "reason": _REASON,
-        "work": text("id of the work item that it is for"),
-        "started_at": text("RFC 3339 time, empty before"),
-        "ended_at": text("RFC 3339 time, empty before"),
-    }
-)
-HANDLE: Final = shape(
-    {
-        "task_id": _ID,
-        "task_kind": _KIND,
-        "status": _STATUS,
-        "initial_output": text("what it has written so far"),
-    }
-)
-_FAMILY: Final = "local_environment"
-_OF_TASK: Final = {"task_id": _ID}
-
-TOOLS: Final = (
-    Tool(
-        name="ExecCommand",
-        family=_FAMILY,
-        concerns=Concerns.CALLER,
-        does=Does.DESTROYS | Does.REACHES,
-        description=(
-            "Run a command with sh -c beside your program, in your view and with your "
-            "authority, without waiting for it. Use it for what takes long or should continue "
-            "while you do something else; for work that needs a context of its own use SpawnAgent. "
-            "Its end wakes you with a task_result message. If your mode is once, nothing wakes "
-            "you and the answer has wakes=false: use TaskOutput with block. When it has ended "
-            "and you have read it, TaskRemove makes room for others."
-        ),
-        example={"cmd": "make test", "title": "the tests", "accepts_input": True},
-        required={"cmd": text("the command", minLength=1)},
-        optional={
-            "title": text("its title, one line"),
-            "cwd": text("its working directory, an absolute path; the agent's by default"),
-            "env": {
-                "type": "object",
-                "description": "additional environment",
-                "additionalProperties": {"type": "string"},
-            },
-            "accepts_input": flag("whether TaskInput may write to its standard input"),
-            "work": text("id of the work item that it is for"),
-            "task_id": text("an id for it; task-1, task-2 and so on by default", minLength=1),
-        },
-        output_schema=shape({"task_handle": HANDLE}, WAKES),
-        handler=_exec,
-    ),
-    Tool(
-        name="TaskList",
-        family=_FAMILY,
-        concerns=Concerns.CALLER,
-        does=Does.READS,
-        description=(
-            "List your tasks that have not ended: commands, and handles of children. Use it to "
-            "see what you still wait for; for one of them use TaskStatus, for its output "
-            "TaskOutput."
-        ),
-        example={},
-        output_schema=shape({"tasks": listed(_FACTS, "oldest first")}),
-        handler=_list,
-    ),
-    Tool(
-        name="TaskStatus",
-        family=_FAMILY,
-        concerns=Concerns.CALLER,
-        does=Does.READS,
-        description=(
-            "Get the status of one task, whether it has ended or not. Use it for status and "
-            "times only; TaskOutput has the status and the output, WaitFor waits without asking "
-            "again."
-        ),
-        example={"task_id": "task-1"},
-        required=_OF_TASK,
-        output_schema=_FACTS,
-        handler=_status,
-    ),
-    Tool(
-        name="TaskOutput",
-        family=_FAMILY,
-        concerns=Concerns.CALLER,
-        does=Does.READS,
-        description=(
-            "Get head and tail of the output of a task, and the path of all of it. Use it to read "
-            "what a command wrote, and what a child did: the end of its output until it replies, "
-            "then its latest reply, and once it has ended its result, references and artifacts; "
-            "for status and times use TaskStatus. With block, it answers when the task has ended, "
-            "or after timeout: so an agent of mode once waits for it. In modes turn and resident, "
-            "end your run instead: the end of the task wakes you with the same content."
-        ),
-        example={"task_id": "task-1", "block": True, "timeout": 60},
-        required=_OF_TASK,
-        optional={
-            "block": flag("wait for the end of the task"),
-            "timeout": {
-                "type": ["number", "string"],
-                "minimum": 0,
-                "description": (
-                    "how long block waits at most: seconds such as 10, or a duration such as "
-                    '"10s" or "5m"; no limit by default'
-                ),
-            },
-        },
-        output_schema=shape(
-            {
-                "task_id": _ID,
-                "status": _STATUS,
-                "exit": _EXIT,
-                "reason": _REASON,
-                "preview": text("head and tail, at most 8 KiB"),
-                "output_path": text("the file with all of it"),
-                "truncated": flag("whether something is left out"),
-            },
-            {
-                "result": text("of an ended child: head and tail of its result.md"),
-                "refs": listed({"type": "object"}, "of an ended child: its references"),
-                "artifacts": listed(
-                    text("a path"), "of an ended child: the files below its artifact/"
-                ),
-            },
-        ),
-        handler=_output,
-        waits=_until_over,
-    ),
-    Tool(
-        name="TaskInput",
-        family=_FAMILY,
-        concerns=Concerns.CALLER,
-        does=Does.DESTROYS | Does.REACHES,
-        description=(
-            "Write to the standard input of a running command that accepts it, or send a child "
-            "a message. Use it for commands started with accepts_input; to a child, SendMessage "
-            "does the same and takes a priority. A once child takes no messages. With wait, the "
-            "reply of a child wakes you. A command that does not read its input takes only what "
-            "fits into the pipe: see accepted."
-        ),
-        example={"task_id": "task-1", "text": "yes\n"},
-        required={
-            **_OF_TASK,
-            "text": text("what to write; a line ends with a newline", minLength=1),
-        },
-        optional={"id": MESSAGE_ID, "wait": WAITS},
-        output_schema=shape(
-            {"task_id": _ID, "accepted": count("number of accepted bytes")},
-            {"message_id": text("with id or wait: the id of the message"), **WAITED},
-        ),
-        handler=_input,
-    ),
-    Tool(
-        name="TaskStop",
-        family=_FAMILY,
-        concerns=Concerns.CALLER,
-        does=Does.DESTROYS | Does.REPEATS | Does.FREES,
-        description=(
-            "End a task: SIGTERM, a grace period, SIGKILL; for a handle, the child. Use it for "
-            "a command that you no longer need; for an agent that is not your child use "
-            "AgentStop. It answers before the task has ended."
-        ),
-        example={"task_id": "task-1"},
-        required=_OF_TASK,
-        optional={"kill": flag("skip the grace period")},
-        output_schema=shape({"task_id": _ID, "status": _STATUS}),
-        handler=_stop,
-    ),
-    Tool(
-        name="TaskRemove",
-        family=_FAMILY,
-        concerns=Concerns.CALLER,
-        does=Does.DESTROYS | Does.REPEATS | Does.FREES,
-        description=(
-            "Remove a command that has ended, and its output. Use it when you have read the "
-            "output and will run more: the number of tasks is limited. A running one is refused: "
-            "call TaskStop first. The handle of a child goes with the child: use AgentRemove."
-        ),
-        example={"task_id": "task-1"},
-        required=_OF_TASK,
-        output_schema=shape({"task_id": _ID}),
-        handler=_remove,
-    ),
-)
+    where = f"agent/{request.agent.name}.d/task"
+    return request.remove(where, task.name, lambda: {"task_id": task.name})

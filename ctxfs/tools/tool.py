@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, Flag, auto
 from functools import cached_property
 from itertools import count as count_up
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from ctxfs.tools.paths import Paths
 from ctxfs.tools.schemas import Schema, flag, shape, text
@@ -26,6 +26,8 @@ from runtime.records.change import Answer, Change
 from runtime.records.items import Item
 from runtime.records.model import Agent
 from runtime.texts.names import dump_json, quote
+
+_O = TypeVar("_O")
 
 
 class Concerns(Enum):
@@ -77,7 +79,7 @@ class Request:
 
     @property
     def agents(self) -> Agents:
-        return self.base.runtime.agents
+        return self.base.agents
 
     @property
     def agent(self) -> Agent:
@@ -107,6 +109,37 @@ class Request:
             return nullcontext()
         self.answer.make = make
         return self.agents.journal.answering(self.answer)
+
+    async def start(
+        self,
+        path: str,
+        files: Iterable[tuple[str, str, str]],
+        undo: Callable[[], object],
+        make: Make,
+    ) -> dict[str, Any]:
+        """Writes the files of what was just made, each for a field of the input, and says start; if
+        any of it is refused, it is undone."""
+        try:
+            for field, file, text in files:
+                with about(field):
+                    await self.paths.write(f"{path}/{file}", text)
+            await self.paths.say(f"{path}/ctl", "start", self.deciding(make))
+        except BaseException:
+            undo()
+            raise
+        return done(make)
+
+    async def end(self, ctl: str, make: Make) -> dict[str, Any]:
+        """Says stop to a ``ctl``, or kill if the input wants that."""
+        verb = "kill" if self.input.get("kill") else "stop"
+        await self.paths.say(ctl, verb, self.deciding(make))
+        return done(make)
+
+    def remove(self, where: str, name: str, make: Make) -> dict[str, Any]:
+        """As rmdir(2)."""
+        with self.deciding(make):
+            self.paths.rmdir(where, name)
+        return done(make)
 
     def begin(self) -> None:
         """The call's next step can be in no transaction: it is not done twice."""
@@ -147,16 +180,16 @@ class Tool:
     again."""
 
     name: str
-    family: str = "core"
+    family: str
     concerns: Concerns
     does: Does
     description: str
     example: dict[str, Any]
-    required: Mapping[str, Schema] = field(default_factory=dict)
-    optional: Mapping[str, Schema] = field(default_factory=dict)
+    required: Mapping[str, Schema]
+    optional: Mapping[str, Schema]
     output_schema: Schema
     handler: Handler
-    waits: Callable[[Request], Awaitable[None]] | None = None
+    waits: Callable[[Request], Awaitable[None]] | None
 
     @cached_property
     def schema(self) -> Schema:
@@ -170,7 +203,64 @@ class Tool:
         return f"{self.description} Example: {dump_json(self.example)}"
 
 
-# handling
+#: all that were declared, by name
+DECLARED: Final[dict[str, Tool]] = {}
+
+
+def tool(
+    name: str,
+    *,
+    family: str = "core",
+    concerns: Concerns = Concerns.CALLER,
+    does: Does,
+    example: dict[str, Any],
+    required: Mapping[str, Schema] | None = None,
+    optional: Mapping[str, Schema] | None = None,
+    output: Schema,
+    waits: Callable[[Request], Awaitable[None]] | None = None,
+) -> Callable[[Handler], Handler]:
+    """Declares a tool at its handler, whose docstring is the description for a model."""
+
+    def declare(handler: Handler) -> Handler:
+        DECLARED[name] = Tool(
+            name=name, family=family, concerns=concerns, does=does, example=example,
+            required=required or {}, optional=optional or {}, output_schema=output, waits=waits,
+            description=" ".join((handler.__doc__ or "").split()), handler=handler,
+        )  # fmt: skip
+        return handler
+
+    return declare
+
+
+# answers
+
+#: the schema of a value, and how it is found; without that, it is the attribute of that name
+Field = Schema | tuple[Schema, Callable[[Request, _O], Any]]
+
+
+class View(Generic[_O]):
+    """An object as tools show it: what is answered and its schema are said once for each key. An
+    ``optional`` one is left out where there is nothing."""
+
+    def __init__(
+        self, required: Mapping[str, Field[_O]], optional: Mapping[str, Field[_O]] | None = None
+    ) -> None:
+        self._finds: dict[str, Callable[[Request, _O], Any]] = {}
+        #: those that are always there, for a view of more
+        self.fields = required
+        #: the schemas of these, and of the others
+        self.required = {key: self._declared(key, field) for key, field in required.items()}
+        self.optional = {key: self._declared(key, field) for key, field in (optional or {}).items()}
+        self.schema = shape(self.required, self.optional)
+
+    def _declared(self, key: str, field: Field[_O]) -> Schema:
+        schema, find = field if isinstance(field, tuple) else (field, None)
+        self._finds[key] = find or (lambda request, obj: getattr(obj, key))
+        return schema
+
+    def of(self, request: Request, obj: _O) -> dict[str, Any]:
+        shown = ((key, find(request, obj)) for key, find in self._finds.items())
+        return {key: value for key, value in shown if value or key in self.required}
 
 
 #: of what wakes the agent when it is over

@@ -6,7 +6,18 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ctxfs.tools.schemas import flag, shape, text, words
-from ctxfs.tools.tool import WAKES, Concerns, Does, Request, Tool, about, first_free, waking, wanted
+from ctxfs.tools.tool import (
+    WAKES,
+    Does,
+    Field,
+    Request,
+    View,
+    about,
+    first_free,
+    tool,
+    waking,
+    wanted,
+)
 from runtime import crashpoints
 from runtime.agents.messages import check_id
 from runtime.errors import MalformedError
@@ -24,15 +35,29 @@ _WAKES: Final = {
     "message": ("message", ""),
     "external": ("trigger", ""),
 }
-
-
-def wait_of(request: Request, wait: Wait) -> dict[str, Any]:
-    """A wait as tools show it."""
-    view = {"wait_id": wait.name, "status": wait.status.value, "on": wait.on}
-    for key in ("work", "deadline", "payload"):
-        if value := getattr(wait, key):
-            view[key] = value
-    return view
+#: of tools that send a child a message
+WAITS: Final = flag(
+    "for a child in mode turn or resident: wake the calling agent when this message has ended, "
+    "with the reply"
+)
+MESSAGE_ID: Final = text("an id; a message with a known id is not sent again", minLength=1)
+WAITED: Final = {"wait_id": text("with wait: the id of the wait for the reply")}
+_ID: Final = text("the wait's id")
+_NAME: Final[Field[Wait]] = (_ID, lambda _, wait: wait.name)
+_STATUS: Final = words("its status", *WaitStatus)
+WAIT: Final[View[Wait]] = View(
+    {
+        "wait_id": _NAME,
+        "status": _STATUS,
+        "on": text("what it waits for, as in the file on"),
+    },
+    {
+        "work": text("id of the work item that it blocks"),
+        "deadline": text("when it expires, as it was given"),
+        "payload": text("what fired it"),
+    },
+)
+_CANCELLED: Final[View[Wait]] = View({"wait_id": _NAME, "status": _STATUS})
 
 
 def _line(given: dict[str, Any]) -> str:
@@ -46,14 +71,45 @@ def _line(given: dict[str, Any]) -> str:
     return word
 
 
+@tool(
+    "WaitFor",
+    does=Does.ADDS,
+    example={"wake": "child", "resource": "reviewer", "deadline": "10m"},
+    required={
+        "wake": words(
+            "what wakes the agent: a time, the end of a task or a child, a child's reply, "
+            "any message, or a write to a token",
+            *_WAKES,
+        )
+    },
+    optional={
+        "resource": text(
+            "timer: a duration such as 30s, or a time; task_result: the task's id; "
+            "child: its name; child_reply: its name, for its next reply to this agent, or "
+            "its name and a message_id, for the reply to that message; otherwise none"
+        ),
+        "work": text("id of the work item that is blocked until then"),
+        "deadline": text("duration or time after which it expires"),
+        "id": text("an id for it; wait-1, wait-2 and so on by default", minLength=1),
+    },
+    output=shape(
+        WAIT.required,
+        {**WAIT.optional, "token": text("external: a write to this file fires the wait"), **WAKES},
+    ),
+)
 async def _wait_for(request: Request) -> dict[str, Any]:
-    """``mkdir``, the files, and ``on`` last, as one change."""
+    """Wait for something without running. Use this instead of polling: arm it, then end your run. A
+    message wakes you when it happens, or at once if it has already happened. The end of a task or
+    child of yours wakes you in any case; arm a wait for it to give a deadline, or to block a work
+    item until then. If your mode is once, no message comes and the answer has wakes=false: use
+    TaskOutput with block."""
+    # mkdir, the files, and on last, as one change
     given, agent, waiting = request.input, request.live_agent, request.agents.waiting
     line = _line(given)
     name = given.get("id") or first_free("wait", request.agents.items.of(agent.index, Wait))
 
     def armed() -> dict[str, Any]:
-        view = wait_of(request, wait)
+        view = WAIT.of(request, wait)
         if given["wake"] == "external":
             view["token"] = request.path(f"trigger/{wait.token}")
         return waking(request, view)
@@ -148,88 +204,19 @@ def _waiter(request: Request) -> Agent:
     return request.live_agent
 
 
+@tool(
+    "WaitCancel",
+    does=Does.DESTROYS | Does.REPEATS | Does.FREES,
+    example={"wait_id": "wait-1"},
+    required={"wait_id": _ID},
+    output=_CANCELLED.schema,
+)
 async def _cancel(request: Request) -> dict[str, Any]:
-    agent, waiting = request.agent, request.agents.waiting
+    """Remove a wait in any status; an armed wait is cancelled. Use it when you no longer need to
+    know, and to make room for more waits. It does not end what you waited for: for that use
+    TaskStop or AgentStop."""
     with about("wait_id"):
-        wait = waiting.find(agent, request.input["wait_id"])
-
-        def cancelled() -> dict[str, Any]:
-            return {"wait_id": wait.name, "status": wait.status.value}
-
-        with request.deciding(cancelled):
-            request.paths.rmdir(f"agent/{agent.name}.d/waiting", wait.name)
-    return cancelled()
-
-
-_ID: Final = text("the wait's id")
-_STATUS: Final = words("its status", *(status.value for status in WaitStatus))
-_REQUIRED: Final = {
-    "wait_id": _ID,
-    "status": _STATUS,
-    "on": text("what it waits for, as in the file on"),
-}
-_OPTIONAL: Final = {
-    "work": text("id of the work item that it blocks"),
-    "deadline": text("when it expires, as it was given"),
-    "payload": text("what fired it"),
-}
-WAIT: Final = shape(_REQUIRED, _OPTIONAL)
-#: of tools that send a child a message
-WAITS: Final = flag(
-    "for a child in mode turn or resident: wake the calling agent when this message has ended, "
-    "with the reply"
-)
-MESSAGE_ID: Final = text("an id; a message with a known id is not sent again", minLength=1)
-WAITED: Final = {"wait_id": text("with wait: the id of the wait for the reply")}
-
-TOOLS: Final = (
-    Tool(
-        name="WaitFor",
-        concerns=Concerns.CALLER,
-        does=Does.ADDS,
-        description=(
-            "Wait for something without running. Use this instead of polling: arm it, then end "
-            "your run. A message wakes you when it happens, or at once if it has already "
-            "happened. The end of a task or child of yours wakes you in any case; arm a wait "
-            "for it to give a deadline, or to block a work item until then. If your mode is "
-            "once, no message comes and the answer has wakes=false: use TaskOutput with block."
-        ),
-        example={"wake": "child", "resource": "reviewer", "deadline": "10m"},
-        required={
-            "wake": words(
-                "what wakes the agent: a time, the end of a task or a child, a child's reply, "
-                "any message, or a write to a token",
-                *_WAKES,
-            )
-        },
-        optional={
-            "resource": text(
-                "timer: a duration such as 30s, or a time; task_result: the task's id; "
-                "child: its name; child_reply: its name, for its next reply to this agent, or "
-                "its name and a message_id, for the reply to that message; otherwise none"
-            ),
-            "work": text("id of the work item that is blocked until then"),
-            "deadline": text("duration or time after which it expires"),
-            "id": text("an id for it; wait-1, wait-2 and so on by default", minLength=1),
-        },
-        output_schema=shape(
-            _REQUIRED,
-            {**_OPTIONAL, "token": text("external: a write to this file fires the wait"), **WAKES},
-        ),
-        handler=_wait_for,
-    ),
-    Tool(
-        name="WaitCancel",
-        concerns=Concerns.CALLER,
-        does=Does.DESTROYS | Does.REPEATS | Does.FREES,
-        description=(
-            "Remove a wait in any status; an armed wait is cancelled. Use it when you no "
-            "longer need to know, and to make room for more waits. It does not end what you "
-            "waited for: for that use TaskStop or AgentStop."
-        ),
-        example={"wait_id": "wait-1"},
-        required={"wait_id": _ID},
-        output_schema=shape({"wait_id": _ID, "status": _STATUS}),
-        handler=_cancel,
-    ),
-)
+        wait = request.agents.waiting.find(request.agent, request.input["wait_id"])
+        return request.remove(
+            f"agent/{request.agent.name}.d/waiting", wait.name, lambda: _CANCELLED.of(request, wait)
+        )

@@ -8,7 +8,7 @@ from typing import Any, Final
 import trio
 
 from ctxfs.tools.schemas import Schema, flag, listed, shape, text, words
-from ctxfs.tools.tool import Concerns, Does, Request, Tool, about, first_free, lines
+from ctxfs.tools.tool import Does, Request, View, about, first_free, lines, tool
 from runtime.records.change import Change
 from runtime.records.items import Work, WorkStatus
 from runtime.records.model import Agent
@@ -26,19 +26,38 @@ _AS_WRITTEN: Final[dict[str, Callable[[Any], str]]] = {
     "status": str,
 }
 
-
-def _view(request: Request, item: Work) -> dict[str, Any]:
-    blocked_by = request.agents.work.blocked_by(request.agent, item)
-    return {
-        "id": item.name,
-        "objective": item.objective.strip()[:_OBJECTIVE_MAX],
-        "status": item.status.value,
-        "blocked_by": blocked_by.splitlines(),
-        "parent": item.parent,
-        "focus": request.agent.focus == item.name,
-        "updated_at": timestamp(item.updated),
-        "path": request.path(f"agent/{request.agent.name}.d/work/{item.name}"),
-    }
+_ID: Final = text("the item's id")
+_FOCUS: Final = text("id of the item that has the focus, or empty")
+_VIEW: Final[View[Work]] = View({
+    "id": (_ID, lambda _, item: item.name),
+    "objective": (
+        text(f"its objective, the first {_OBJECTIVE_MAX} characters"),
+        lambda _, item: item.objective.strip()[:_OBJECTIVE_MAX],
+    ),
+    "status": words("its status", *WorkStatus),
+    "blocked_by": (
+        listed(text("an id, or wait NAME"), "what blocks it"),
+        lambda request, item: request.agents.work.blocked_by(request.agent, item).splitlines(),
+    ),
+    "parent": text("id of a chain that it belongs to"),
+    "focus": (
+        flag("whether it has the focus"),
+        lambda request, item: request.agent.focus == item.name,
+    ),
+    "updated_at": (
+        text("RFC 3339 time of its last change"), lambda _, item: timestamp(item.updated)
+    ),
+    "path": (
+        text("its directory, with plan.md and acceptance.md"),
+        lambda request, item: request.path(f"agent/{request.agent.name}.d/work/{item.name}"),
+    ),
+})  # fmt: skip
+_FIELDS: Final[dict[str, Schema]] = {
+    "plan": text("its plan and progress"),
+    "acceptance": text("how to tell that it is done"),
+    "parent": text("id of a chain that it belongs to, any line"),
+}
+_OBJECTIVE: Final = text("its objective", minLength=1)
 
 
 def _set(request: Request, change: Change, agent: Agent, item: Work) -> None:
@@ -50,18 +69,37 @@ def _set(request: Request, change: Change, agent: Agent, item: Work) -> None:
                 request.agents.work.update(change, agent, item, field, value)
 
 
+@tool(
+    "WorkCreate",
+    does=Does.ADDS,
+    example={
+        "objective": "Make the tests pass",
+        "plan": "1. run them\n2. mend what fails",
+        "focus": True,
+    },
+    required={"objective": _OBJECTIVE},
+    optional={
+        "id": text("an id for it; work-1, work-2 and so on by default", minLength=1),
+        **_FIELDS,
+        "focus": flag("give it the focus at once"),
+    },
+    output=_VIEW.schema,
+)
 async def _create(request: Request) -> dict[str, Any]:
+    """Create a work item: something that you have to achieve. Use it to keep an objective and its
+    plan beyond this run; to have something done by a program use ExecCommand, by another agent
+    SpawnAgent."""
     agent, work = request.live_agent, request.agents.work
     there = request.agents.items.of(agent.index, Work)
     name = request.input.get("id") or first_free("work", there)
-    with request.changing(lambda: _view(request, item)) as change:
+    with request.changing(lambda: _VIEW.of(request, item)) as change:
         with about("id"):
             item = work.add(change, agent, name)
         _set(request, change, agent, item)
         if request.input.get("focus"):
             with about("focus"):
                 work.turn_to(change, agent, name)
-    return _view(request, item)
+    return _VIEW.of(request, item)
 
 
 def _find(request: Request) -> Work:
@@ -69,16 +107,42 @@ def _find(request: Request) -> Work:
         return request.agents.work.find(request.agent, request.input["id"])
 
 
+@tool(
+    "WorkUpdate",
+    does=Does.DESTROYS | Does.REPEATS,
+    example={"id": "work-1", "plan": "1. run them: done\n2. mend what fails"},
+    required={"id": _ID},
+    optional={
+        "objective": _OBJECTIVE,
+        **_FIELDS,
+        "blocked_by": listed(_ID, "ids of the items that come first; replaces the list"),
+        "status": words("its new status", *WorkStatus),
+    },
+    output=_VIEW.schema,
+)
 async def _update(request: Request) -> dict[str, Any]:
+    """Change a work item that has not ended: all given values, or none. Use it to record progress
+    in plan, and to say that it is done. To turn to another item use WorkFocus, to block one until
+    something happens use WaitFor with work. done needs an objective; done and cancelled are final
+    and cancel its waits."""
     agent, item = request.live_agent, _find(request)
-    with request.changing(lambda: _view(request, item)) as change:
+    with request.changing(lambda: _VIEW.of(request, item)) as change:
         with about("id"):
             request.agents.work.check_open(item)
         _set(request, change, agent, item)
-    return _view(request, item)
+    return _VIEW.of(request, item)
 
 
+@tool(
+    "WorkList",
+    does=Does.READS,
+    example={"all": True},
+    optional={"all": flag("include those that have ended")},
+    output=shape({"items": listed(_VIEW.schema, "oldest first"), "focus": _FOCUS}),
+)
 async def _list(request: Request) -> dict[str, Any]:
+    """List the work items that have not ended, and the one that has the focus. Use it at the start
+    of a run to see what you were working on; for commands and children use TaskList."""
     items = request.agents.items.of(request.agent.index, Work)
     every = request.input.get("all", False)
     shown = []
@@ -88,109 +152,21 @@ async def _list(request: Request) -> dict[str, Any]:
             await trio.lowlevel.checkpoint()
         there = request.agents.items.get(item.index) is item
         if there and (every or not item.over):
-            shown.append(_view(request, item))
+            shown.append(_VIEW.of(request, item))
     return {"items": shown, "focus": request.agent.focus}
 
 
+@tool(
+    "WorkFocus",
+    does=Does.REPEATS,
+    example={"id": "work-1"},
+    required={"id": {"type": ["string", "null"], "description": "the item's id"}},
+    output=shape({"focus": _FOCUS}),
+)
 async def _focus(request: Request) -> dict[str, Any]:
+    """Give a work item the focus: it becomes active, and the previous one open. Use it when you
+    turn to another item; WorkUpdate changes what an item says. Null removes the focus."""
     agent = request.live_agent
     with about("id"), request.changing(lambda: {"focus": agent.focus}) as change:
         request.agents.work.turn_to(change, agent, request.input["id"] or "")
     return {"focus": agent.focus}
-
-
-_ID: Final = text("the item's id")
-_FOCUS: Final = text("id of the item that has the focus, or empty")
-_VIEW: Final = shape(
-    {
-        "id": _ID,
-        "objective": text(f"its objective, the first {_OBJECTIVE_MAX} characters"),
-        "status": words("its status", *(status.value for status in WorkStatus)),
-        "blocked_by": listed(text("an id, or wait NAME"), "what blocks it"),
-        "parent": text("id of a chain that it belongs to"),
-        "focus": flag("whether it has the focus"),
-        "updated_at": text("RFC 3339 time of its last change"),
-        "path": text("its directory, with plan.md and acceptance.md"),
-    }
-)
-_FIELDS: Final[dict[str, Schema]] = {
-    "plan": text("its plan and progress"),
-    "acceptance": text("how to tell that it is done"),
-    "parent": text("id of a chain that it belongs to, any line"),
-}
-_OBJECTIVE: Final = text("its objective", minLength=1)
-
-TOOLS: Final = (
-    Tool(
-        name="WorkCreate",
-        concerns=Concerns.CALLER,
-        does=Does.ADDS,
-        description=(
-            "Create a work item: something that you have to achieve. Use it to keep an "
-            "objective and its plan beyond this run; to have something done by a program use "
-            "ExecCommand, by another agent SpawnAgent."
-        ),
-        example={
-            "objective": "Make the tests pass",
-            "plan": "1. run them\n2. mend what fails",
-            "focus": True,
-        },
-        required={"objective": _OBJECTIVE},
-        optional={
-            "id": text("an id for it; work-1, work-2 and so on by default", minLength=1),
-            **_FIELDS,
-            "focus": flag("give it the focus at once"),
-        },
-        output_schema=_VIEW,
-        handler=_create,
-    ),
-    Tool(
-        name="WorkUpdate",
-        concerns=Concerns.CALLER,
-        does=Does.DESTROYS | Does.REPEATS,
-        description=(
-            "Change a work item that has not ended: all given values, or none. Use it to record "
-            "progress in plan, and to say that it is done. To turn to another item use "
-            "WorkFocus, to block one until something happens use WaitFor with work. done needs "
-            "an objective; done and cancelled are final and cancel its waits."
-        ),
-        example={"id": "work-1", "plan": "1. run them: done\n2. mend what fails"},
-        required={"id": _ID},
-        optional={
-            "objective": _OBJECTIVE,
-            **_FIELDS,
-            "blocked_by": listed(_ID, "ids of the items that come first; replaces the list"),
-            "status": words("its new status", *(status.value for status in WorkStatus)),
-        },
-        output_schema=_VIEW,
-        handler=_update,
-    ),
-    Tool(
-        name="WorkList",
-        concerns=Concerns.CALLER,
-        does=Does.READS,
-        description=(
-            "List the work items that have not ended, and the one that has the focus. Use it at "
-            "the start of a run to see what you were working on; for commands and children use "
-            "TaskList."
-        ),
-        example={"all": True},
-        optional={"all": flag("include those that have ended")},
-        output_schema=shape({"items": listed(_VIEW, "oldest first"), "focus": _FOCUS}),
-        handler=_list,
-    ),
-    Tool(
-        name="WorkFocus",
-        concerns=Concerns.CALLER,
-        does=Does.REPEATS,
-        description=(
-            "Give a work item the focus: it becomes active, and the previous one open. Use it "
-            "when you turn to another item; WorkUpdate changes what an item says. Null removes "
-            "the focus."
-        ),
-        example={"id": "work-1"},
-        required={"id": {"type": ["string", "null"], "description": "the item's id"}},
-        output_schema=shape({"focus": _FOCUS}),
-        handler=_focus,
-    ),
-)

@@ -138,11 +138,13 @@ class Removals(Part):
                 await trio.lowlevel.checkpoint()
 
     def unmake(self, agent: Agent) -> None:
-        """Takes back the making of a ``new`` agent, whose configuration failed.
+        """Takes back the making of an agent whose configuration failed, if it is ``new`` still.
 
         Unlike after ``remove``, neither a session nor a channel tells of it. What its parent
         began to wait for meanwhile is told to it all the same.
         """
+        if agent.status is not Status.NEW or self._registry.get(agent.index) is not agent:
+            return
         session = self._sessions.load(agent.session)
         channel_of = agent.parent_session
         change = Change()
