@@ -14,7 +14,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from ctxfs.errnos import name_of
 from ctxfs.filesystem import Filesystem
 from ctxfs.handshake import Handshake
 from ctxfs.mount import (
+    MountGuard,
     check_device,
     check_own,
     check_point,
@@ -40,7 +41,7 @@ from ctxfs.mount import (
 )
 from ctxfs.operations import WORKERS, Operations
 from ctxfs.program import program
-from ctxfs.reexec import CHECK, SIGNALS, Passing, Reexecution, checked
+from ctxfs.reexec import CHECK, SIGNALS, Reexecution, checked
 from ctxfs.saying import say
 from ctxfs.service import Service
 from ctxfs.tools import registry as tools
@@ -120,50 +121,29 @@ def parse_arguments(argv: list[str] | None, defaults: Defaults) -> argparse.Name
         ("runtime", "keep run-time files in this directory"),
     ):
         default: Path = getattr(defaults, name)
-        parser.add_argument(
-            f"--{name}",
-            metavar="DIR",
-            type=Path,
-            default=default,
-            help=f"{what} (default: {_shown(default)})",
-        )
-    parser.add_argument(
-        "--cgroup",
-        metavar="PATH",
-        type=Path,
-        help="create the agents' cgroups below this cgroup (default: the cgroup delegated to "
-        "ctxd; for root, otherwise ctxfs in the v2 hierarchy)",
-    )
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        type=Path,
-        help=f"read settings from this file (default: {_shown(defaults.config)}, if it exists), "
-        "and agents from the directory agents.d beside it",
-    )
-    parser.add_argument(
-        "--check-config",
-        action="store_true",
-        help="read the settings and the agents that are declared beside them, print what is wrong "
-        "and exit",
-    )
-    parser.add_argument(
-        "--print-schema",
-        action="store_true",
-        help="print the JSON schema of a file that declares an agent and exit",
-    )
+        what = f"{what} (default: {_shown(default)})"
+        parser.add_argument(f"--{name}", metavar="DIR", type=Path, default=default, help=what)
+    for option, kind, what in (
+        ("--cgroup", "PATH", "create the agents' cgroups below this cgroup (default: the cgroup "
+         "delegated to ctxd; for root, otherwise ctxfs in the v2 hierarchy)"),
+        ("--config", "FILE", f"read settings from this file (default: {_shown(defaults.config)}, "
+         "if it exists), and agents from the directory agents.d beside it"),
+    ):  # fmt: skip
+        parser.add_argument(option, metavar=kind, type=Path, help=what)
+    for option, what in (
+        ("--check-config", "read the settings and the agents that are declared beside them, print "
+         "what is wrong and exit"),
+        ("--print-schema", "print the JSON schema of a file that declares an agent and exit"),
+        (CHECK, "look whether ctxd could start here, or take over from the one that runs: read "
+         "program, settings and state, change nothing, and exit"),
+    ):  # fmt: skip
+        parser.add_argument(option, action="store_true", help=what)
     parser.add_argument(
         "--log-level",
         metavar="LEVEL",
         choices=_LEVELS,
         default="info",
         help=f"log messages of this level and above: {', '.join(_LEVELS)} (default: info)",
-    )
-    parser.add_argument(
-        CHECK,
-        action="store_true",
-        help="look whether ctxd could start here, or take over from the one that runs: read "
-        "program, settings and state, change nothing, and exit",
     )
     parser.add_argument("--version", action="version", version=f"ctxd {VERSION}")
     return parser.parse_args(argv)
@@ -197,207 +177,234 @@ def _take_precedence() -> None:
             Path("/proc/self/autogroup").write_text(str(_NICE), encoding="ascii")
 
 
-async def _handle_signals(
-    runtime: Runtime,
-    stop: Callable[[], None],
-    reload: Callable[[], None],
-    reexecute: Callable[[], None],
-    early: Iterable[int],
-) -> None:
-    """``early`` came before there was anybody to handle them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """The circumstances of a start. ``before`` is what the daemon before in the same process has
+    left, and ``early`` are the signals that came before there was anybody to handle them."""
 
-    def handle(number: int) -> None:
-        name = signal.Signals(number).name
-        if number == signal.SIGHUP:
-            reload()
-        elif number == signal.SIGUSR1:
-            reexecute()
-        elif number in _REFUSED:
-            log.warning("%s is refused: ctxd ignores it", name)
-        elif runtime.state != "stopping":
-            runtime.state = "stopping"
-            log.info("%s: cancelling every agent", name)
-            stop()
-
-    with trio.open_signal_receiver(*_SIGNALS, *_REFUSED) as received:
-        for number in early:
-            handle(number)
-        async for number in received:
-            handle(number)
+    config: Config
+    config_file: Path
+    places: Places
+    cgroup: Path | None
+    privilege: Privilege
+    daemon_log: DaemonLog
+    before: dict[str, Any] | None
+    early: Iterable[int]
 
 
-async def serve(
-    *,
-    config: Config,
-    config_file: Path,
-    places: Places,
-    cgroup: Path | None,
-    privilege: Privilege,
-    daemon_log: DaemonLog,
-    before: dict[str, Any] | None,
-    early: Iterable[int],
-) -> None:
-    """Runs the daemon until SIGTERM or SIGINT. Raises ``StartupError``.
-
-    ``before`` is what the daemon before in the same process has left, and ``early`` are the
-    signals that came meanwhile.
-    """
+async def serve(given: Given) -> None:
+    """Runs the daemon until SIGTERM or SIGINT. Raises ``StartupError``."""
+    before = given.before
     children = own_children() if before is not None else []
     async with open_runtime(
-        config=config,
-        places=places,
-        cgroup=cgroup,
-        privilege=privilege,
+        config=given.config,
+        places=given.places,
+        cgroup=given.cgroup,
+        privilege=given.privilege,
         inherited=before["runtime"]["held"] if before is not None else None,
     ) as runtime:
         fs = Filesystem(runtime)
-        base = fs.base
         handshake = Handshake(before["kernel"] if before is not None else None)
-        # the filesystem: unmounted before the runtime below it goes
         operations = Operations(fs, handshake)
-        operations.beginning = before is None
-        if before is not None:
-            operations.scheduler.reading.hold()
+        # unmounted before the runtime below it goes
         with mounted(operations, runtime, handshake) as guard:
             async with trio.open_nursery() as nursery:
-                base.cache.mounted = True
-                nursery.start_soon(base.cache.run)
-                nursery.start_soon(base.disks.run)
-                nursery.start_soon(base.kept_lines.run)
-                stopping = trio.Event()
-                nursery.start_soon(guard.watch)
-                service = Service(runtime)
-                nursery.start_soon(service.run)
-                reexecution = Reexecution(
-                    runtime=runtime, fs=fs, operations=operations, guard=guard, nursery=nursery
-                )
-                # before the first request: that may start an agent, which has a socket
-                services = Services(
-                    agents=runtime.agents,
-                    streams=runtime.streams,
-                    replays=Replays(runtime.agents.sessions),
-                    status=runtime.status,
-                    call_tool=partial(tools.call, base, fs.root),
-                    say=partial(say, base, fs.root),
-                    refusals=base.reasons.recent,
-                    reexecute=reexecution.ask,
-                    version=VERSION,
-                )
-                sockets = Sockets(
-                    services,
-                    places=places,
-                    binder=runtime.binder,
-                    nursery=nursery,
-                    code=name_of,
-                    refused=base.reasons.note,
-                )
-                reexecution.sockets = sockets
-                reexecution.passing = passing = Passing(
-                    runtime=runtime,
-                    fs=fs,
-                    operations=operations,
-                    handshake=handshake,
-                    sockets=sockets,
-                )
-                nursery.start_soon(sockets.run)
-                runtime.supervisor.prepare_with(sockets.open)
-                nursery.start_soon(_answer_requests, operations, stopping, reexecution)
-                declaring = Declaring(fs, _declared_in(config_file))
-                taken_over = trio.Event()
-
-                async def read_declared() -> None:
-                    try:
-                        await taken_over.wait()
-                        with base.calls.one_more():
-                            await declaring.read(booting=False)
-                    finally:
-                        service.reloaded()
-
-                def reload() -> None:
-                    service.reloading()
-                    service.complain(_reload(runtime, config_file, daemon_log))
-                    nursery.start_soon(read_declared)
-
-                def stop() -> None:
-                    service.stopping()
-                    declaring.close()
-                    stopping.set()
-
-                # monitors are waited for by who leads their programs
-                monitored = runtime.hierarchy.holds_monitors
-                others = [pid for pid in children if not monitored(cgroups.path_of(pid) or "")]
-                nursery.start_soon(reap_children, others)
-                nursery.start_soon(_handle_signals, runtime, stop, reload, reexecution.begin, early)
+                daemon = Daemon(given, fs, handshake, operations, guard, nursery)
+                daemon.answer(children)
                 await handshake.agreed.wait()
                 if before is None:
-                    await _wait_answering(runtime, places.mount)
+                    await daemon.come_up()
                 else:
-                    sockets.beginning.hold()
-                    passing.restore(before)
-                    crashpoints.reach("reexec.restored")
-                    # a socket that is bound anew is a request
-                    runtime.binder.asking = operations.scheduler.reading.let_go
-                patience = trio.CancelScope()
-                nursery.start_soon(_let_go_late, patience, operations, sockets)
-                await sockets.open_daemon()
-                operations.beginning = False
-                await runtime.supervisor.recover()
-                taken_over.set()
-                patience.cancel()
-                if before is None:
-                    await declaring.read(booting=True)
-                Collecting().begin()
-                runtime.loop.reset()
-                if runtime.state == "starting":
-                    runtime.state = "ready"
-                if before is not None:
-                    operations.scheduler.reading.let_go()
-                    sockets.beginning.let_go()
-                    waited = time.monotonic() - before["since"]
-                    log.info("taken over: callers have waited %.2f s", waited)
-                    nursery.start_soon(
-                        base.cache.distrust, lambda inode: not base.folders.owns(inode)
-                    )
-                    # who was stopped meanwhile is not started: this is no boot
-                    await declaring.read(booting=False)
-                nursery.start_soon(declaring.run)
-                daemon_log.say("ready")
-                service.ready()
-                reexecution.ready()
-                await stopping.wait()
-                await declaring.closed()
-                await runtime.supervisor.shut_down()
-                base.cache.mounted = False
-                pyfuse3.terminate()
-                nursery.cancel_scope.cancel()
+                    await daemon.take_over(before)
+                daemon.be_ready()
+                await daemon.stopping.wait()
+                await daemon.end()
     log.info("every agent is gone, unmounted")
 
 
-async def _let_go_late(scope: trio.CancelScope, operations: Operations, sockets: Sockets) -> None:
-    """Callers of a daemon that took over do not wait longer than this for the last agent."""
-    with scope:
-        await trio.sleep(_HELD_SECONDS)
-        operations.scheduler.reading.let_go()
-        sockets.beginning.let_go()
+@dataclass(eq=False)
+class Daemon:
+    """The daemon between its mount and its end, in the steps of ``serve``."""
 
+    given: Given
+    fs: Filesystem
+    handshake: Handshake
+    operations: Operations
+    guard: MountGuard
+    nursery: trio.Nursery
 
-async def _answer_requests(
-    operations: Operations, stopping: trio.Event, reexecution: Reexecution
-) -> None:
-    """Until the connection to the kernel is gone; if nobody ended it, it is made anew.
+    def __post_init__(self) -> None:
+        self.base, self.runtime = self.fs.base, self.fs.base.runtime
+        self.stopping, self.taken_over = trio.Event(), trio.Event()
+        self.service = Service(self.runtime)
+        self.reexecution = Reexecution(self.base, self.operations, self.guard, self.nursery)
+        services = Services(
+            agents=self.base.agents,
+            streams=self.runtime.streams,
+            replays=Replays(self.base.agents.sessions),
+            status=self.runtime.status,
+            call_tool=partial(tools.call, self.base, self.fs.root),
+            say=partial(say, self.base, self.fs.root),
+            refusals=self.base.reasons.recent,
+            reexecute=self.reexecution.ask,
+            version=VERSION,
+        )
+        self.sockets = Sockets(
+            services,
+            places=self.given.places,
+            binder=self.runtime.binder,
+            nursery=self.nursery,
+            code=name_of,
+            refused=self.base.reasons.note,
+        )
+        self.reexecution.passes(self.handshake, self.sockets)
+        self.declaring = Declaring(self.fs, _declared_in(self.given.config_file))
 
-    What was open is lost with it, as after a crash: so the daemon begins anew as well, in
-    the same process, and takes over what lives.
-    """
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(operations.scheduler.run)
-        operations.scheduler.connect()
-        await pyfuse3.main(1, WORKERS)
-        nursery.cancel_scope.cancel()
-    if stopping.is_set():
-        return
-    log.error("the connection to the kernel is gone: ctxd starts anew")
-    await reexecution.begin_anew()
+    def answer(self, children: Iterable[int]) -> None:
+        """Begins to answer the kernel, callers of sockets and signals. What the daemon before
+        started ends meanwhile; it holds up its callers until it is ready."""
+        base = self.base
+        self.operations.beginning = self.given.before is None
+        if self.given.before is not None:
+            self.operations.scheduler.reading.hold()
+        base.cache.mounted = True
+        for task in (
+            base.cache.run, base.disks.run, base.kept_lines.run, self.guard.watch,
+            self.service.run, self.sockets.run,
+        ):  # fmt: skip
+            self.nursery.start_soon(task)
+        # before the first request: that may start an agent, which has a socket
+        self.runtime.supervisor.prepare_with(self.sockets.open)
+        self.nursery.start_soon(self._answer_requests)
+        # monitors are waited for by who leads their programs
+        monitored = self.runtime.hierarchy.holds_monitors
+        others = [pid for pid in children if not monitored(cgroups.path_of(pid) or "")]
+        self.nursery.start_soon(reap_children, others)
+        self.nursery.start_soon(self._handle_signals)
+
+    async def _answer_requests(self) -> None:
+        """Until the connection to the kernel is gone; if nobody ended it, it is made anew.
+
+        What was open is lost with it, as after a crash: so the daemon begins anew as well, in
+        the same process, and takes over what lives.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.operations.scheduler.run)
+            self.operations.scheduler.connect()
+            await pyfuse3.main(1, WORKERS)
+            nursery.cancel_scope.cancel()
+        if self.stopping.is_set():
+            return
+        log.error("the connection to the kernel is gone: ctxd starts anew")
+        await self.reexecution.begin_anew()
+
+    async def come_up(self) -> None:
+        """The first daemon of a process: agents are as a crash, or an end, has left them."""
+        await _wait_answering(self.runtime, self.given.places.mount)
+        await self._recover()
+        await self.declaring.read(booting=True)
+        self._settle()
+
+    async def take_over(self, before: dict[str, Any]) -> None:
+        """Goes on with what the daemon before has left; callers wait meanwhile."""
+        self.sockets.beginning.hold()
+        self.reexecution.restore(before)
+        crashpoints.reach("reexec.restored")
+        # a socket that is bound anew is a request
+        self.runtime.binder.asking = self.operations.scheduler.reading.let_go
+        await self._recover()
+        self._settle()
+        self.reexecution.let_go()
+        log.info("taken over: callers have waited %.2f s", time.monotonic() - before["since"])
+        base = self.base
+        self.nursery.start_soon(
+            base.cache.distrust, lambda inode: not base.folders.owns(inode)
+        )
+        # who was stopped meanwhile is not started: this is no boot
+        await self.declaring.read(booting=False)
+
+    async def _recover(self) -> None:
+        """Callers do not wait for the last agent longer than a while."""
+        patience = trio.CancelScope()
+        self.nursery.start_soon(self._let_go_late, patience)
+        await self.sockets.open_daemon()
+        self.operations.beginning = False
+        await self.runtime.supervisor.recover()
+        self.taken_over.set()
+        patience.cancel()
+
+    async def _let_go_late(self, scope: trio.CancelScope) -> None:
+        with scope:
+            await trio.sleep(_HELD_SECONDS)
+            self.reexecution.let_go()
+
+    def _settle(self) -> None:
+        """All that there was at the start is known."""
+        Collecting().begin()
+        self.runtime.loop.reset()
+        if self.runtime.state == "starting":
+            self.runtime.state = "ready"
+
+    def be_ready(self) -> None:
+        self.nursery.start_soon(self.declaring.run)
+        self.given.daemon_log.say("ready")
+        self.service.ready()
+        self.reexecution.ready()
+
+    async def end(self) -> None:
+        """Ends every agent, then what answers."""
+        await self.declaring.closed()
+        await self.runtime.supervisor.shut_down()
+        self.base.cache.mounted = False
+        pyfuse3.terminate()
+        self.nursery.cancel_scope.cancel()
+
+    # signals
+
+    async def _handle_signals(self) -> None:
+        with trio.open_signal_receiver(*_SIGNALS, *_REFUSED) as received:
+            for number in self.given.early:
+                self._handle(number)
+            async for number in received:
+                self._handle(number)
+
+    def _handle(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if number == signal.SIGHUP:
+            self.service.reloading()
+            self.service.complain(self._reload())
+            self.nursery.start_soon(self._read_declared)
+        elif number == signal.SIGUSR1:
+            self.reexecution.begin()
+        elif number in _REFUSED:
+            log.warning("%s is refused: ctxd ignores it", name)
+        elif self.runtime.state != "stopping":
+            self.runtime.state = "stopping"
+            log.info("%s: cancelling every agent", name)
+            self.service.stopping()
+            self.declaring.close()
+            self.stopping.set()
+
+    def _reload(self) -> str:
+        """The mistakes in the settings, which are then those of before; empty if nothing is."""
+        try:
+            config = load_config(self.given.config_file, required=False)
+            self.runtime.reconfigure(config)
+            self.given.daemon_log.owner_rate = config.owner_log_lines
+        except StartupError as error:
+            complaint = f"{error}; the settings remain unchanged"
+            log.error("%s", complaint)
+            return complaint
+        log.info("the settings were read again")
+        return ""
+
+    async def _read_declared(self) -> None:
+        try:
+            await self.taken_over.wait()
+            with self.base.calls.one_more():
+                await self.declaring.read(booting=False)
+        finally:
+            self.service.reloaded()
 
 
 def _declared_in(config_file: Path) -> Path:
@@ -412,20 +419,6 @@ def _check_config(config_file: Path, *, required: bool) -> int:
     for mistake in (*mistakes, *declared.mistakes):
         print(mistake, file=sys.stderr)
     return 1 if mistakes or declared.mistakes else 0
-
-
-def _reload(runtime: Runtime, config_file: Path, daemon_log: DaemonLog) -> str:
-    """The mistakes in the settings, which are then those of before; empty if nothing is."""
-    try:
-        config = load_config(config_file, required=False)
-        runtime.reconfigure(config)
-        daemon_log.owner_rate = config.owner_log_lines
-    except StartupError as error:
-        complaint = f"{error}; the settings remain unchanged"
-        log.error("%s", complaint)
-        return complaint
-    log.info("the settings were read again")
-    return ""
 
 
 def check(config_file: Path, state: Path, *, required: bool) -> int:
@@ -518,19 +511,18 @@ def _run(
         # where it was, if systemd ends it because the loop does not turn (SIGABRT)
         faulthandler.enable(file=sys.stderr, all_threads=True)
         os.umask(0o022)
+        given = Given(
+            config=config,
+            config_file=config_file,
+            places=places,
+            cgroup=arguments.cgroup,
+            privilege=privilege,
+            daemon_log=daemon_log,
+            before=before,
+            early=early,
+        )
         try:
-            trio.run(
-                lambda: serve(
-                    config=config,
-                    config_file=config_file,
-                    places=places,
-                    cgroup=arguments.cgroup,
-                    privilege=privilege,
-                    daemon_log=daemon_log,
-                    before=before,
-                    early=early,
-                )
-            )
+            trio.run(serve, given)
         finally:
             for number in SIGNALS:  # the interpreter would end by them while it ends
                 signal.signal(number, signal.SIG_IGN)

@@ -35,22 +35,22 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import trio
 
 from ctxfs.files.folders import ROWS
-from ctxfs.filesystem import Filesystem
 from ctxfs.handshake import Handshake
 from ctxfs.mount import MountGuard
 from ctxfs.operations import Operations
+from ctxfs.tree.base import Base
 from ctxfs.tree.folders import saved_before
 from runtime import crashpoints
 from runtime.errors import AgainError, CtxError, NoSpaceError, UnsupportedError, WrongStateError
 from runtime.kernel import handover
 from runtime.kernel.handover import Descriptors, Part
 from runtime.kernel.linux import descriptors
-from runtime.runtime import Runtime
 from runtime.sockets.server import Sockets
 
 log = logging.getLogger("ctxd.reexec")
@@ -81,50 +81,6 @@ _DESCRIPTORS_MIN: Final = 64
 _NOT_CHECKED: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "CTXD_CRASH_AT")
 
 
-class Passing:
-    """The table of all that passes from one daemon to the next."""
-
-    def __init__(
-        self,
-        *,
-        runtime: Runtime,
-        fs: Filesystem,
-        operations: Operations,
-        handshake: Handshake,
-        sockets: Sockets,
-    ) -> None:
-        base = fs.base
-        #: in the order in which they are restored
-        self.parts = (
-            Part(name="runtime", save=runtime.save, restore=runtime.restore),
-            Part(name="base", save=base.save, restore=base.restore),
-            Part(name="cache", save=base.cache.save, restore=base.cache.restore),
-            Part(name="reasons", save=base.reasons.save, restore=base.reasons.restore),
-            Part(name="folders", save=base.folders.save,
-                restore=lambda saved: base.folders.restore(saved, ROWS)),
-            Part(name="open", save=operations.opened.save, restore=operations.opened.restore),
-            Part(name="sockets", save=sockets.save, restore=sockets.take_over),
-            # before all others: the mount
-            Part(name="kernel", save=handshake.save, restore=lambda saved: None),
-            Part(name="since", save=lambda _: self.since, restore=lambda saved: None),
-        )  # fmt: skip
-        #: since when callers wait
-        self.since = 0.0
-
-    def restore(self, values: dict[str, Any]) -> None:
-        if "folders" not in values:
-            values["folders"] = saved_before(values["durable"])
-        for fd in values.get("waits", ()):  # of version 0.2, which opened FIFOs itself
-            os.close(fd)
-        for part in self.parts:
-            part.restore(values[part.name])
-
-    def seal(self) -> int:
-        descriptors = Descriptors()
-        values = {part.name: part.save(descriptors) for part in self.parts}
-        return handover.seal(values, descriptors)
-
-
 class _Outcome:
     """The outcome of one attempt, for all who asked for it meanwhile."""
 
@@ -133,38 +89,62 @@ class _Outcome:
         self.error: CtxError = UnsupportedError("ctxd was not executed again, see its log")
 
 
+@dataclass(eq=False)
 class Reexecution:
     """One at a time; whoever asks meanwhile gets what comes of it."""
 
-    def __init__(
-        self,
-        *,
-        runtime: Runtime,
-        fs: Filesystem,
-        operations: Operations,
-        guard: MountGuard,
-        nursery: trio.Nursery,
-    ) -> None:
-        self._runtime = runtime
-        self._base = fs.base
-        self._operations = operations
-        self._guard = guard
-        self._nursery = nursery
-        self._outcome: _Outcome | None = None
-        #: whether it is to be executed once it is ready
-        self._wanted = False
-        #: made later
-        self.sockets: Sockets
-        self.passing: Passing
+    base: Base
+    operations: Operations
+    guard: MountGuard
+    nursery: trio.Nursery
+    _outcome: _Outcome | None = None
+    #: whether it is to be executed once it is ready
+    _wanted: bool = False
+    #: since when callers wait
+    _since: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.runtime = self.base.runtime
+
+    def passes(self, handshake: Handshake, sockets: Sockets) -> None:
+        """Says what passes, once all of it is there."""
+        base, opened, self._sockets = self.base, self.operations.opened, sockets
+        #: in the order in which they are restored
+        self._parts = (
+            Part(name="runtime", save=self.runtime.save, restore=self.runtime.restore),
+            Part(name="base", save=base.save, restore=base.restore),
+            Part(name="cache", save=base.cache.save, restore=base.cache.restore),
+            Part(name="reasons", save=base.reasons.save, restore=base.reasons.restore),
+            Part(name="folders", save=base.folders.save,
+                restore=lambda saved: base.folders.restore(saved, ROWS)),
+            Part(name="open", save=opened.save, restore=opened.restore),
+            Part(name="sockets", save=sockets.save, restore=sockets.take_over),
+            # before all others: the mount
+            Part(name="kernel", save=handshake.save, restore=lambda saved: None),
+            Part(name="since", save=lambda _: self._since, restore=lambda saved: None),
+        )  # fmt: skip
+
+    def restore(self, values: dict[str, Any]) -> None:
+        if "folders" not in values:
+            values["folders"] = saved_before(values["durable"])
+        for fd in values.get("waits", ()):  # of version 0.2, which opened FIFOs itself
+            os.close(fd)
+        for part in self._parts:
+            part.restore(values[part.name])
+
+    def _seal(self) -> int:
+        descriptors = Descriptors()
+        values = {part.name: part.save(descriptors) for part in self._parts}
+        return handover.seal(values, descriptors)
 
     def begin(self) -> None:
         """For who does not wait: the log tells why, if it is not executed. A daemon that is not
         ready yet does so when it is: it may have been executed before the program was changed."""
-        if self._runtime.state == "starting":
+        if self.runtime.state == "starting":
             self._wanted = True
         elif self._outcome is None:
             self._outcome = _Outcome()
-            self._nursery.start_soon(self._try, self._outcome)
+            self.nursery.start_soon(self._try, self._outcome)
 
     def ready(self) -> None:
         """The daemon is."""
@@ -196,9 +176,9 @@ class Reexecution:
             outcome.over.set()
 
     def _check_state(self) -> None:
-        if self._runtime.state != "ready":
-            raise WrongStateError(f"ctxd is {self._runtime.state}")
-        if self._runtime.agents.journal.is_late:
+        if self.runtime.state != "ready":
+            raise WrongStateError(f"ctxd is {self.runtime.state}")
+        if self.runtime.agents.journal.is_late:
             raise NoSpaceError("the disk under the daemon's state is full: changes wait for room")
         held, most = descriptors()
         if most - held < _DESCRIPTORS_MIN:
@@ -211,7 +191,7 @@ class Reexecution:
 
     async def _check_program(self) -> None:
         """``UnsupportedError`` with what it says, if it does not do."""
-        runtime = self._runtime
+        runtime = self.runtime
         environment = {key: os.environ[key] for key in os.environ if key not in _NOT_CHECKED}
         said = os.memfd_create("said", os.MFD_CLOEXEC)
         try:
@@ -254,14 +234,14 @@ class Reexecution:
 
     async def _replace(self) -> None:
         """``AgainError`` if it does not become quiet, ``WrongStateError`` if ctxd is stopping."""
-        runtime = self._runtime
+        runtime = self.runtime
         deadline = trio.current_time() + _PATIENCE_SECONDS
         # what is being bound is a request, which has to be read
         pages_seconds = _PAGES_SECONDS
         async with runtime.binder.held():
             while True:
                 with trio.move_on_after(_HOLD_SECONDS):
-                    await self._base.cache.idle()
+                    await self.base.cache.idle()
                 try:
                     self._hold()
                     with trio.move_on_after(_HOLD_SECONDS):
@@ -270,9 +250,9 @@ class Reexecution:
                         async with runtime.spawner.held():
                             await self._execute_if_quiet()
                 finally:
-                    self._let_go()
+                    self.let_go()
                 if trio.current_time() > deadline:
-                    waiting = "; ".join(self._operations.at_hand()[:3]) or "calls of tools"
+                    waiting = "; ".join(self.operations.at_hand()[:3]) or "calls of tools"
                     raise AgainError(
                         f"requests are not answered within {_PATIENCE_SECONDS:g} s ({waiting}): "
                         "try again"
@@ -281,28 +261,28 @@ class Reexecution:
                 pages_seconds = min(2 * pages_seconds, _HOLD_SECONDS)
 
     def _hold(self) -> None:
-        self.passing.since = time.monotonic()
-        self.sockets.beginning.hold()
-        self._operations.scheduler.reading.hold()
+        self._since = time.monotonic()
+        self._sockets.beginning.hold()
+        self.operations.scheduler.reading.hold()
 
-    def _let_go(self) -> None:
-        self._operations.scheduler.reading.let_go()
-        self.sockets.beginning.let_go()
+    def let_go(self) -> None:
+        self.operations.scheduler.reading.let_go()
+        self._sockets.beginning.let_go()
 
     async def _quiet(self, pages_seconds: float) -> None:
         """Returns after so long if the kernel drops pages still: for which it may wait for a
         read that nobody reads now."""
         while not self._is_quiet():
-            await self._operations.idle.wait()
-            await self._base.calls.none()
+            await self.operations.idle.wait()
+            await self.base.calls.none()
             with trio.move_on_after(pages_seconds) as patience:
-                await self._base.cache.idle()
+                await self.base.cache.idle()
             if patience.cancelled_caught:
                 return
 
     def _is_quiet(self) -> bool:
-        base = self._base
-        return self._operations.is_idle and not base.calls and base.cache.is_idle
+        base = self.base
+        return self.operations.is_idle and not base.calls and base.cache.is_idle
 
     async def _execute_if_quiet(self) -> None:
         await self._hold_signals()
@@ -339,13 +319,13 @@ class Reexecution:
     def _prepare_and_execute(self, late: list[int], passing: bool) -> NoReturn:
         if passing:
             crashpoints.reach("reexec.held")
-            os.environ[handover.VARIABLE] = str(self.passing.seal())
+            os.environ[handover.VARIABLE] = str(self._seal())
             crashpoints.reach("reexec.saved")
         log.info("executing %s again", sys.executable)
         try:
-            self._guard.end()
-            self._runtime.binder.close()
-            self._runtime.spawner.close()
+            self.guard.end()
+            self.runtime.binder.close()
+            self.runtime.spawner.close()
             logging.shutdown()
             for number in late:  # they wait, as those that come now
                 signal.pthread_kill(threading.get_ident(), number)
