@@ -134,6 +134,10 @@ def lose_machine(daemon: Daemon) -> None:
             linux.unmount(path, linux.MNT_DETACH)
     shutil.rmtree(daemon.runtime)
     database = sqlite3.connect(daemon.state / "ctxfs.db")
-    database.execute("UPDATE agents SET data=json_set(data, '$.cell.boot', 'an earlier one')")
+    earlier = "an earlier one"
+    # as an older version has it, and as this one
+    database.execute(
+        "UPDATE agents SET data=json_set(data, '$.boot', ?, '$.cell.boot', ?)", (earlier, earlier)
+    )
     database.commit()
     database.close()
