@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import itertools
 import os
 from collections import deque
@@ -70,6 +69,7 @@ from tests.worlds.hosts import host_with
 from tests.worlds.natives import Children, walker_of
 from tests.worlds.records import ROOT, add_end, inside, operator
 from tests.worlds.tree import CONTEXT, USER, Mounted, mounted_in, sockets_of
+from tests.worlds.uncollected import uncollected
 
 SECONDS: Final = 0.050
 TRIES: Final = 6
@@ -722,12 +722,8 @@ def measure(path: Path, scale: int, what: str) -> dict[str, float]:
         scene = Scene(mounted, scale=scale)
         mounted.agents.journal.update(scene.x, status=status)
         meter = LoopMeter()
-        gc.collect()
-        gc.disable()  # what it takes is the whole heap's, of all tests before this one
-        try:
+        with uncollected():
             return trio.run(measuring, scene, meter, instruments=[meter])
-        finally:
-            gc.enable()
 
 
 def find_expensive(path: Path, scale: int, what: str) -> dict[str, float]:
@@ -796,12 +792,8 @@ def list_many(path: Path) -> dict[str, float]:
                         assert least <= lines < 21_000
             return costs.worst
 
-        gc.collect()
-        gc.disable()
-        try:
+        with uncollected():
             return trio.run(read, instruments=[meter])
-        finally:
-            gc.enable()
 
 
 def test_a_list_of_many_agents_is_read_in_short_steps(tmp_path: Path) -> None:
