@@ -28,7 +28,7 @@ from client.jsonrpc import (
 )
 from client.links import LOST_MAX, Link
 from client.loop import Loop, parse_object
-from client.recipes import Recipe, agent_lines, check_place, find, lacks, network_for, one_field
+from client.recipes import Recipe, agent_lines, check_lacks, check_place, find, lacks, one_field
 from client.root import Root, agent, label
 from client.sockets import MESSAGE_CODES, connect, connect_started, refusal
 from client.spawn import dispose
@@ -354,11 +354,10 @@ def recipe_files(root: Root, recipe: Recipe, name: str, cwd: str) -> list[tuple[
     That is all that it may change. Nobody is there to be asked for a network, so it gets the one
     that the recipe finds here.
     """
-    missing = lacks(root, recipe)
-    if missing:
-        raise Failure(f"the recipe {recipe.name} lacks {'; '.join(missing)}")
+    network, missing = lacks(root, recipe)
+    check_lacks(recipe, missing)
     check_place(recipe, cwd, "open the directory of a project")
-    lines = agent_lines(recipe, name, network=network_for(root, recipe), cwd=cwd)
+    lines = agent_lines(recipe, name, network=network, cwd=cwd)
     lines.pop("workspace", None)
     lines.pop("homedir", None)  # it would be that of a name which nobody uses again
     here = one_field(os.path.realpath(cwd), "cwd")

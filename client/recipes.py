@@ -6,7 +6,7 @@ import os
 
 from client.agents import Line, assignments, parent_line
 from client.declaring import LISTING, Arguments, command
-from client.exits import FAILED, Failure, Misuse
+from client.exits import Failure, Misuse
 from client.files import find_program, pairs, read_limited
 from client.making import Files, Making, option_lines, quoted
 from client.output import headed, show_rows
@@ -27,6 +27,9 @@ ADDED = ("mount", "env", "limits")
 #: names that are tried for an agent of a recipe
 NAMES_MAX = 100
 NO_NETWORK = "none"
+OTHER_NETWORKS = (
+    "; --network default gives the agent all of the host's, and --network none gives it none"
+)
 DEFAULT_NETWORK = "default"  # all of the host's
 
 
@@ -305,16 +308,30 @@ def needs_keys(network: str) -> bool:
     return network in ("", DEFAULT_NETWORK, NO_NETWORK)
 
 
-def lacks(root: Root, recipe: Recipe) -> list[str]:
-    """Return what a recipe lacks on this machine."""
-    found = list(lacking_programs(recipe))
-    network = network_for(root, recipe)
+def lacks(
+    root: Root,
+    recipe: Recipe,
+    wanted: str | None = None,
+    given: Sequence[str] = (),
+    remedy: str = " (or use: --network default)",
+) -> tuple[str, list[str]]:
+    """Return the network for an agent of a recipe, and what the recipe lacks on this machine.
+
+    `wanted` is the network and `given` the variables that a user has chosen.
+    """
+    network, missing = network_for(root, recipe, wanted), list(lacking_programs(recipe))
     if not network:
-        names = " or ".join(recipe.networks)
-        found.append(f"network: {names} is not configured (or use: --network default)")
+        names = " or ".join(recipe.networks) if wanted is None else f'"{wanted}"'
+        missing.append(f"network: {names} is not configured{remedy}")
     if needs_keys(network):
-        found += lacking_keys(recipe)
-    return found
+        missing += lacking_keys(recipe, given)
+    return network, missing
+
+
+def check_lacks(recipe: Recipe, missing: Sequence[str]) -> None:
+    """Fail if a recipe lacks something."""
+    if missing:
+        raise Failure(f"the recipe {recipe.name} lacks {'; '.join(missing)}")
 
 
 # the files of an agent
@@ -410,23 +427,6 @@ def recipe_files(args: Arguments, recipe: Recipe, name: str, network: str) -> Fi
     return files + [(file, lines[file]) for file in order]
 
 
-def chosen_network(root: Root, args: Arguments, recipe: Recipe) -> str:
-    """Return the network for an agent of a recipe; fail if this machine lacks what it needs."""
-    missing = list(lacking_programs(recipe))
-    network = network_for(root, recipe, args.network)
-    if not network:
-        names = " or ".join(recipe.networks) if args.network is None else f'"{args.network}"'
-        missing.append(
-            f"network: {names} is not configured; --network default gives the agent all of the "
-            "host's, and --network none gives it none"
-        )
-    elif needs_keys(network):
-        missing += lacking_keys(recipe, [line.partition("=")[0] for line in args.env])
-    if missing:
-        raise Failure(f"the recipe {recipe.name} lacks {'; '.join(missing)}", FAILED)
-    return network
-
-
 def check_directory(recipe: Recipe) -> None:
     """Fail if the recipe lets an agent write where its user's settings are."""
     if any("@cwd@" in line.text for lines in recipe.lines.values() for line in lines):
@@ -446,7 +446,9 @@ def made_up_names(root: Root, recipe: Recipe) -> Iterator[str]:
 def by_recipe(root: Root, args: Arguments) -> Iterator[Making]:
     """Yield the agent of the recipe that a command line names, for each name that it may get."""
     recipe = find(args.agent)
-    network = chosen_network(root, args, recipe)
+    given = [line.partition("=")[0] for line in args.env]
+    network, missing = lacks(root, recipe, args.network, given, OTHER_NETWORKS)
+    check_lacks(recipe, missing)
     if not (args.cwd or args.workspace):
         check_directory(recipe)
     for name in [args.name] if args.name else made_up_names(root, recipe):
@@ -473,7 +475,7 @@ def do_agents(root: Root, args: Arguments) -> None:
     for name, directory in sorted(places().items()):
         try:
             recipe = read(directory)
-            summary, missing = recipe.summary, lacks(root, recipe)
+            summary, (_, missing) = recipe.summary, lacks(root, recipe)
         except Failure as failure:
             summary, missing = "", [str(failure)]
         rows.append({"name": name, "directory": directory, "summary": summary, "lacks": missing})

@@ -102,10 +102,6 @@ class TextScreen(Screen[None]):
         """Scroll by some lines."""
         self.query_one(VerticalScroll).scroll_relative(y=by, animate=False)
 
-    async def action_dismiss(self, result: None = None) -> None:
-        """Go back to the agents."""
-        self.dismiss()
-
 
 class Question(Static, can_focus=True):
     """A question about an agent, answered by one key; any other key leaves the agent alone."""
@@ -246,6 +242,7 @@ class Top(App[int]):
         elif self.away_since is None:
             self.warn("")
         self.summarize()
+        self.look()
         self.table.refresh()
 
     def draw(self) -> None:
@@ -263,9 +260,6 @@ class Top(App[int]):
         sorted_by_use = self.view.sort in ("cpu", "memory")
         others = list(self.snapshot.agents.values()) if sorted_by_use else []
         self.sampler.look_at(self.table.visible_agents, others, self.snapshot)
-
-    def on_agent_table_looked(self) -> None:
-        self.look()
 
     def summarize(self) -> None:
         """Tell of all agents in the first line."""
@@ -326,7 +320,7 @@ class Top(App[int]):
             above = [each.agent.name for each in self.table.lines[: self.table.cursor]]
             for name in reversed(above):
                 if line.agent.name in self.snapshot.below.get(name, ()):
-                    self.table.move(above.index(name) - self.table.cursor)
+                    self.table.action_move(above.index(name) - self.table.cursor)
                     break
         self.draw()
 

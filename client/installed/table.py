@@ -13,7 +13,6 @@ from rich.style import Style
 from textual.binding import Binding, BindingType
 from textual.events import Click
 from textual.geometry import Region, Size
-from textual.message import Message
 from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
@@ -105,9 +104,6 @@ class AgentTable(ScrollView, can_focus=True):
     ]
     DEFAULT_CSS = "AgentTable { height: 1fr; scrollbar-size-vertical: 1; overflow-x: hidden; }"
 
-    class Looked(Message):
-        """Other lines are on the screen, or the cursor is elsewhere."""
-
     cursor = reactive(0)
 
     def __init__(self, sampler: Sampler) -> None:
@@ -178,7 +174,7 @@ class AgentTable(ScrollView, can_focus=True):
         self.keep_in_sight()
         self.refresh()
 
-    def move(self, by: int) -> None:
+    def action_move(self, by: int) -> None:
         """Move the cursor by some lines."""
         self.cursor = max(0, min(len(self.lines) - 1, self.cursor + by))
         self.keep_in_sight()
@@ -188,26 +184,17 @@ class AgentTable(ScrollView, can_focus=True):
         """Scroll until the line under the cursor is on the screen."""
         self.scroll_to_region(Region(0, self.cursor, 1, 1), animate=False, force=True)
 
-    def action_move(self, by: int) -> None:
-        """Move the cursor."""
-        self.move(by)
-
     def action_move_page(self, by: int) -> None:
         """Move the cursor by pages."""
-        self.move(by * max(1, self.scrollable_content_region.height - 1))
+        self.action_move(by * max(1, self.scrollable_content_region.height - 1))
 
     def on_click(self, event: Click) -> None:
         """Move the cursor to the line under the mouse."""
-        self.move(event.y + int(self.scroll_offset.y) - self.cursor)
-
-    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        super().watch_scroll_y(old_value, new_value)
-        self.post_message(self.Looked())
+        self.action_move(event.y + int(self.scroll_offset.y) - self.cursor)
 
     def on_resize(self) -> None:
         self.virtual_size = Size(self.size.width, len(self.lines))
         self.call_after_refresh(self.keep_in_sight)
-        self.post_message(self.Looked())
 
     def render_line(self, y: int) -> Strip:
         place = y + int(self.scroll_offset.y)

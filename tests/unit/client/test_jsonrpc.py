@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -202,6 +203,27 @@ def test_the_loop_keeps_times(pipes: Pipes) -> None:
     while len(called) < 2:
         pipes.loop.step()
     assert called == ["first", "second"]
+
+
+@pytest.mark.parametrize(("took", "rest"), [(0.0, 0.5), (0.3, 3.0)])
+def test_what_is_done_now_and_then_has_a_tenth_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, took: float, rest: float
+) -> None:
+    clock, calls, waiting = [100.0], [0], Loop()
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def act() -> None:
+        calls[0] += 1
+        clock[0] += took
+
+    waiting.every(0.5, act)
+    for number in (1, 2, 3):
+        assert calls == [number]
+        clock[0] += rest - 0.01
+        waiting.step(most=0)
+        assert calls == [number], "it rests"
+        clock[0] += 0.02
+        waiting.step(most=0)
 
 
 def test_no_frame_ends_the_conversation(pipes: Pipes) -> None:
