@@ -29,6 +29,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import IO, Final
@@ -214,23 +215,21 @@ def _linked(places: Places) -> Iterator[None]:
             places.mount.unlink()
 
 
+@dataclass(eq=False)
 class MountGuard:
     """A process that ends the connection to the kernel when the daemon cannot (guard.c)."""
 
-    def __init__(
-        self,
-        spawner: Spawner,
-        cgroup: Cgroup,
-        words: Sequence[str | Path],
-        operations: Operations,
-    ) -> None:
-        self._spawner = spawner
-        self._cgroup = cgroup
-        self._words = words
-        self._operations = operations
-        self._ended = False
+    _spawner: Spawner
+    _cgroup: Cgroup
+    _words: Sequence[str | Path]
+    _operations: Operations
+    _ended: bool = False
+
+    def __post_init__(self) -> None:
         with self._pipe() as tell:
-            self._process = spawner.start_now(cgroup, words, fds=[None, tell, 2])
+            self._process = self._spawner.start_now(
+                self._cgroup, self._words, fds=[None, tell, 2]
+            )
 
     @contextmanager
     def _pipe(self) -> Iterator[int]:

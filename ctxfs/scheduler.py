@@ -42,7 +42,7 @@ _UNKNOWN: Final = Payer(-1, "unknown callers")
 _Owner = tuple[int, bool]
 
 
-class _Line:
+class _Waiting:
     """Those who wait, by owner and agent."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Scheduler:
         self._handshake = handshake
         #: who reads, while nothing is to be read
         self.reading = Holding()
-        self._line = _Line()
+        self._waiting = _Waiting()
         #: since the reader last let others go on: requests, and when that was
         self._read, self._passed = 0, 0.0
         #: what requests are read from, once it is known
@@ -127,7 +127,7 @@ class Scheduler:
 
     def is_asked(self) -> bool:
         """Whether there are other requests: those that wait, or that the kernel has."""
-        return bool(self._line) or self._is_more()
+        return bool(self._waiting) or self._is_more()
 
     async def turn(self, who: Payer | None, *, reads: bool = False) -> None:
         """Until it is this request's turn; at once if nothing else was asked. Reads have a line
@@ -137,7 +137,7 @@ class Scheduler:
             return
         event = trio.Event()
         who = who or _UNKNOWN
-        self._line.add(replace(who, name=f"{who.name}/") if reads else who, event)
+        self._waiting.add(replace(who, name=f"{who.name}/") if reads else who, event)
         self._wake.set()
         await event.wait()
 
@@ -145,7 +145,7 @@ class Scheduler:
         """Serves for ever those who wait."""
         served = time.monotonic()
         while True:
-            if not self._line:
+            if not self._waiting:
                 self._wake = trio.Event()
                 await self._wake.wait()
                 served = time.monotonic()
@@ -156,8 +156,8 @@ class Scheduler:
             # and more only where passes are long for what others do in them.
             passed, served = time.monotonic() - served, time.monotonic()
             for _ in range(min(1 + int(passed / _SERVICE_SECONDS), _AT_MOST)):
-                self._line.take().set()
-                if not self._line:
+                self._waiting.take().set()
+                if not self._waiting:
                     break
             await trio.lowlevel.checkpoint()
 

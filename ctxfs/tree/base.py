@@ -47,11 +47,6 @@ class View:
 
     def finds(self, agent: Agent) -> bool | None:
         """Whether the caller is inside of an agent that it finds; None of any other."""
-        if self._caller.agent is None:
-            inside = self._of_owner.get(agent.owner)
-            if inside is None:
-                inside = self.is_inside(agent)
-            return inside if inside or not agent.private else None
         return self.is_inside(agent) if self.lists(agent) else None
 
     def is_inside(self, agent: Agent) -> bool:

@@ -265,23 +265,16 @@ class Folders:
         return FolderNode(self, number, folder).opened_as(caller, saved["fd"], saved["flags"])
 
 
+@dataclass(eq=False)
 class FolderNode(Node):
     """A folder, or a file or directory in one."""
 
+    table: Folders
+    inode: int
+    folder: Folder[Any]
+    #: what it was when it was found: the kernel asks in the same request
+    present: os.stat_result | None = None
     large = True
-
-    def __init__(
-        self,
-        table: Folders,
-        number: int,
-        folder: Folder[Any],
-        present: os.stat_result | None = None,
-    ) -> None:
-        self.table = table
-        self.inode = number
-        self.folder = folder
-        #: what it was when it was found: the kernel asks in the same request
-        self._present = present
 
     @property
     def path(self) -> str:
@@ -301,7 +294,7 @@ class FolderNode(Node):
         folder = self.folder
         obj = folder.obj
         uid, gid = folder.row.owner(folder.runtime, obj)
-        st, self._present = self._present, None
+        st, self.present = self.present, None
         if st is None:
             try:
                 with self.table.held(self) as fd:
