@@ -60,7 +60,6 @@ def line() -> Iterator[Line]:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
     # those that are served together go on in any order
-    monkeypatch.setattr("ctxfs.scheduler._AT_ONCE", 1)
     monkeypatch.setattr("ctxfs.scheduler._SERVICE_SECONDS", 1000)
     with line() as made:
         yield made
