@@ -199,12 +199,12 @@ def test_a_process_that_cannot_be_looked_into_holds_up_its_own_line_only(daemon:
         agent = daemon.run(
             "tangler",
             "sh -c '/programs/tangled /page 0 & "
-            "until grep -q tangled $CTX_SELF/out; do sleep 0.1; done; echo looks; "
+            "until test -e /programs/go; do sleep 0.1; done; echo looks; "
             "for n in 1 2 3 4 5 6 7 8; do "
             "while :; do cat $CTX_SELF/usage $CTX_SELF/processes; done > /dev/null & done; wait'",
             owner="4345", uid="4345", gid="4345", groups="", mount=mount,
         )  # fmt: skip
-        wait_until(lambda: "looks" in read(agent, "out"), "it looks at itself")
+        wait_until(lambda: "tangled" in read(agent, "out"), "it is held")
 
         def seen() -> dict[str, object]:
             # of one owner, who asks while others do may be told to try again
@@ -212,9 +212,12 @@ def test_a_process_that_cannot_be_looked_into_holds_up_its_own_line_only(daemon:
             return {line["name"]: line["memory"] for line in map(json.loads, told.splitlines())}
 
         wait_until(lambda: seen().get("tangled", 0) is None, "it is told without its memory")
+        (daemon.base / "programs" / "go").touch()
+        wait_until(lambda: "looks" in read(agent, "out"), "it looks at itself")
         words = " ".join(f"{other}/{name}" for name in looked_at)
         with Bystander(daemon, f"cat {words}") as bystander:
             wait_until(lambda: bystander.asked >= 5, "it has asked often enough")
         assert bystander.longest < PATIENCE
         write(agent / "ctl", "kill")
-        wait_dead(agent)
+    # what waits for a page cannot be killed before
+    wait_dead(agent)
