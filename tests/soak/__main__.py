@@ -27,6 +27,8 @@ from tests.worlds.invariants import Invariants, Operator
 from tests.worlds.random_lives import Worker, disturb, hold, told_of
 
 _WORKERS: Final = 3
+#: characters of the daemon's log, of whoever fails
+_LOG_SHOWN: Final = 6000
 _ROUNDS: Final = 8
 #: chapters until caches are full and arenas are as large as they get
 _WARM: Final = 2
@@ -156,6 +158,7 @@ def soak(seconds: float, seed: int) -> Figures:
         assert not (wrong := _grew(figures.series)), "\n".join(wrong)
     except BaseException as error:
         error.add_note(f"seed {seed}: {figures}")
+        error.add_note(daemon.log.read_text(errors="replace")[-_LOG_SHOWN:])
         raise
     finally:
         daemon.close()
