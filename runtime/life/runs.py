@@ -90,6 +90,8 @@ class Runs(Part):
                 await _hold(live_cell)
             elif not begun:
                 await live_cell.changed.after(count)
+        if live_cell.run is not None:
+            live_cell.run.note_launched()  # if it was not, nobody does it any more
 
     @staticmethod
     def _is_left(live_cell: LiveCell) -> bool:

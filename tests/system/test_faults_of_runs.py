@@ -18,6 +18,7 @@ from runtime.cell.record import RunRecord, read_record
 from tests.worlds import stages
 from tests.worlds.daemon import alive, end_process, read, wait_dead, wait_status, wait_until, write
 from tests.worlds.fates import SLEEP, Scene, reboot, scene_of
+from tests.worlds.invariants import Crashed
 
 ALONE = pytest.mark.parametrize("alone", [False, True], ids=["daemon", "alone"])
 
@@ -105,6 +106,26 @@ def test_a_death_around_a_turn(role: str, alone: bool) -> None:
             "failed" if RUN_ROLES[role] else "processed", "processed"]
         assert read(agent / "task" / "long", "pid") == kept
         assert read(scene.daemon.agent_dir("kid"), "status") == "busy\n"
+        finish(scene)
+
+
+def test_a_cell_that_ends_before_its_run_begins_ends_the_agent() -> None:
+    """The daemon died when it had committed the run, and the cell did after it."""
+    with scene_of("run.committed") as scene:
+        scene.daemon.start()
+        agent = stages.agent(scene, "one", "turn")
+        scene.wait("one", "idle")
+        keeper = record_of(scene, agent, "cell-*", ("keeper",)).keeper
+        with suppress(Crashed):
+            scene.operator.say("one", "go")
+        scene.daemon.wait_killed()
+        end_process(keeper)
+        wait_until(lambda: not alive(keeper), "the cell is gone")
+        scene.arm("")
+        scene.daemon.start()
+        wait_dead(agent)
+        assert read(agent, "reason") == "signal:9\n"
+        assert stages.ends(scene, "one") == ["failed"]
         finish(scene)
 
 
