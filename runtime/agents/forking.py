@@ -39,7 +39,7 @@ class Room:
             if self._left <= 0:
                 st = os.lstat(path)
                 there = stat.S_ISREG(st.st_mode) and st.st_size
-                return context.Part("", st.st_size) if there else ""
+                return context.Beginning("", st.st_size) if there else ""
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return ""
@@ -52,13 +52,13 @@ class Room:
             os.close(fd)
         self._left -= len(data)
         text = data.decode(errors="replace")
-        return text if len(data) == st.st_size else context.Part(text, st.st_size)
+        return text if len(data) == st.st_size else context.Beginning(text, st.st_size)
 
     def field(self, item: Work, name: str) -> context.Text:
         """A text of a record."""
         length = item.length(name)
         if self._left <= 0 < length:
-            return context.Part("", length)
+            return context.Beginning("", length)
         text: str = getattr(item, name)
         self._left = max(0, self._left - len(text.encode()))
         return text

@@ -18,6 +18,7 @@ from runtime.texts.names import timestamp
 #: children and tasks, and waits, that are looked at: more have no room
 _THINGS: Final = 256
 _WAITS: Final = 256
+_REPORTS: Final = 10
 
 
 def now(agents: Agents, session: Session) -> str:
@@ -25,96 +26,98 @@ def now(agents: Agents, session: Session) -> str:
     agent = agents.registry.get(session.agent_index)
     if agent is None:
         return ""
-    things, left_out = _things(agents, agent)
-    waits = [w for w in agents.items.of(agent.index, Wait) if w.status is WaitStatus.ARMED]
-    return context.now(
-        context.Now(
-            agent=agent.name,
-            session=session.name,
-            focus=_focus(agents, agent),
-            waits=tuple(
-                context.Wait(id=wait.name, on=wait.on, work=wait.work, deadline=wait.deadline)
-                for wait in waits[:_WAITS]
-            ),
-            waits_left_out=len(waits[_WAITS:]),
-            things=things,
-            left_out=left_out,
-            reports=reports_of(agents, agent),
-        )
-    )
+    parts = (_focus(agents, agent), _waits(agents, agent), _things(agents, agent))
+    return context.now(agent.name, session.name, (*parts, _reports(agents, agent)))
 
 
-def reports_of(agents: Agents, agent: Agent) -> tuple[context.Report, ...]:
-    """The last reports of its children, oldest first, as far as they were kept."""
-    return tuple(
-        context.Report(
-            child=report.child, ts=timestamp(report.created), run=report.run, text=report.text
-        )
-        for report in agents.messages.reports(agent)
-    )
-
-
-def _focus(agents: Agents, agent: Agent) -> context.WorkItem | None:
+def _focus(agents: Agents, agent: Agent) -> context.Part:
     item = agents.items.named(agent.index, Work, agent.focus) if agent.focus else None
-    if item is None:
-        return None
+    entries = (_item(agents, agent, item),) if item is not None else ()
+    section = context.Section("focus", "Current work item", entries)
+    return context.Part(section, context.NOW_FOCUS)
+
+
+def _item(agents: Agents, agent: Agent, item: Work) -> context.Entry:
     over = finished(agents.items.of(agent.index, Work))
     room = Room(context.NOW_FOCUS)
-    return context.WorkItem(
-        id=item.name,
-        status=item.status.value,
-        objective=room.field(item, "objective"),
-        acceptance=room.field(item, "acceptance"),
-        plan=room.field(item, "plan"),
-        blocked_by=unfinished(item, over),
-        parent=item.parent if item.length("parent") < context.NOW_WAITS else "",
+    return context.item_entry(
+        context.WorkItem(
+            id=item.name,
+            status=item.status.value,
+            objective=room.field(item, "objective"),
+            acceptance=room.field(item, "acceptance"),
+            plan=room.field(item, "plan"),
+            blocked_by=unfinished(item, over),
+            parent=item.parent if item.length("parent") < context.NOW_WAITS else "",
+        )
     )
 
 
-def _things(agents: Agents, agent: Agent) -> tuple[tuple[context.Thing, ...], int]:
+def _waits(agents: Agents, agent: Agent) -> context.Part:
+    waits = [w for w in agents.items.of(agent.index, Wait) if w.status is WaitStatus.ARMED]
+    entries = tuple(
+        context.entry(("id", w.name), ("on", w.on), ("work", w.work), ("deadline", w.deadline))
+        for w in waits[:_WAITS]
+    )
+    section = context.Section("waits", "Waits", entries)
+    return context.Part(section, context.NOW_WAITS, more=len(waits[_WAITS:]))
+
+
+def _things(agents: Agents, agent: Agent) -> context.Part:
     """Tasks, with the handles of children, and children without a handle; in the order of their
-    making. If they are many, those that have not ended, then the youngest; and how many are
-    left out."""
+    making. If they are many, those that have not ended, then the youngest."""
     found: list[Task | Agent] = list(agents.tasks.known(agent))
     handles = {task.child for task in agents.tasks.known(agent)}
     found += [c for c in agents.registry.children(agent) if c.index not in handles]
     found.sort(key=lambda thing: (thing.created, thing.name))
-    # what more have no room for is chosen by ``context.now`` in the same order
     places = sorted(
         range(len(found)),
         key=lambda place: (True, -place) if _is_over(found[place]) else (False, place),
-    )
-    kept = sorted(places[:_THINGS])
-    return tuple(_thing(agents, found[place]) for place in kept), len(found) - len(kept)
+    )[:_THINGS]
+    entries = tuple(_thing(agents, found[place]) for place in places)
+    section = context.Section("things", "Children and tasks", entries)
+    more = len(found) - len(places)
+    return context.Part(section, context.NOW_THINGS, more=more, order=places)
 
 
 def _is_over(thing: Task | Agent) -> bool:
     return thing.over if isinstance(thing, Task) else not thing.live and bool(thing.outcome)
 
 
-def _thing(agents: Agents, thing: Task | Agent) -> context.Thing:
+def _thing(agents: Agents, thing: Task | Agent) -> context.Entry:
     if isinstance(thing, Agent):
-        return context.Thing(
-            name=thing.name,
-            kind=CHILD,
-            status=thing.outcome or thing.status.value,
-            reason=thing.reason,
-            started_at=_time(thing.started),
-            ended_at=_time(thing.ended),
-            over=_is_over(thing),
-        )
-    return context.Thing(
-        name=thing.name,
-        kind=thing.task_kind,
-        status=agents.tasks.status(thing),
-        exit=thing.exit,
-        reason=thing.reason,
-        work=thing.work,
-        started_at=_time(agents.tasks.started(thing)),
-        ended_at=_time(thing.ended),
-        title=agents.results.title(thing),
-        over=_is_over(thing),
+        kind, work, title, started, exit_text = CHILD, "", "", thing.started, ""
+        status = thing.outcome or thing.status.value
+    else:
+        kind, work, title = thing.task_kind, thing.work, agents.results.title(thing)
+        started, exit_text = agents.tasks.started(thing), thing.exit
+        status = agents.tasks.status(thing)
+    # what changes least comes first
+    return context.entry(
+        ("name", thing.name),
+        ("kind", kind),
+        ("work", work),
+        ("title", title),
+        ("started_at", _time(started)),
+        ("status", status),
+        ("exit", exit_text),
+        ("reason", thing.reason),
+        ("ended_at", _time(thing.ended)),
     )
+
+
+def _reports(agents: Agents, agent: Agent) -> context.Part:
+    """The last reports of its children, as far as they were kept."""
+    reports = agents.messages.reports(agent)[-_REPORTS:]
+    entries = tuple(
+        context.entry(
+            *(("child", told.child), ("ts", timestamp(told.created)), ("run", told.run)),
+            text=told.text,
+        )
+        for told in reversed(reports)
+    )
+    section = context.Section("reports", "Reports of children", entries, newest_first=True)
+    return context.Part(section, context.NOW_REPORTS)
 
 
 def _time(moment: float) -> str:

@@ -20,7 +20,7 @@ then, as it does in JSON.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -46,14 +46,14 @@ _WORD: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._+-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Beginning:
     """The beginning of a text that has so many bytes: the rest has no room in any case."""
 
     text: str
     size: int
 
 
-Text = str | Part
+Text = str | Beginning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,55 +153,11 @@ def derive(snapshot: Snapshot, handoff: str, limit: int) -> Inherited:
 # What an agent is at now
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thing:
-    """A task or a child; times as in events, empty before they were."""
-
-    name: str
-    kind: str
-    status: str
-    exit: str = ""
-    reason: str = ""
-    work: str = ""
-    started_at: str = ""
-    ended_at: str = ""
-    title: str = ""
-    over: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """A report of a child to its supervisor."""
-
-    child: str
-    ts: str
-    run: str
-    text: Text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Now:
-    """An agent at one moment. ``things`` are in the order of their making; if they have no room,
-    those that are over are left out, the oldest first. The last ``REPORTS_MAX`` of ``reports``
-    are shown, oldest first; ``left_out`` and ``waits_left_out`` count things and waits that
-    are not among them."""
-
-    agent: str
-    session: str
-    focus: WorkItem | None = None
-    waits: tuple[Wait, ...] = ()
-    things: tuple[Thing, ...] = ()
-    left_out: int = 0
-    reports: tuple[Report, ...] = ()
-    waits_left_out: int = 0
-
-
 #: bytes of each part of ``now.md``, titles and notes included
 NOW_FOCUS: Final = 24 << 10
 NOW_WAITS: Final = 8 << 10
 NOW_THINGS: Final = 16 << 10
 NOW_REPORTS: Final = 16 << 10
-REPORTS_MAX: Final = 10
 #: for the title of a part, and what it says that it left out
 _NOW_ROOM: Final = 200
 
@@ -214,55 +170,36 @@ a TAB, are texts as they were written there: they make no section of this file.
 """
 
 
-def now(moment: Now) -> str:
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of ``now.md``, which has so much ``room``; ``more`` of its sort are not among its
+    entries. ``order`` has the place of each where they are not shown as they are."""
+
+    section: Section
+    room: int
+    more: int = 0
+    order: Sequence[int] = ()
+
+
+def now(agent: str, session: str, parts: Iterable[Part]) -> str:
     """``now.md``: the parts in the order from the lasting to the volatile, each in a room of its
     own, so that what comes before a change stays as it is."""
-    head = [
-        _NOW_INTRODUCTION,
-        _field_markdown("agent", moment.agent),
-        _field_markdown("session", moment.session),
-    ]
-    focus = tuple(_item(item) for item in (moment.focus,) if item)
-    waits = tuple(
-        _entry(("id", wait.id), ("on", wait.on), ("work", wait.work), ("deadline", wait.deadline))
-        for wait in moment.waits
-    )
-    reports = tuple(
-        _entry(("child", told.child), ("ts", told.ts), ("run", told.run), text=told.text)
-        for told in reversed(moment.reports[-REPORTS_MAX:])
-    )
-    # what has not ended first, then the youngest
-    order = sorted(
-        range(len(moment.things)),
-        key=lambda n: (True, -n) if moment.things[n].over else (False, n),
-    )
-    things = tuple(_thing(moment.things[n]) for n in order)
-    parts = (
-        _Section("focus", "Current work item", focus),
-        _Section("waits", "Waits", waits),
-        _Section("things", "Children and tasks", things),
-        _Section("reports", "Reports of children", reports, newest_first=True),
-    )
-    rooms = (NOW_FOCUS - _size("".join(head)), NOW_WAITS, NOW_THINGS, NOW_REPORTS)
-    for part, room in zip(parts, rooms, strict=True):
-        (fitted,) = _fit([part], room - _NOW_ROOM, lambda entry: _size(_entry_markdown(entry)))
-        left = len(part.entries) - len(fitted.entries)
-        left += {"things": moment.left_out, "waits": moment.waits_left_out}.get(part.key, 0)
+    text = _NOW_INTRODUCTION + _field_markdown("agent", agent) + _field_markdown("session", session)
+    used = _size(text)
+    for part in parts:
+        section, room = part.section, part.room - _NOW_ROOM - used
+        (fitted,) = _fit([section], room, lambda entry: _size(_entry_markdown(entry)))
+        left = part.more + len(section.entries) - len(fitted.entries)
         shown = [_entry_markdown(entry) for entry in fitted.entries]
-        if part.key == "things":  # in the order of their making again
-            shown = [text for _, text in sorted(zip(order, shown, strict=False))]
+        if part.order:
+            shown = [entry for _, entry in sorted(zip(part.order, shown, strict=False))]
         if left:
-            shown.append(f"\n[{left} {'older' if part.newest_first else 'more'} left out]\n")
-        if part.newest_first:
+            shown.append(f"\n[{left} {'older' if section.newest_first else 'more'} left out]\n")
+        if section.newest_first:
             shown.reverse()
-        head += [f"\n## {part.title}\n", *shown] if shown else []
-    return "".join(head)
-
-
-def _thing(thing: Thing) -> _Entry:
-    # what changes least comes first
-    keys = ("name", "kind", "work", "title", "started_at", "status", "exit", "reason", "ended_at")
-    return _entry(*((key, getattr(thing, key)) for key in keys))
+        text += "".join([f"\n## {section.title}\n", *shown] if shown else [])
+        used = 0
+    return text
 
 
 # What belongs to it
@@ -291,7 +228,7 @@ def related(focus: WorkItem, items: Iterable[WorkItem], handoff: str) -> list[tu
     return [(why, item) for why, group in found.items() for item in group]
 
 
-def _sections(snapshot: Snapshot, handoff: str) -> list[_Section]:
+def _sections(snapshot: Snapshot, handoff: str) -> list[Section]:
     focus = next((item for item in snapshot.items if item.id == snapshot.focus), None)
     others = related(focus, snapshot.items, handoff) if focus else []
     others, more = others[:RELATED_MAX], others[RELATED_MAX:]
@@ -302,51 +239,51 @@ def _sections(snapshot: Snapshot, handoff: str) -> list[_Section]:
     children = [c for c in snapshot.children if focus and c.result and c.work in wanted]
     episodes = [(id, snapshot.episodes[id]) for id in ids if snapshot.episodes.get(id)]
     return [
-        _Section(
+        Section(
             "work",
             "Current work item",
-            tuple(_item(item) for item in (focus,) if item),
+            tuple(item_entry(item) for item in (focus,) if item),
             single=True,
         ),
-        _Section(
+        Section(
             "waits",
             "Waits of the current work item",
             tuple(_wait(wait) for wait in sorted(waits, key=lambda wait: wait.id)),
         ),
-        _Section(
+        Section(
             "related",
             "Related work items",
-            tuple(_item(item, ("relation", why)) for why, item in others),
+            tuple(item_entry(item, ("relation", why)) for why, item in others),
             left_out=sum(
                 _text("", text).size
                 for _, item in more
                 for text in (item.objective, item.acceptance, item.plan)
             ),
         ),
-        _Section(
+        Section(
             "memory",
             "Memory",
-            tuple(_entry(text=memory) for memory in (snapshot.memory,) if memory),
+            tuple(entry(text=memory) for memory in (snapshot.memory,) if memory),
             single=True,
         ),
-        _Section(
+        Section(
             "episodes",
             "Episodes of these work items",
-            tuple(_entry(("work", id), text=text) for id, text in episodes),
+            tuple(entry(("work", id), text=text) for id, text in episodes),
         ),
-        _Section(
+        Section(
             "results",
             "Results of children",
             tuple(
-                _entry(("child", child.name), ("status", child.status), result=child.result)
+                entry(("child", child.name), ("status", child.status), result=child.result)
                 for child in sorted(children, key=lambda child: child.name)
             ),
         ),
-        _Section(
+        Section(
             "tail",
             "Last messages of the run",
             tuple(
-                _entry(
+                entry(
                     ("run", snapshot.run),
                     ("role", message.role),
                     ("from", message.sender),
@@ -359,9 +296,9 @@ def _sections(snapshot: Snapshot, handoff: str) -> list[_Section]:
     ]
 
 
-def _item(item: WorkItem, *labels: tuple[str, str]) -> _Entry:
+def item_entry(item: WorkItem, *labels: tuple[str, str]) -> Entry:
     # the plan last: it is the longest, and changes most
-    return _entry(
+    return entry(
         ("id", item.id),
         *labels,
         ("status", item.status),
@@ -373,21 +310,21 @@ def _item(item: WorkItem, *labels: tuple[str, str]) -> _Entry:
     )
 
 
-def _wait(wait: Wait) -> _Entry:
-    return _entry(
+def _wait(wait: Wait) -> Entry:
+    return entry(
         ("id", wait.id), ("on", wait.on), ("deadline", wait.deadline), payload=wait.payload
     )
 
 
-def _entry(*labels: tuple[str, str], **texts: Text) -> _Entry:
-    return _Entry(
+def entry(*labels: tuple[str, str], **texts: Text) -> Entry:
+    return Entry(
         tuple(_text(key, text) for key, text in labels),
         tuple(_text(key, text) for key, text in texts.items()),
     )
 
 
 def _text(key: str, text: Text) -> _Text:
-    if isinstance(text, Part):
+    if isinstance(text, Beginning):
         return _Text(key, text.text, text.size)
     return _Text(key, text, _size(text))
 
@@ -409,7 +346,7 @@ class _Text:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Entry:
     """One thing: ``labels`` are whole or it is not there, ``texts`` may be cut."""
 
     labels: tuple[_Text, ...]
@@ -428,13 +365,13 @@ class _Entry:
         """How many there are that may be cut."""
         return sum(len(field.text) for field in self.texts)
 
-    def cut(self, characters: int) -> _Entry:
+    def cut(self, characters: int) -> Entry:
         """With no more than the first so many characters of its texts."""
         texts = []
         for field in self.texts:
             texts.append(replace(field, text=field.text[:characters]))
             characters -= len(texts[-1].text)
-        return _Entry(self.labels, tuple(texts))
+        return Entry(self.labels, tuple(texts))
 
     def cost(self) -> int:
         """The bytes that it takes in the rendering that needs more, a comma included."""
@@ -445,7 +382,7 @@ class _Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class _Section:
+class Section:
     """Entries, the most important first; ``left_out`` are the bytes of those that had no room.
 
     ``single``: never more than one entry, in JSON without a list. ``newest_first``:
@@ -454,19 +391,19 @@ class _Section:
 
     key: str
     title: str
-    entries: tuple[_Entry, ...]
+    entries: tuple[Entry, ...]
     single: bool = False
     newest_first: bool = False
     left_out: int = 0
 
 
 def _fit(
-    sections: list[_Section], room: int, cost_of: Callable[[_Entry], int] = _Entry.cost
-) -> list[_Section]:
+    sections: list[Section], room: int, cost_of: Callable[[Entry], int] = Entry.cost
+) -> list[Section]:
     """The first entries that have room, one that is cut, and none after that."""
     fitted = []
     for section in sections:
-        kept: list[_Entry] = []
+        kept: list[Entry] = []
         for entry in section.entries:
             largest = _largest(entry, room, cost_of) if room > 0 else None
             if largest is not None:
@@ -480,14 +417,14 @@ def _fit(
 
 
 def _largest(
-    entry: _Entry, room: int, cost_of: Callable[[_Entry], int]
-) -> tuple[_Entry, int] | None:
+    entry: Entry, room: int, cost_of: Callable[[Entry], int]
+) -> tuple[Entry, int] | None:
     """The entry, cut if it must be, and what it costs; None if its labels alone have no room."""
     # a character takes a byte at least, so only this much needs to be looked at
     fits, too_many = -1, min(entry.characters, max(room, 0)) + 1
     if entry.characters < too_many and (cost := cost_of(entry)) <= room:
         return entry, cost
-    cut: tuple[_Entry, int] | None = None
+    cut: tuple[Entry, int] | None = None
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
         part = entry.cut(middle)
@@ -519,7 +456,7 @@ def _field_markdown(key: str, text: str) -> str:
     return f"{key}:\n\t" + "\t".join(lines)
 
 
-def _entry_markdown(entry: _Entry) -> str:
+def _entry_markdown(entry: Entry) -> str:
     parts = []
     for field in entry.fields:
         if field.size:
@@ -529,7 +466,7 @@ def _entry_markdown(entry: _Entry) -> str:
     return "\n" + "".join(parts)
 
 
-def _markdown(snapshot: Snapshot, sections: list[_Section]) -> str:
+def _markdown(snapshot: Snapshot, sections: list[Section]) -> str:
     parts = [
         _INTRODUCTION,
         _field_markdown("agent", snapshot.agent),
@@ -546,13 +483,13 @@ def _markdown(snapshot: Snapshot, sections: list[_Section]) -> str:
     return "".join(parts)
 
 
-def _entry_json(entry: _Entry) -> dict[str, Any]:
+def _entry_json(entry: Entry) -> dict[str, Any]:
     shown: dict[str, Any] = {field.key: field.text for field in entry.fields}
     left_out = {field.key: field.left_out for field in entry.texts if field.left_out}
     return shown | ({"left_out": left_out} if left_out else {})
 
 
-def _json(snapshot: Snapshot, sections: list[_Section]) -> str:
+def _json(snapshot: Snapshot, sections: list[Section]) -> str:
     shown: dict[str, Any] = {"agent": snapshot.agent, "session": snapshot.session}
     for section in sections:
         entries = [_entry_json(entry) for entry in section.entries]

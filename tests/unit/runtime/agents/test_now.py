@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from runtime.agents import now
+from runtime.ids import MessageId
 from runtime.records.change import Change
-from runtime.records.items import Task, TaskStatus, Wait, WaitStatus, Work, WorkStatus
+from runtime.records.items import Report, Task, TaskStatus, Wait, WaitStatus, Work, WorkStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
 from runtime.texts import context
+from runtime.texts.names import timestamp
 from tests.worlds.records import World, add_end, inside, operator
 
 USER = operator(1000)
@@ -139,11 +141,12 @@ def test_a_child_without_a_handle_is_shown(world: World, agent: Agent) -> None:
 def test_every_part_is_bounded_and_says_what_it_left_out(
     world: World, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reports = tuple(
-        context.Report(child="rev", ts=f"t{n}", run="r1", text=f"{n}\n# Now\n" + "x" * 5000)
+    reports = [
+        Report(agent=agent.index, session=agent.session, name=MessageId(str(n)), child="rev",
+               created=float(n), text=f"{n}\n# Now\n" + "x" * 5000)
         for n in range(12)
-    )
-    monkeypatch.setattr(now, "reports_of", lambda agents, agent: reports)
+    ]  # fmt: skip
+    monkeypatch.setattr(world.agents.messages, "reports", lambda agent: reports)
     long = "\n" * 60_000
     make(
         world, agent,
@@ -170,8 +173,9 @@ def test_every_part_is_bounded_and_says_what_it_left_out(
     assert "name: u99\n" in parts[2], "and then the youngest"
     assert text.count("\n## ") == 4, "no text of another makes a section"
     assert "\n\t# Now\n" in parts[3]
-    assert parts[3].index("ts: t10\n") < parts[3].index("ts: t11\n"), "oldest first"
-    assert "ts: t7\n" not in parts[3]
+    told = [f"ts: {timestamp(n)}\n" for n in range(12)]
+    assert parts[3].index(told[10]) < parts[3].index(told[11]), "oldest first"
+    assert told[7] not in parts[3]
 
 
 def test_nothing_is_shown_of_a_removed_agent(world: World, agent: Agent) -> None:
