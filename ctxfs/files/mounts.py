@@ -33,7 +33,7 @@ from runtime.texts.names import quote
 def _limiting(base: Base, caller: Caller) -> tuple[Agent, str] | None:
     """(agent, its workspace), if the caller may give nothing beside that; "" for none."""
     agents = base.agents
-    maker = agents.registry.get(caller.agent) if caller.agent is not None else None
+    maker = agents.registry.calling(caller)
     if maker is None or "authority_expansion" in agents.authority.families(maker):
         return None
     return maker, workspace(base.agents, maker) or ""

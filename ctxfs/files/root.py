@@ -110,8 +110,7 @@ _REMOVING_AGENTS: Final = Removing(
 
 
 def _find_self(base: Base, _: Base, call: Call, name: str) -> Node | None:
-    index = call.caller.agent
-    own = base.agents.registry.get(index) if name == "self" and index is not None else None
+    own = base.agents.registry.calling(call.caller) if name == "self" else None
     return agent.entry(base, own, "self") if own is not None else None
 
 

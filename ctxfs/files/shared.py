@@ -15,7 +15,8 @@ from ctxfs.tree.nodes import Call, Node
 from ctxfs.tree.rownodes import found, node_of
 from ctxfs.tree.rows import Directory, Link, Making, Removing, Shown, Target
 from runtime.authority.accounts import Resource
-from runtime.authority.guard import Facts, Guard, Unless
+from runtime.authority.facts import Facts
+from runtime.authority.guard import Guard, unless
 from runtime.caller import OPERATORS, Caller, Role
 from runtime.errors import (
     MissingError,
@@ -98,12 +99,13 @@ def _space_target(base: Base, _: Base, caller: Caller, name: str) -> Target[Spac
     if space is None:
         raise MissingError(f"there is no space {quote(name)}")
     own = base.agents.identity.is_master(caller) or caller.uid == space.owner
-    if own and (_why_unknown(base.agents, caller, space) or space.entries):
+    if own and (_unknown.why(base.agents, caller, space) or space.entries):
         base.agents.disk.look(space.owner)  # for who asks again
     return Target(obj=space, roles=base.root_roles(caller) & OPERATORS if own else Role.NONE)
 
 
-def _why_used(facts: Facts, caller: Caller, space: Space) -> str:
+@unless("a running agent has it", WrongStateError)
+def _used(facts: Facts, caller: Caller, space: Space) -> str:
     """As whatever a running agent has: nothing is taken from it."""
     tree = f"{mounts.SHARED_TREE}{space.name}"
     for agent in facts.registry:
@@ -113,13 +115,15 @@ def _why_used(facts: Facts, caller: Caller, space: Space) -> str:
     return ""
 
 
-def _why_unknown(facts: Facts, caller: Caller, space: Space) -> str:
+@unless("its last measure is older than 30 s", UnansweredError)
+def _unknown(facts: Facts, caller: Caller, space: Space) -> str:
     if time.time() - space.measured <= FRESH_SECONDS:
         return ""
     return f"what the space {quote(space.name)} has is just being measured: try again"
 
 
-def _why_full(facts: Facts, caller: Caller, space: Space) -> str:
+@unless("it had files then", NotEmptyError)
+def _full(facts: Facts, caller: Caller, space: Space) -> str:
     if not space.entries:
         return ""
     return (
@@ -137,11 +141,7 @@ MAKING: Final = Making(guard=Guard(who=OPERATORS), act=_make_space)
 REMOVING: Final = Removing(
     guard=Guard(
         who=OPERATORS,
-        unless=(
-            Unless("a running agent has it", WrongStateError, _why_used),
-            Unless("its last measure is older than 30 s", UnansweredError, _why_unknown),
-            Unless("it had files then", NotEmptyError, _why_full),
-        ),
+        unless=(_used, _unknown, _full),
     ),
     find=_space_target,
     act=_remove_space,

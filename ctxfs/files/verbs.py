@@ -8,7 +8,8 @@ from typing import Final, Generic, TypeVar
 
 from ctxfs.tree.base import Base
 from runtime.agents.births import RESETTING, SWITCHING
-from runtime.authority.guard import Act, Facts, Guard, Unless, of_move
+from runtime.authority.facts import Facts
+from runtime.authority.guard import Act, Guard, Unless, of_move, unless
 from runtime.caller import CONTROLLERS, Caller, Role
 from runtime.errors import NotRunningError, QuotaError, WrongStateError
 from runtime.ids import RunId
@@ -46,11 +47,13 @@ def _reason(agent: Agent, caller: Caller) -> str:
     return "self_stop" if caller.agent == agent.index else "supervisor_stop"
 
 
-def _why_between(facts: Facts, caller: Caller, agent: Agent) -> str:
+@unless("it has no run", NotRunningError)
+def _between(facts: Facts, caller: Caller, agent: Agent) -> str:
     return "" if agent.run.id else f"no run to abort: {quote(agent.name)} is between two runs"
 
 
-def _why_ending(facts: Facts, caller: Caller, agent: Agent) -> str:
+@unless("its run is still ending", WrongStateError)
+def _ending(facts: Facts, caller: Caller, agent: Agent) -> str:
     if agent.run.aborting:
         return f"{quote(agent.name)} still ends its message: try again when that has ended"
     if not agent.run.ending:
@@ -81,15 +84,13 @@ VERBS: Final[dict[str, Verb[Agent]]] = {
              lambda base, agent, caller, words: base.runtime.supervisor.pause(agent),
              "freeze agents and all that they own"),
         Verb("resume", "continue",
-             of_move(_STARTERS, Cue.RESUME,
-                     Unless("its run is still ending", WrongStateError, _why_ending),
+             of_move(_STARTERS, Cue.RESUME, _ending,
                      Unless("a tree that it may write has no room", QuotaError,
                             lambda facts, caller, agent: room.describe(agent))),
              lambda base, agent, caller, words: base.runtime.supervisor.resume(agent),
              "let paused agents continue"),
         Verb("abort [RUN]", "end the current run and pause",
-             of_move(_STOPPERS, Cue.ABORT,
-                     Unless("it has no run", NotRunningError, _why_between)),
+             of_move(_STOPPERS, Cue.ABORT, _between),
              lambda base, agent, caller, words:
              base.runtime.supervisor.abort(agent, RunId(words[0]) if words else None)),
         Verb("reset", "replace a dead agent with a new one", RESETTING,

@@ -11,6 +11,7 @@ from ctxfs.tree.rownodes import RowNode, node_of
 from ctxfs.tree.rows import Control, Directory, Row, Shown, one_line
 from runtime.agents.waiting import ARMING, TRIGGERING, WAITS, WRITING
 from runtime.caller import PARTIES, Role
+from runtime.records.change import Change
 from runtime.records.items import Wait, WaitStatus
 
 
@@ -18,8 +19,8 @@ def _pending(field: str, doc: str) -> Control[Wait]:
     """A control that may be written as long as the wait is not over."""
     return Control(
         name=field, doc=doc, guard=WRITING, single=True, render=fields.value(field),
-        check=lambda base, wait, caller, line: base.agents.waiting.check(
-            agent_with(base, wait), wait, field, line
+        check=lambda base, wait, caller, line: base.agents.waiting.update(
+            Change(), agent_with(base, wait), wait, field, line
         ),
         commit=lambda base, wait, caller, text: base.agents.waiting.set(
             agent_with(base, wait), wait, field, one_line(text)
@@ -31,8 +32,8 @@ ROWS: Final[tuple[Row[Wait], ...]] = (
     Directory(name="", top=True),
     Control(name="on", guard=ARMING, single=True,
         render=fields.value("on"),
-        check=lambda base, wait, caller, line: base.agents.waiting.check_arm(
-            caller, agent_with(base, wait), wait, line
+        check=lambda base, wait, caller, line: base.agents.waiting.begin(
+            Change(), caller, agent_with(base, wait), wait, line
         ),
         commit=lambda base, wait, caller, text: base.agents.waiting.arm(
             caller, agent_with(base, wait), wait, one_line(text)

@@ -11,6 +11,7 @@ from ctxfs.tree.rows import Control, Directory, Row, Shown, one_line
 from runtime.agents.work import WORK_ITEMS, WRITING
 from runtime.authority.guard import Guard
 from runtime.caller import PARTIES
+from runtime.records.change import Change
 from runtime.records.items import Work
 from runtime.records.lifecycle import LIVE
 
@@ -33,8 +34,8 @@ def _checked(
     """A value whose lines are checked as they are written."""
     return Control(
         name=name, doc=doc, guard=WRITING,
-        check=lambda base, item, caller, line: base.agents.work.check(
-            agent_with(base, item), item, name, line
+        check=lambda base, item, caller, line: base.agents.work.update(
+            Change(), agent_with(base, item), item, name, line
         ),
         commit=lambda base, item, caller, text: base.agents.work.set(
             agent_with(base, item), item, name, taken(text)
@@ -47,7 +48,7 @@ def _checked(
 CURRENT: Final = Control(
     name="current", within="work", guard=Guard(who=PARTIES, when=LIVE), single=True,
     render=fields.value("focus"), depends=("focus",),
-    check=lambda base, agent, caller, line: base.agents.work.check_focus(agent, line),
+    check=lambda base, agent, caller, line: base.agents.work.turn_to(Change(), agent, line),
     commit=lambda base, agent, caller, text: base.agents.work.focus(agent, one_line(text)),
     doc="id of the item that has the focus; writing an id gives that item the focus, an empty line "
     "removes it",

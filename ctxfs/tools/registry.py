@@ -65,7 +65,7 @@ def refusal(base: Base, caller: Caller, tool: Tool) -> str:
     agents = base.agents
     if not agents.identity.still(caller):
         return "cannot identify the caller, or it has ended"
-    agent = agents.registry.get(caller.agent) if caller.agent is not None else None
+    agent = agents.registry.calling(caller)
     if agent is None:
         return ""
     if tool.family not in agents.authority.families(agent):

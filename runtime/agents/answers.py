@@ -18,14 +18,16 @@ from typing import Any, Final
 import trio
 
 from runtime.agents.messages import check_id
-from runtime.agents.planes import Around, Part
+from runtime.agents.planes import Part
 from runtime.authority.accounts import Charge, Payer, Resource
+from runtime.authority.facts import Facts
 from runtime.caller import Caller
 from runtime.errors import NoSpaceError, StaleError, TakenError
 from runtime.ids import CallId, Incarnation
 from runtime.kernel.lanes import Lanes
 from runtime.records.change import Answer, Change, Subscriber
 from runtime.records.model import Agent
+from runtime.records.store import Dropped
 from runtime.texts.names import quote
 
 #: an answer is kept for so long
@@ -71,8 +73,8 @@ class _Kept:
 class Answers(Part, Subscriber):
     """The answers of all callers, on the disk accounts of their owners."""
 
-    def __init__(self, around: Around) -> None:
-        super().__init__(around)
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
         self._kept: dict[str, _Kept] = {}
         #: calls that are being made
         self._turns = Lanes[tuple[str, CallId]]()
@@ -120,9 +122,7 @@ class Answers(Part, Subscriber):
             return None
         made, at, output = found
         if at < time.time() - KEPT_SECONDS:
-            count, size = self._drop(partial(self._store.drop_answer, caller.key, name))
-            if (kept := self._kept.get(caller.key)) is not None:
-                kept.add(-count, -size)
+            self._drop(partial(self._store.drop_answer, caller.key, name))
             return None
         if made != call:
             raise TakenError(f"id: {quote(name)} is the id of another call")
@@ -148,8 +148,9 @@ class Answers(Part, Subscriber):
         finally:
             if answer.output is not None:
                 self._note(answer, Payer(who.owner, who.name))
-            elif answer.begun:
-                self._drop(partial(self._store.drop_answer, answer.caller, answer.name))
+            elif answer.begun:  # it was not counted
+                with contextlib.suppress(NoSpaceError), self._store.transaction():
+                    self._store.drop_answer(answer.caller, answer.name)
 
     def begin(self, answer: Answer) -> None:
         """The call's next step is no change of the store: if the daemon dies meanwhile, the call
@@ -177,29 +178,26 @@ class Answers(Part, Subscriber):
         while kept.count > KEPT or (kept.size > KEPT_SIZE and kept.count > 1):
             # several at once, or each call of a busy caller would make room for itself
             most = min(max(kept.count - KEPT, KEPT // 16, 1), kept.count - 1)
-            count, size = self._drop(partial(self._store.drop_answers, answer.caller, most))
-            if not count:
+            if not self._drop(partial(self._store.drop_answers, answer.caller, most)):
                 break
-            kept.add(-count, -size)
 
-    def _drop(self, drop: Callable[[], tuple[int, int]]) -> tuple[int, int]:
-        """How many were dropped, and their bytes. On a full disk another time."""
+    def _drop(self, drop: Callable[[], Dropped]) -> int:
+        """How many were dropped. On a full disk another time."""
+        gone: Dropped = {}
         with contextlib.suppress(NoSpaceError), self._store.transaction():
-            return drop()
-        return 0, 0
-
-    def forget_old(self) -> bool:
-        """Those whose time is over; whether there may be more."""
-        gone: dict[str, tuple[int, int]] = {}
-        with contextlib.suppress(NoSpaceError), self._store.transaction():
-            gone = self._store.drop_answers_before(time.time() - KEPT_SECONDS, _AT_ONCE)
+            gone = drop()
         for caller, (count, size) in gone.items():
             kept = self._kept.get(caller)
             if kept is not None:
                 kept.add(-count, -size)
                 if not kept.count:
                     del self._kept[caller]
-        return sum(count for count, _ in gone.values()) == _AT_ONCE
+        return sum(count for count, _ in gone.values())
+
+    def forget_old(self) -> bool:
+        """Those whose time is over; whether there may be more."""
+        before = time.time() - KEPT_SECONDS
+        return self._drop(partial(self._store.drop_answers_before, before, _AT_ONCE)) == _AT_ONCE
 
     async def run(self) -> None:
         """Forgets what nobody asks for any more."""

@@ -12,10 +12,11 @@ from typing import Any, Final
 from runtime import crashpoints
 from runtime.agents.ends import Ends
 from runtime.agents.messages import Messages
-from runtime.agents.planes import Around, Part
+from runtime.agents.planes import Part
 from runtime.agents.removals import Removals
 from runtime.agents.tasks import TaskPlane, why_fetching, why_no_handle
-from runtime.authority.guard import Act, Facts, Guard, Unless, of_move
+from runtime.authority.facts import Facts
+from runtime.authority.guard import Act, Guard, of_move, unless
 from runtime.caller import CONTROLLERS, NOBODY, Caller, Role
 from runtime.errors import (
     DeniedError,
@@ -26,7 +27,6 @@ from runtime.errors import (
 )
 from runtime.ids import NO_AGENT, Incarnation, WaitFileName
 from runtime.kernel import linux
-from runtime.kernel.privilege import Privilege
 from runtime.records.change import Change
 from runtime.records.items import Task
 from runtime.records.lifecycle import Cue, Status
@@ -44,50 +44,51 @@ _REMEDY: Final = "remove agents that have ended, with rmdir or AgentRemove"
 _TRIES: Final = 32
 
 
-def _maker(facts: Facts, caller: Caller) -> Agent | None:
-    """The parent of what a caller makes; None for a root agent."""
-    return facts.registry.get(caller.agent) if caller.agent is not None else None
-
-
 def _owner(caller: Caller, parent: Agent | None) -> int:
     return parent.owner if parent is not None else caller.uid
 
 
-def _why_taken(facts: Facts, caller: Caller, name: str) -> str:
+@unless("an agent has the name", TakenError)
+def _taken(facts: Facts, caller: Caller, name: str) -> str:
     if facts.registry.named(name) is None:
         return ""
     return f"an agent named {quote(name)} exists; choose another name or rmdir it"
 
 
-def _why_unknown(facts: Facts, caller: Caller, name: str) -> str:
+@unless("the calling process cannot be identified", DeniedError)
+def _unknown(facts: Facts, caller: Caller, name: str) -> str:
     return "" if caller.known else "cannot identify the calling process"
 
 
-def _why_ending(facts: Facts, caller: Caller, name: str) -> str:
-    parent = _maker(facts, caller)
+@unless("the calling agent is ending", WrongStateError)
+def _ending(facts: Facts, caller: Caller, name: str) -> str:
+    parent = facts.registry.calling(caller)
     if caller.agent is None or (parent is not None and parent.accepts_children):
         return ""
     return "the calling agent is ending and can no longer create agents"
 
 
-def _why_not_allowed(facts: Facts, caller: Caller, name: str) -> str:
-    parent = _maker(facts, caller)
+@unless("the calling agent's effective policy lacks create", DeniedError)
+def _not_allowed(facts: Facts, caller: Caller, name: str) -> str:
+    parent = facts.registry.calling(caller)
     if parent is None or facts.authority.allows(parent, "agent", name, "create"):
         return ""
     return f"agent:{name} create is not in the effective policy of {quote(parent.name)}"
 
 
-def _why_held(facts: Facts, caller: Caller, name: str) -> str:
+@unless("the name and its history belong to another user", DeniedError)
+def _held(facts: Facts, caller: Caller, name: str) -> str:
     holder = facts.registry.holder(name)
-    if holder in (None, _owner(caller, _maker(facts, caller))):
+    if holder in (None, _owner(caller, facts.registry.calling(caller))):
         return ""
     if facts.identity.is_master(caller):
         return ""
     return f"the name {quote(name)} and its history belong to another user"
 
 
-def _why_full(facts: Facts, caller: Caller, name: str) -> str:
-    parent = _maker(facts, caller)
+@unless("it would exceed the maximum of agents, children or depth", QuotaError)
+def _full(facts: Facts, caller: Caller, name: str) -> str:
+    parent = facts.registry.calling(caller)
     owner, maximum = _owner(caller, parent), facts.settings.config.agents
     if facts.registry.count(owner) >= maximum:
         return f"uid {owner} has {maximum} agents, the configured maximum: {_REMEDY}"
@@ -108,59 +109,49 @@ def _why_no_child(facts: Facts, name: str, parent: Agent) -> str:
     return ""
 
 
-def _why_command(facts: Facts, caller: Caller, name: str) -> str:
-    parent = _maker(facts, caller)
+@unless("the calling agent has a task of the name", TakenError)
+def _command(facts: Facts, caller: Caller, name: str) -> str:
+    parent = facts.registry.calling(caller)
     return why_no_handle(facts, parent, name) if parent is not None else ""
 
 
 #: who makes agents, by mkdir(2)
 MAKING: Final = Guard(
     who=Role.ANYONE,
-    unless=(
-        Unless("an agent has the name", TakenError, _why_taken),
-        Unless("the calling process cannot be identified", DeniedError, _why_unknown),
-        Unless("the calling agent is ending", WrongStateError, _why_ending),
-        Unless("the calling agent's effective policy lacks create", DeniedError, _why_not_allowed),
-        Unless("the name and its history belong to another user", DeniedError, _why_held),
-        Unless("it would exceed the maximum of agents, children or depth", QuotaError, _why_full),
-        Unless("the calling agent has a task of the name", TakenError, _why_command),
-    ),
+    unless=(_taken, _unknown, _ending, _not_allowed, _held, _full, _command),
 )
 
 
-def _why_orphaned(facts: Facts, caller: Caller, agent: Agent) -> str:
+@unless("its parent is not live", WrongStateError)
+def orphaned(facts: Facts, caller: Caller, agent: Agent) -> str:
+    """Nothing is reset or started below what is not live."""
     return facts.registry.why_orphaned(agent)
 
 
-def _why_fetching(facts: Facts, caller: Caller, agent: Agent) -> str:
+@unless("its worktree is being fetched", WrongStateError)
+def _fetching(facts: Facts, caller: Caller, agent: Agent) -> str:
     return why_fetching(agent)
 
 
-def _why_replaced(facts: Facts, caller: Caller, agent: Agent) -> str:
+@unless("its parent has a command of its name", TakenError)
+def _replaced(facts: Facts, caller: Caller, agent: Agent) -> str:
     parent = facts.registry.parent_of(agent) if agent.owned else None
     return why_no_handle(facts, parent, agent.name) if parent is not None else ""
 
 
-def _why_frozen(facts: Facts, caller: Caller, agent: Agent) -> str:
+@unless("its run is paused", WrongStateError)
+def _frozen(facts: Facts, caller: Caller, agent: Agent) -> str:
     if agent.status is not Status.PAUSED or not agent.run.id:
         return ""
     return f"session does not fit: the run {agent.run.id} is paused"
 
 
-#: nothing is reset or started below what is not live
-ORPHANED: Final = Unless("its parent is not live", WrongStateError, _why_orphaned)
 #: who resets an agent, and who switches its session
-RESETTING: Final = of_move(
-    CONTROLLERS | Role.STARTER,
-    Cue.RESET,
-    Unless("its worktree is being fetched", WrongStateError, _why_fetching),
-    ORPHANED,
-    Unless("its parent has a command of its name", TakenError, _why_replaced),
-)
+RESETTING: Final = of_move(CONTROLLERS | Role.STARTER, Cue.RESET, _fetching, orphaned, _replaced)
 SWITCHING: Final = Guard(
     who=CONTROLLERS,
     when=frozenset({Status.NEW, Status.READY, Status.IDLE, Status.PAUSED}),
-    unless=(Unless("its run is paused", WrongStateError, _why_frozen),),
+    unless=(_frozen,),
 )
 
 
@@ -169,16 +160,14 @@ class Births(Part):
 
     def __init__(
         self,
-        around: Around,
+        facts: Facts,
         *,
-        privilege: Privilege,
         messages: Messages,
         tasks: TaskPlane,
         ends: Ends,
         removals: Removals,
     ) -> None:
-        super().__init__(around)
-        self._privilege = privilege
+        super().__init__(facts)
         self._messages = messages
         self._tasks = tasks
         self._ends = ends
@@ -196,8 +185,8 @@ class Births(Part):
         ``MalformedError`` for its name, and the errors of ``MAKING``.
         """
         check_name(name)
-        MAKING.check_object(self._around, caller, name)
-        parent = _maker(self._around, caller)
+        MAKING.check_object(self._facts, caller, name)
+        parent = self._registry.calling(caller)
         agent = Agent(
             index=NO_AGENT,
             incarnation=Incarnation(secrets.token_hex(8)),
@@ -208,7 +197,7 @@ class Births(Part):
             label=f"{name}_t",
             created=time.time(),
             wait_token=WaitFileName(secrets.token_hex(16)),
-            made_to_start=self._journal.made_to_start,
+            made_to_start=self._journal.cause.starts,
         )
         if parent is None:
             self._default_root(agent, caller)
@@ -280,7 +269,7 @@ class Births(Part):
         )
         agent.groups = agent.creator_groups
         agent.policy = policy.default_root(self._settings.config.policy, agent.label)
-        privilege = self._privilege
+        privilege = self._facts.privilege
         if privilege.rootless:
             agent.uid, agent.gid, agent.groups = privilege.uid, privilege.gid, privilege.groups
         elif caller.uid == 0:
@@ -342,7 +331,7 @@ class Births(Part):
         with its session. Its dead descendants go, as with ``remove``. The errors of ``RESETTING``.
         """
         RESETTING.check_when(Act.SAY, "reset", agent)
-        RESETTING.check_object(self._around, NOBODY, agent)
+        RESETTING.check_object(self._facts, NOBODY, agent)
         parent = self._registry.parent_of(agent)
         new = agent.renewed(
             index=NO_AGENT,
@@ -430,7 +419,7 @@ class Births(Part):
                 raise MalformedError(f"{quote(parent.name)} cannot be its own ancestor")
             if why := why_no_children(parent):
                 raise WrongStateError(why)
-            if full := _why_no_child(self._around, agent.name, parent):
+            if full := _why_no_child(self._facts, agent.name, parent):
                 raise QuotaError(full)
             self._tasks.check_handle(parent, agent.name)
             values = self._child_values(agent, parent)

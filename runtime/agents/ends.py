@@ -6,9 +6,10 @@ import time
 from typing import Final
 
 from runtime.agents.messages import Messages
-from runtime.agents.planes import Around, Part
+from runtime.agents.planes import Part
 from runtime.agents.tasks import TaskPlane
 from runtime.agents.waiting import WaitingPlane
+from runtime.authority.facts import Facts
 from runtime.records.change import Change
 from runtime.records.items import TaskCue
 from runtime.records.lifecycle import Cue
@@ -24,13 +25,13 @@ class Ends(Part):
 
     def __init__(
         self,
-        around: Around,
+        facts: Facts,
         *,
         messages: Messages,
         tasks: TaskPlane,
         waiting: WaitingPlane,
     ) -> None:
-        super().__init__(around)
+        super().__init__(facts)
         self._messages = messages
         self._tasks = tasks
         self._waiting = waiting

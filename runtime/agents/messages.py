@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final, TypedDict, Unpack
 
 from runtime import crashpoints
-from runtime.agents.planes import Around, Part
+from runtime.agents.planes import Part
 from runtime.agents.reports import REPORT_MAX, Reports
-from runtime.authority.guard import ANY_STATUS, Act, Facts, Guard, Unless
+from runtime.authority.facts import Facts
+from runtime.authority.guard import ANY_STATUS, Act, Guard, unless
 from runtime.caller import CONTROLLERS, NOBODY, Caller, Role
 from runtime.errors import (
     MalformedError,
@@ -29,7 +30,6 @@ from runtime.records.items import (
     PRIORITIES,
     REPORTED,
     Message,
-    MessageCue,
     MessageStatus,
     Report,
     Task,
@@ -55,15 +55,10 @@ _PROVENANCES: Final = (
 _HANDOFF_SHOWN: Final = 64 << 10
 #: of what an agent said itself, in its history; no message has it
 OWN: Final = "self"
-_ENDS: Final = {
-    MessageStatus.PROCESSED: MessageCue.PROCESS,
-    MessageStatus.FAILED: MessageCue.FAIL,
-    MessageStatus.ABORTED: MessageCue.ABORT,
-    MessageStatus.DROPPED: MessageCue.DROP,
-}
 
 
-def _why_once(facts: Facts, caller: Caller, agent: Agent) -> str:
+@unless("its mode is once", WrongStateError)
+def _once(facts: Facts, caller: Caller, agent: Agent) -> str:
     if agent.how.takes_messages:
         return ""
     return (
@@ -81,18 +76,21 @@ def _why_unheard(supervisor: Agent | None) -> str:
     )
 
 
-def _why_unheard_child(facts: Facts, caller: Caller, agent: Agent) -> str:
-    actor = facts.registry.get(caller.agent) if caller.agent is not None else None
+@unless("its mode is once and a supervised child writes", UnsupportedError)
+def _unheard_child(facts: Facts, caller: Caller, agent: Agent) -> str:
+    actor = facts.registry.calling(caller)
     if actor is None or facts.registry.supervisor_of(actor) is not agent:
         return ""
     return _why_unheard(agent)
 
 
-def _why_unheard_reporter(facts: Facts, caller: Caller, agent: Agent) -> str:
+@unless("its supervisor's mode is once", UnsupportedError)
+def _unheard_reporter(facts: Facts, caller: Caller, agent: Agent) -> str:
     return _why_unheard(facts.registry.supervisor_of(agent))
 
 
-def _why_ending(facts: Facts, caller: Caller, agent: Agent) -> str:
+@unless("its supervisor is stopping or dead", WrongStateError)
+def _ending(facts: Facts, caller: Caller, agent: Agent) -> str:
     supervisor = facts.registry.supervisor_of(agent)
     if supervisor is None or supervisor.status in _TAKING:
         return ""
@@ -104,22 +102,14 @@ _TAKING: Final = ANY_STATUS - {Status.STOPPING, Status.DEAD}
 SENDING: Final = Guard(
     who=CONTROLLERS | Role.WRITER | Role.CHILD,
     when=_TAKING,
-    unless=(
-        Unless(
-            "its mode is once and a supervised child writes", UnsupportedError, _why_unheard_child
-        ),
-        Unless("its mode is once", WrongStateError, _why_once),
-    ),
+    unless=(_unheard_child, _once),
     delegated=True,
 )
 #: who reports to an agent's supervisor
 REPORTING: Final = Guard(
     who=Role.SELF,
     when=ANY_STATUS - {Status.DEAD},
-    unless=(
-        Unless("its supervisor's mode is once", UnsupportedError, _why_unheard_reporter),
-        Unless("its supervisor is stopping or dead", WrongStateError, _why_ending),
-    ),
+    unless=(_unheard_reporter, _ending),
 )
 
 
@@ -150,22 +140,31 @@ def check_report(text: str) -> None:
         raise TooLongError(f"a report may have at most {REPORT_MAX} bytes")
 
 
+class Terms(TypedDict, total=False):
+    """The terms of a message: how soon it is wanted, and who ``asked`` for it and may say its id
+    again."""
+
+    priority: str
+    asked: str
+
+
+class Words(Terms):
+    """A message as it is queued."""
+
+    text: str
+    sender: str
+    provenance: str
+
+
 class Messages(Part):
     """The queues of all agents. Everything is added to a change that the caller commits."""
 
-    def __init__(self, around: Around, reports: Reports) -> None:
-        super().__init__(around)
+    def __init__(self, facts: Facts, reports: Reports) -> None:
+        super().__init__(facts)
         self._reports = reports
-        self._when_queued: list[Callable[[Change, Agent, Message], None]] = []
-        self._when_ended: list[Callable[[Change, Agent, Message], None]] = []
-
-    def when_queued(self, told: Callable[[Change, Agent, Message], None]) -> None:
-        """It is called in each change that queues a message."""
-        self._when_queued.append(told)
-
-    def when_ended(self, told: Callable[[Change, Agent, Message], None]) -> None:
-        """It is called in each change that ends a message; that knows its end by ``peek``."""
-        self._when_ended.append(told)
+        #: each is called in a change that queues, or ends, a message; its end it knows by ``peek``
+        self.when_queued: list[Callable[[Change, Agent, Message], None]] = []
+        self.when_ended: list[Callable[[Change, Agent, Message], None]] = []
 
     # looking
 
@@ -209,24 +208,12 @@ class Messages(Part):
         """The last that its children reported to an agent, oldest first."""
         return self._reports.of(agent)
 
-    def render(self, agent: Agent) -> str:
-        """The lines of ``queue``."""
-        return "".join(self.lines(agent))
-
     def lines(self, agent: Agent) -> Iterator[str]:
         """The lines of ``queue`` one by one, of the messages that wait now."""
         for m in self.pending(agent):
             if m.status is not MessageStatus.QUEUED:
                 continue  # delivered, or dropped, since the first line was read
-            facts = {
-                "id": m.name,
-                "ts": timestamp(m.created),
-                "from": m.sender,
-                "provenance": m.provenance,
-                "priority": m.priority,
-                "text": m.text,
-            }
-            yield dump_json(facts) + "\n"
+            yield dump_json(_shown(m)) + "\n"
 
     def render_current(self, agent: Agent, handoff: str) -> str:
         """The line of ``message``: the one that is being worked on, empty between two. Of a
@@ -234,15 +221,7 @@ class Messages(Part):
         m = self.current(agent)
         if m is None:
             return ""
-        facts = {
-            "id": m.name,
-            "ts": timestamp(m.created),
-            "from": m.sender,
-            "provenance": m.provenance,
-            "priority": m.priority,
-            "run": m.run,
-            "text": m.text,
-        }
+        facts = _shown(m, run=m.run)
         if m.first:
             facts["text"] = head(m.text, _HANDOFF_SHOWN)
             if facts["text"] != m.text:
@@ -255,23 +234,16 @@ class Messages(Part):
         """The roles by which a caller may send the agent messages; ``DeniedError``."""
         roles = self._identity.roles(caller, agent)
         what = f"a message to {quote(agent.name)}"
-        SENDING.check_who(Act.SEND, what, self._around, roles, agent)
-        return roles & SENDING.wanted(self._around, agent)
+        SENDING.check_who(Act.SEND, what, self._facts, roles, agent)
+        return roles & SENDING.wanted(self._facts, agent)
 
     def check_accepts(self, agent: Agent) -> None:
         """``WrongStateError`` for an agent that takes no messages, by mode or by status."""
-        SENDING.check_object(self._around, NOBODY, agent)
+        SENDING.check_object(self._facts, NOBODY, agent)
         SENDING.check_when(Act.SEND, f"a message to {quote(agent.name)}", agent)
 
     def send(
-        self,
-        caller: Caller,
-        agent: Agent,
-        text: str,
-        *,
-        priority: str = "normal",
-        name: str = "",
-        asked: str = "",
+        self, caller: Caller, agent: Agent, text: str, *, name: str = "", **how: Unpack[Terms]
     ) -> Message:
         """A message from somebody to an agent, as its ``ingress`` allows; from a child that it
         supervises, a report.
@@ -279,9 +251,7 @@ class Messages(Part):
         ``DeniedError``, and whatever ``queue`` or ``report`` raises.
         """
         with self._journal.acting(caller), self._journal.changing() as change:
-            message = self.send_in(
-                change, caller, agent, text, priority=priority, name=name, asked=asked
-            )
+            message = self.send_in(change, caller, agent, text, name=name, **how)
         crashpoints.reach("message.queued")
         return message
 
@@ -292,29 +262,20 @@ class Messages(Part):
         agent: Agent,
         text: str,
         *,
-        priority: str = "normal",
         name: str = "",
-        asked: str = "",
+        **how: Unpack[Terms],
     ) -> Message:
         """Sends a message, as ``send`` does, in a change that the caller commits."""
         roles = self._check_sender(caller, agent)
-        reporter = self._registry.get(caller.agent) if caller.agent is not None else None
-        if roles & Role.CHILD and reporter is not None:
-            check_priority(priority)
-            return self._report(change, caller, reporter, agent, text, name=name, asked=asked)
+        actor = self._registry.calling(caller)
+        if roles & Role.CHILD and actor is not None:
+            check_priority(how.get("priority", "normal"))
+            asked = how.get("asked", "")
+            return self._report(change, caller, actor, agent, text, name=name, asked=asked)
         provenance = next(word for role, word in _PROVENANCES if roles & role)
-        sender = f"operator uid:{caller.uid}"
-        if caller.agent is not None and (actor := self._registry.get(caller.agent)) is not None:
-            sender = f"agent:{actor.name}"
+        sender = f"agent:{actor.name}" if actor is not None else f"operator uid:{caller.uid}"
         return self.queue(
-            change,
-            agent,
-            text=text,
-            sender=sender,
-            provenance=provenance,
-            priority=priority,
-            name=name,
-            asked=asked,
+            change, agent, name=name, text=text, sender=sender, provenance=provenance, **how
         )
 
     def report(
@@ -327,28 +288,27 @@ class Messages(Part):
         ``TooLongError``, ``QuotaError``, ``TakenError`` or ``WrongStateError``.
         """
         roles, what = self._identity.roles(caller, agent), "a report"
-        REPORTING.check(Act.SEND, what, self._around, caller, roles, agent, agent)
+        REPORTING.check(Act.SEND, what, self._facts, caller, roles, agent, agent)
         supervisor = self._registry.supervisor_of(agent)
         wanted = check_id(name) if name else None
-        again = again and wanted is not None
-        if supervisor is not None:
-            if again and wanted is not None:
-                known = self.find(supervisor, wanted, caller.key)
-                if known is not None:
-                    return known.name
-            asked = caller.key if again else ""
-            with self._journal.acting(caller), self._journal.changing() as change:
-                message = self._report(
-                    change, caller, agent, supervisor, text, name=name, asked=asked
-                )
-            crashpoints.reach("report.queued")
-            return message.name
-        if again and wanted is not None and self._reports.knows(agent, wanted):
-            return wanted
-        check_report(text)
-        given = wanted or MessageId(secrets.token_hex(8))
+        repeated = wanted if again else None
+        if repeated is not None:
+            if supervisor is not None:
+                known = self.find(supervisor, repeated, caller.key) is not None
+            else:
+                known = self._reports.knows(agent, repeated)
+            if known:
+                return repeated
         with self._journal.acting(caller), self._journal.changing() as change:
-            self._reports.add(change, agent, text, name=given, keep_id=again)
+            if supervisor is not None:
+                asked = caller.key if repeated is not None else ""
+                given = self._report(
+                    change, caller, agent, supervisor, text, name=name, asked=asked
+                ).name
+            else:
+                check_report(text)
+                given, kept = wanted or MessageId(secrets.token_hex(8)), repeated is not None
+                self._reports.add(change, agent, text, name=given, keep_id=kept)
         crashpoints.reach("report.queued")
         return given
 
@@ -364,65 +324,47 @@ class Messages(Part):
         asked: str,
     ) -> Message:
         """One that a supervisor receives, whatever its priority was to be."""
-        SENDING.check_object(self._around, caller, supervisor)
+        SENDING.check_object(self._facts, caller, supervisor)
         check_report(text)
         message = self.queue(
             change,
             supervisor,
+            name=name,
             text=text,
             sender=f"agent:{agent.name}",
             provenance=REPORTED,
-            name=name,
             asked=asked,
         )
         self._reports.add(change, agent, text, name=message.name)
         return message
 
     def queue(
-        self,
-        change: Change,
-        agent: Agent,
-        *,
-        text: str,
-        sender: str,
-        provenance: str,
-        priority: str = "normal",
-        name: str = "",
-        asked: str = "",
+        self, change: Change, agent: Agent, *, name: str = "", **words: Unpack[Words]
     ) -> Message:
         """One more message.
 
         ``TooLongError``, ``QuotaError``, ``TakenError`` or ``WrongStateError``.
         """
-        check_priority(priority)
+        check_priority(words.get("priority", "normal"))
         self.check_accepts(agent)
         config = self._settings.config
-        if len(text.encode()) > config.frame_max:
+        if len(words["text"].encode()) > config.frame_max:
             raise TooLongError(f"a message may have at most {config.frame_max} bytes")
         # what children report takes no room from the others, nor they from that
+        reported = words["provenance"] == REPORTED
         there = [*self.pending(agent), *change.newly_made(agent.index, Message)]
-        waiting = [m for m in there if (m.provenance == REPORTED) is (provenance == REPORTED)]
-        if len(waiting) >= config.messages:
-            what = "reports" if provenance == REPORTED else "messages"
+        if sum((m.provenance == REPORTED) is reported for m in there) >= config.messages:
+            what = "reports" if reported else "messages"
             raise QuotaError(
                 f"{config.messages} {what} wait for {quote(agent.name)}, "
                 "the configured maximum: send again when it has read some (AgentGet tells how many "
                 "wait), or end it and remove it with rmdir or AgentRemove"
             )
         wanted = check_id(name) if name else None
-        reporter = asked if provenance == REPORTED else ""
+        reporter = words.get("asked", "") if reported else ""
         if wanted is not None and self.find(agent, wanted, reporter) is not None:
             raise TakenError(f"{quote(name)} is the id of another message of this session")
-        return self._add(
-            change,
-            agent,
-            text=text,
-            sender=sender,
-            provenance=provenance,
-            priority=priority,
-            name=wanted,
-            asked=asked,
-        )
+        return self._add(change, agent, name=wanted, **words)
 
     def check_room(self, agent: Agent) -> None:
         """``QuotaError`` if so many notices of ended tasks and waits are unread that nothing
@@ -462,7 +404,7 @@ class Messages(Part):
         It need not be told any more, as no SIGCHLD stays pending for a child that wait(2) has
         returned. What anybody else removes, the agent is still told of.
         """
-        caller = self._journal.acting_caller
+        caller = self._journal.cause.caller
         if caller is None or caller.agent != agent.index:
             return
         sender = notice_of(ended)
@@ -480,35 +422,27 @@ class Messages(Part):
         change: Change,
         agent: Agent,
         *,
-        text: str,
-        sender: str,
-        provenance: str,
-        priority: str = "normal",
         name: MessageId | None = None,
-        asked: str = "",
         first: bool = False,
+        **words: Unpack[Words],
     ) -> Message:
         message = Message(
             agent=agent.index,
             session=agent.session,
             name=name or MessageId(secrets.token_hex(8)),
-            sender=sender,
-            provenance=provenance,
-            priority=priority,
-            text=text,
-            asked=asked,
             first=first,
+            **words,
         )
         change.make(message)
         change.tell(
             agent,
             "message.queued",
             message=message.name,
-            **{"from": sender},
-            provenance=provenance,
-            priority=priority,
+            **{"from": message.sender},
+            provenance=message.provenance,
+            priority=message.priority,
         )
-        for told in self._when_queued:
+        for told in self.when_queued:
             told(change, agent, message)
         return message
 
@@ -516,20 +450,13 @@ class Messages(Part):
         self, change: Change, agent: Agent, *, text: str, sender: str, provenance: str
     ) -> None:
         """The delegated task, before all others; it may be as long as a document."""
-        self._add(
-            change,
-            agent,
-            text=text,
-            sender=sender,
-            provenance=provenance,
-            priority="interject",
-            first=True,
-        )
+        words = Words(text=text, sender=sender, provenance=provenance, priority="interject")
+        self._add(change, agent, first=True, **words)
 
     def deliver(self, change: Change, agent: Agent, message: Message, run: RunId) -> None:
         """It is being worked on, in ``run``."""
         change.put(message, run=run)
-        change.step(message, MessageCue.DELIVER)
+        change.step(message, MessageStatus.RUNNING)
 
     def end(
         self,
@@ -555,7 +482,7 @@ class Messages(Part):
         reply: str,
         reason: str,
     ) -> None:
-        to = change.step(message, _ENDS[status])
+        change.step(message, status)
         if message.run and change.peek_agent(agent, "run").cancelling:
             change.run(agent, RunCue.SPARE, cause="", caused_by="")
         fields = {"reason": reason} if reason else {}
@@ -564,12 +491,12 @@ class Messages(Part):
             "message.end",
             agent.name,
             message=message.name,
-            outcome=to.value,
+            outcome=status.value,
             **({"run": message.run} if message.run else {}),
             **fields,
         )
         change.put(message, reply=reply, reason=reason, text="")
-        for told in self._when_ended:
+        for told in self.when_ended:
             told(change, agent, message)
         if not self._is_remembered(agent, message):
             change.drop(message)
@@ -633,3 +560,16 @@ class Messages(Part):
             self._end(change, agent, message, MessageStatus.DROPPED, "", reason)
         if kept := sum(self._is_remembered(agent, message) for message in queued):
             self._forget_old(change, agent, 0, kept)
+
+
+def _shown(message: Message, **more: str) -> dict[str, Any]:
+    """A message that waits, or is at hand, as its line shows it."""
+    return {
+        "id": message.name,
+        "ts": timestamp(message.created),
+        "from": message.sender,
+        "provenance": message.provenance,
+        "priority": message.priority,
+        **more,
+        "text": message.text,
+    }

@@ -5,29 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from runtime.authority.accounts import Accounts
-from runtime.authority.attenuation import Authority
-from runtime.authority.disk import Disk
+from runtime.authority.facts import Facts
 from runtime.authority.guard import TAKING, Act, AnyGuard, Guard
-from runtime.authority.identity import Identity
-from runtime.authority.living import Living
 from runtime.caller import PARTIES, Caller
 from runtime.errors import MissingError, QuotaError, TakenError
-from runtime.kernel.trash import Trash
-from runtime.kernel.waitfiles import WaitFiles
 from runtime.records.change import Change
 from runtime.records.config import Config
-from runtime.records.documents import Documents
 from runtime.records.items import Item, Items, Wait, WaitStatus
-from runtime.records.journal import Journal
 from runtime.records.model import Agent
-from runtime.records.registry import Registry
-from runtime.records.sessions import Sessions
-from runtime.records.settings import Settings
-from runtime.records.store import Store
 from runtime.texts.names import check_name, quote
 
 _I = TypeVar("_I", bound=Item)
@@ -36,47 +23,25 @@ _I = TypeVar("_I", bound=Item)
 MAKING: Final[Guard[Agent]] = Guard(who=PARTIES, when=TAKING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Around:
-    """The surroundings of every part of ``runtime.agents``."""
-
-    settings: Settings
-    store: Store
-    registry: Registry
-    items: Items
-    sessions: Sessions
-    journal: Journal
-    documents: Documents
-    wait_files: WaitFiles
-    trash: Trash
-    identity: Identity
-    authority: Authority
-    accounts: Accounts
-    disk: Disk
-    living: Living
-    #: where agents and operators see the files
-    mount: Path
-
-
 class Part:
-    """Whoever works on it."""
+    """A subject of ``runtime.agents``, with what it looks things up in."""
 
-    def __init__(self, around: Around) -> None:
-        self._around = around
-        self._settings = around.settings
-        self._store = around.store
-        self._registry = around.registry
-        self._items = around.items
-        self._sessions = around.sessions
-        self._journal = around.journal
-        self._documents = around.documents
-        self._wait_files = around.wait_files
-        self._trash = around.trash
-        self._identity = around.identity
-        self._authority = around.authority
-        self._accounts = around.accounts
-        self._disk = around.disk
-        self._living = around.living
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._settings = facts.settings
+        self._store = facts.store
+        self._registry = facts.registry
+        self._items = facts.items
+        self._sessions = facts.sessions
+        self._journal = facts.journal
+        self._documents = facts.documents
+        self._wait_files = facts.wait_files
+        self._trash = facts.trash
+        self._identity = facts.identity
+        self._authority = facts.authority
+        self._accounts = facts.accounts
+        self._disk = facts.disk
+        self._upkeep = facts.upkeep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +61,8 @@ class PlaneKind(Generic[_I]):
 class Plane(Part, Generic[_I]):
     """The records of one kind below every agent: makes, finds and removes them."""
 
-    def __init__(self, around: Around, kind: PlaneKind[_I]) -> None:
-        super().__init__(around)
+    def __init__(self, facts: Facts, kind: PlaneKind[_I]) -> None:
+        super().__init__(facts)
         self._kind = kind
         self._cls = kind.cls
         self._what = kind.what
@@ -127,7 +92,7 @@ class Plane(Part, Generic[_I]):
     def make(self, caller: Caller, agent: Agent, name: str) -> _I:
         """A new one; ``DeniedError``, then whatever ``add`` raises."""
         self._check_who(self._kind.making, Act.MAKE, caller, agent)
-        self._kind.making.check_object(self._around, caller, agent)
+        self._kind.making.check_object(self._facts, caller, agent)
         with self._journal.changing() as change:
             return self.add(change, agent, name)
 
@@ -158,7 +123,7 @@ class Plane(Part, Generic[_I]):
         """``DeniedError``, ``MissingError``, or ``WrongStateError`` for one that is in use."""
         self._check_who(self._kind.removing, Act.REMOVE, caller, agent)
         item = self.find(agent, name)
-        self._kind.removing.check_object(self._around, caller, item)
+        self._kind.removing.check_object(self._facts, caller, item)
         self._take_away(agent, item)
 
     def _take_away(self, agent: Agent, item: _I) -> None:
@@ -169,7 +134,7 @@ class Plane(Part, Generic[_I]):
     def _check_who(self, guard: AnyGuard, act: Act, caller: Caller, agent: Agent) -> None:
         roles = self._identity.roles(caller, agent)
         what = f"a {self._what} of {quote(agent.name)}"
-        guard.check_who(act, what, self._around, roles, agent)
+        guard.check_who(act, what, self._facts, roles, agent)
 
     def _counts(self, item: _I) -> bool:
         """Whether it counts against the maximum."""

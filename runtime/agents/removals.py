@@ -10,9 +10,10 @@ import trio
 
 from runtime import crashpoints
 from runtime.agents.ends import Ends
-from runtime.agents.planes import Around, Part
+from runtime.agents.planes import Part
 from runtime.agents.tasks import TaskPlane, why_fetching
-from runtime.authority.guard import Facts, Guard, Unless
+from runtime.authority.facts import Facts
+from runtime.authority.guard import Guard, unless
 from runtime.caller import CONTROLLERS, NOBODY, OPERATORS, Caller
 from runtime.errors import CtxError, NoSpaceError, WrongStateError
 from runtime.kernel.daemonlog import because_of
@@ -28,7 +29,8 @@ log = logging.getLogger("ctxd.removals")
 _AT_ONCE: Final = 64
 
 
-def _why_alive(facts: Facts, caller: Caller, found: Agent) -> str:
+@unless("it, or an agent below it, is live", WrongStateError)
+def _alive(facts: Facts, caller: Caller, found: Agent) -> str:
     for member in (found, *facts.registry.descendants(found)):
         if member.live:
             what = f"{quote(member.name)} is {member.status}"
@@ -36,35 +38,28 @@ def _why_alive(facts: Facts, caller: Caller, found: Agent) -> str:
     return ""
 
 
-def _why_fetching(facts: Facts, caller: Caller, found: Agent) -> str:
+@unless("the worktree of one of them is being fetched", WrongStateError)
+def _fetching(facts: Facts, caller: Caller, found: Agent) -> str:
     members = (found, *facts.registry.descendants(found))
     return next(filter(None, map(why_fetching, members)), "")
 
 
-def _why_present(facts: Facts, caller: Caller, found: Session) -> str:
+@unless("its agent still exists", WrongStateError)
+def _present(facts: Facts, caller: Caller, found: Session) -> str:
     there = facts.registry.get(found.agent_index)
     return f"the agent {quote(there.name)} of this session still exists" if there else ""
 
 
 #: who removes agents and sessions, by rmdir(2)
-REMOVING: Final = Guard(
-    who=CONTROLLERS,
-    unless=(
-        Unless("it, or an agent below it, is live", WrongStateError, _why_alive),
-        Unless("the worktree of one of them is being fetched", WrongStateError, _why_fetching),
-    ),
-)
-REMOVING_SESSIONS: Final = Guard(
-    who=OPERATORS,
-    unless=(Unless("its agent still exists", WrongStateError, _why_present),),
-)
+REMOVING: Final = Guard(who=CONTROLLERS, unless=(_alive, _fetching))
+REMOVING_SESSIONS: Final = Guard(who=OPERATORS, unless=(_present,))
 
 
 class Removals(Part):
     """Removes agents and sessions."""
 
-    def __init__(self, around: Around, tasks: TaskPlane, ends: Ends) -> None:
-        super().__init__(around)
+    def __init__(self, facts: Facts, tasks: TaskPlane, ends: Ends) -> None:
+        super().__init__(facts)
         self._tasks = tasks
         self._ends = ends
         #: owned by what was removed, and still to be
@@ -74,7 +69,7 @@ class Removals(Part):
     def remove(self, agent: Agent) -> None:
         """Removes a ``new`` or ``dead`` agent and its descendants; history stays. The errors of
         ``REMOVING``."""
-        REMOVING.check_object(self._around, NOBODY, agent)
+        REMOVING.check_object(self._facts, NOBODY, agent)
         members, left = self.going(agent)
         self._cancel_new_of(members)
         change = Change()
@@ -202,7 +197,7 @@ class Removals(Part):
     def remove_session(self, session: Session) -> None:
         """Removes the directory and record of a session whose agent is over. The errors of
         ``REMOVING_SESSIONS``."""
-        REMOVING_SESSIONS.check_object(self._around, NOBODY, session)
+        REMOVING_SESSIONS.check_object(self._facts, NOBODY, session)
         if len(self._sessions.of(session.owner, session.agent)) == 1:
             # first, so that no crash leaves a home without the history that it is part of
             self._sessions.discard_homes(session.owner, session.agent)

@@ -216,17 +216,17 @@ class Results(Part):
     def source(self, task: Task) -> Source:
         """The output of a task; for a child the best that there is: of one that runs its latest
         reply, of one that has ended its result, and the end of its output before both."""
-        path = f"{self._around.mount}/agent/{self._name(task)}.d/task/{task.name}/output"
+        agent = self._registry.recall(task.agent)
+        assert agent is not None
+        path = self.output_path(agent, task.name)
         child = self.child_of(task)
         if child is not None:
             return self._source_of(child, path, dead=child.status is Status.DEAD)
-        agent = self._registry.recall(task.agent)
-        assert agent is not None
         return _kept_source(self.directory(agent, task), path)
 
-    def _name(self, task: Task) -> str:
-        agent = self._registry.recall(task.agent)
-        return agent.name if agent is not None else ""
+    def output_path(self, agent: Agent, task: str) -> str:
+        """The path of the file ``output`` of one of its tasks."""
+        return f"{self._facts.mount}/agent/{agent.name}.d/task/{task}/output"
 
     def _source_of(self, child: Agent, path: str, *, dead: bool) -> Source:
         session = self._sessions.get(child.session)
@@ -243,7 +243,7 @@ class Results(Part):
     def _result_of(self, child: Agent, path: str) -> Source:
         above = self._session_above(child)
         if above is not None:
-            directory = f"{self._around.mount}/home/{above.owner}/agent/{above.agent}"
+            directory = f"{self._facts.mount}/home/{above.owner}/agent/{above.agent}"
             path = f"{directory}/session/{above.name}/context/child/{child.channel}/result.md"
         return file_source(self._documents.path(child, "result.md"), path)
 
@@ -267,7 +267,7 @@ class Results(Part):
         reason = change.peek(task, "reason")
         exit_text = change.peek(task, "exit")
         if child is not None:
-            path = f"{self._around.mount}/agent/{agent.name}.d/task/{task.name}/output"
+            path = self.output_path(agent, task.name)
             return self._of_child(child, status, exit_text, reason, path)
         source = self.source(task)
         preview, truncated = _shown(source, "output_path")
@@ -285,9 +285,9 @@ class Results(Part):
         dead = change.peek_agent(child, "status") is Status.DEAD
         outcome = change.peek_agent(child, "outcome")
         status = _STATUS_OF.get(outcome, TaskStatus.CANCELLED) if dead else TaskStatus.CANCELLED
-        path = f"{self._around.mount}/agent/{parent.name}.d/task/{child.name}/output"
+        path = self.output_path(parent, child.name)
         if not child.owned:  # it has no handle
-            path = f"{self._around.mount}/agent/{child.name}.d/out"
+            path = f"{self._facts.mount}/agent/{child.name}.d/out"
         return self._of_child(child, status, exit_of(reason), reason, path)
 
     def _of_child(

@@ -14,11 +14,12 @@ import trio
 
 from runtime import crashpoints
 from runtime.agents.messages import Messages, notice_of
-from runtime.agents.planes import Around, Plane, PlaneKind, why_taken
+from runtime.agents.planes import Plane, PlaneKind, why_taken
 from runtime.agents.results import CHILD, EndFacts, Results, exit_of
 from runtime.agents.waiting import WaitingPlane
 from runtime.agents.workspace import Worktree, WorktreeState
-from runtime.authority.guard import TAKING, Act, Facts, Guard, Unless
+from runtime.authority.facts import Facts
+from runtime.authority.guard import TAKING, Act, Guard, Unless, unless
 from runtime.caller import NOBODY, PARTIES, Caller
 from runtime.errors import (
     DeniedError,
@@ -47,26 +48,30 @@ _OF_STATUS: Final = {
 }
 
 
-def _why_lacking(facts: Facts, caller: Caller, _: Agent | Task) -> str:
-    actor = facts.registry.get(caller.agent) if caller.agent is not None else None
+@unless("the caller is an agent that lacks the family local_environment", DeniedError)
+def _lacking(facts: Facts, caller: Caller, _: Agent | Task) -> str:
+    actor = facts.registry.calling(caller)
     if actor is None or "local_environment" in facts.authority.families(actor):
         return ""
     return f"{quote(actor.name)} is a {actor.profile}, which lacks local_environment"
 
 
-def _why_handle(facts: Facts, caller: Caller, task: Task) -> str:
+@unless("it is the handle of a child", ForbiddenError)
+def _handle(facts: Facts, caller: Caller, task: Task) -> str:
     if not task.child:
         return ""
     return f"{quote(task.name)} is the handle of an agent: write the files of the agent"
 
 
-def _why_started(facts: Facts, caller: Caller, task: Task) -> str:
+@unless("it was started", WrongStateError)
+def _started(facts: Facts, caller: Caller, task: Task) -> str:
     if task.status is TaskStatus.MADE:
         return ""
     return f"the task {quote(task.name)} was already started"
 
 
-def _why_supervising(facts: Facts, caller: Caller, task: Task) -> str:
+@unless("it is the handle of a child that has not ended", WrongStateError)
+def _supervising(facts: Facts, caller: Caller, task: Task) -> str:
     if not task.child or task.over:
         return ""
     return f"{quote(task.name)} is the handle of an agent: rmdir the agent"
@@ -82,7 +87,8 @@ def _child_of(facts: Facts, task: Task) -> Agent | None:
     return facts.registry.recall(task.child) if task.child else None
 
 
-def _why_kept(facts: Facts, caller: Caller, task: Task) -> str:
+@unless("its worktree is kept", NotEmptyError)
+def _kept(facts: Facts, caller: Caller, task: Task) -> str:
     found = _worktree_of(_child_of(facts, task))
     if found is None or found.state is not WorktreeState.KEPT:
         return ""
@@ -97,25 +103,29 @@ def why_fetching(child: Agent | None) -> str:
     return f"the worktree of {quote(child.name)} is being fetched"
 
 
-def _why_fetching(facts: Facts, caller: Caller, task: Task) -> str:
+@unless("its worktree is being fetched", WrongStateError)
+def _fetching(facts: Facts, caller: Caller, task: Task) -> str:
     return why_fetching(_child_of(facts, task))
 
 
-def _why_bare(facts: Facts, caller: Caller, task: Task) -> str:
+@unless("it has no worktree", MalformedError)
+def _bare(facts: Facts, caller: Caller, task: Task) -> str:
     child = _child_of(facts, task)
     if child is not None and child.worktree is not None:
         return ""
     return f"fetch: {quote(task.name)} has no worktree"
 
 
-def _why_unmade(facts: Facts, caller: Caller, task: Task) -> str:
+@unless("its worktree is not made yet", WrongStateError)
+def _unmade(facts: Facts, caller: Caller, task: Task) -> str:
     child = _child_of(facts, task)
     if child is None or child.worktree_made:
         return ""
     return f"the worktree of {quote(task.name)} does not exist yet"
 
 
-def _why_ending(facts: Facts, caller: Caller, task: Task) -> str:
+@unless("its child is stopping", WrongStateError)
+def _ending(facts: Facts, caller: Caller, task: Task) -> str:
     child = _child_of(facts, task)
     if child is None or child.status is not Status.STOPPING:
         return ""
@@ -128,7 +138,8 @@ def why_no_handle(facts: Facts, parent: Agent, name: str) -> str:
     return why_taken(parent, "task", name) if task is not None and not task.child else ""
 
 
-def _why_frozen(facts: Facts, caller: Caller, task: Task) -> str:
+@unless("its agent, or what that runs in, is paused", WrongStateError)
+def _frozen(facts: Facts, caller: Caller, task: Task) -> str:
     agent = facts.registry.get(task.agent)
     for owner in (*facts.registry.ancestors(agent), agent) if agent is not None else ():
         if owner.frozen:
@@ -139,15 +150,17 @@ def _why_frozen(facts: Facts, caller: Caller, task: Task) -> str:
 def _unless_moved(text: str, cue: TaskCue) -> Unless[Task]:
     """Refuses a verb that the table of statuses does not have."""
 
-    def why(facts: Facts, caller: Caller, task: Task) -> str:
+    @unless(text, WrongStateError)
+    def unmoved(facts: Facts, caller: Caller, task: Task) -> str:
         if (task.status, cue) in TASK_MOVES.table:
             return ""
         return TASK_MOVES.refusal(task.status, cue).sentence
 
-    return Unless(text, WrongStateError, why)
+    return unmoved
 
 
-def _why_running(facts: Facts, caller: Caller, task: Task) -> str:
+@unless("it runs", WrongStateError)
+def _running(facts: Facts, caller: Caller, task: Task) -> str:
     if task.over or task.status is TaskStatus.MADE:
         return ""
     return f"the task {quote(task.name)} is {task.status.shown}: stop it"
@@ -159,7 +172,8 @@ def accepts_input(facts: Facts, task: Task) -> bool:
     return child.how.holds_cell if child is not None else task.accepts_input
 
 
-def _why_no_input(facts: Facts, caller: Caller, task: Task) -> str:
+@unless("accepts_input is 0", DeniedError)
+def _no_input(facts: Facts, caller: Caller, task: Task) -> str:
     if accepts_input(facts, task):
         return ""
     return f"the task {quote(task.name)} takes no input: accepts_input is 0"
@@ -173,83 +187,45 @@ def stop_reason(agent: Agent, by: str) -> str:
     return "self_stop" if who == f"agent:{agent.name}" else "supervisor_stop"
 
 
-def _why_over(facts: Facts, caller: Caller, task: Task) -> str:
+@unless("it has ended", WrongStateError)
+def _over(facts: Facts, caller: Caller, task: Task) -> str:
     return f"the task {quote(task.name)} is {task.status.shown}" if task.over else ""
 
 
-_LACKING: Final = Unless(
-    "the caller is an agent that lacks the family local_environment", DeniedError, _why_lacking
-)
-_FETCHING: Final = Unless("its worktree is being fetched", WrongStateError, _why_fetching)
 #: its files are written, its input is; a command is started, stopped, killed; a child's worktree
 #: is fetched
-WRITING: Final = Guard(
-    who=PARTIES,
-    unless=(
-        Unless("it is the handle of a child", ForbiddenError, _why_handle),
-        Unless("it was started", WrongStateError, _why_started),
-    ),
-)
-INPUT: Final = Guard(
-    who=PARTIES,
-    unless=(
-        Unless("accepts_input is 0", DeniedError, _why_no_input),
-        Unless("it has ended", WrongStateError, _why_over),
-    ),
-)
+WRITING: Final = Guard(who=PARTIES, unless=(_handle, _started))
+INPUT: Final = Guard(who=PARTIES, unless=(_no_input, _over))
 STARTING: Final = Guard(
     who=PARTIES,
     when=TAKING,
-    unless=(
-        _LACKING,
-        _unless_moved("it was started", TaskCue.START),
-        Unless("its agent, or what that runs in, is paused", WrongStateError, _why_frozen),
-    ),
+    unless=(_lacking, _unless_moved("it was started", TaskCue.START), _frozen),
 )
 STOPPING: Final = Guard(
     who=PARTIES,
-    unless=(_LACKING, _unless_moved("it was stopped, or has ended", TaskCue.STOP)),
+    unless=(_lacking, _unless_moved("it was stopped, or has ended", TaskCue.STOP)),
 )
 KILLING: Final = Guard(
-    who=PARTIES, unless=(_LACKING, _unless_moved("it has ended", TaskCue.KILL))
+    who=PARTIES, unless=(_lacking, _unless_moved("it has ended", TaskCue.KILL))
 )
-FETCHING: Final = Guard(
-    who=PARTIES,
-    unless=(
-        _LACKING,
-        Unless("it has no worktree", MalformedError, _why_bare),
-        Unless("its worktree is not made yet", WrongStateError, _why_unmade),
-        _FETCHING,
-        Unless("its child is stopping", WrongStateError, _why_ending),
-    ),
-)
+FETCHING: Final = Guard(who=PARTIES, unless=(_lacking, _bare, _unmade, _fetching, _ending))
 TASKS: Final = PlaneKind(
     cls=Task,
     what="task",
     remedy="rmdir or TaskRemove",
     limit=lambda config: config.tasks,
-    making=Guard(who=PARTIES, when=TAKING, unless=(_LACKING,)),
-    removing=Guard(
-        who=PARTIES,
-        unless=(
-            _LACKING,
-            Unless("it is the handle of a child that has not ended", WrongStateError,
-                   _why_supervising),
-            Unless("its worktree is kept", NotEmptyError, _why_kept),
-            _FETCHING,
-            Unless("it runs", WrongStateError, _why_running),
-        ),
-    ),
-)  # fmt: skip
+    making=Guard(who=PARTIES, when=TAKING, unless=(_lacking,)),
+    removing=Guard(who=PARTIES, unless=(_lacking, _supervising, _kept, _fetching, _running)),
+)
 
 
 class TaskPlane(Plane[Task], Subscriber):
     """The tasks of all agents."""
 
     def __init__(
-        self, around: Around, *, results: Results, messages: Messages, waiting: WaitingPlane
+        self, facts: Facts, *, results: Results, messages: Messages, waiting: WaitingPlane
     ) -> None:
-        super().__init__(around, TASKS)
+        super().__init__(facts, TASKS)
         self._results = results
         self._messages = messages
         self._waiting = waiting
@@ -322,9 +298,9 @@ class TaskPlane(Plane[Task], Subscriber):
     ) -> None:
         """Whether a caller may say a verb to one of an agent's tasks, and whether it is there."""
         roles = self._identity.roles(caller, agent)
-        guard.check_who(act, verb, self._around, roles, agent)
+        guard.check_who(act, verb, self._facts, roles, agent)
         self.check_there(task)
-        guard.check_object(self._around, caller, task)
+        guard.check_object(self._facts, caller, task)
         guard.check_when(act, verb, agent)
 
     def make(self, caller: Caller, agent: Agent, name: str) -> Task:
@@ -341,7 +317,7 @@ class TaskPlane(Plane[Task], Subscriber):
 
     def _added(self, change: Change, agent: Agent, item: Task) -> None:
         item.wait_token = WaitFileName(secrets.token_hex(16))
-        item.made_to_start = self._journal.made_to_start
+        item.made_to_start = self._journal.cause.starts
 
     def _removing(self, change: Change, agent: Agent, item: Task) -> None:
         child = self._results.child_of(item)
@@ -387,14 +363,14 @@ class TaskPlane(Plane[Task], Subscriber):
 
     def check_settable(self, task: Task) -> None:
         self.check_there(task)
-        WRITING.check_object(self._around, NOBODY, task)
+        WRITING.check_object(self._facts, NOBODY, task)
 
     def start(self, caller: Caller, agent: Agent, task: Task) -> None:
         """Queues a command; it runs as soon as its agent's cell is there."""
         self.check_command(STARTING, Act.SAY, "start", caller, agent, task)
         if not task.cmd.strip():
             raise MalformedError("cmd is empty: write the command to it first")
-        self._living.check_task(agent, task)
+        self._upkeep.check_task(agent, task)
         with self._journal.changing() as change:
             change.step(task, TaskCue.START)
             change.put(task, by=self._journal.actor)
@@ -470,7 +446,7 @@ class TaskPlane(Plane[Task], Subscriber):
 
     def check_handle(self, parent: Agent, name: str) -> None:
         """``TakenError`` if a command of the parent has the name of a child to be."""
-        if why := why_no_handle(self._around, parent, name):
+        if why := why_no_handle(self._facts, parent, name):
             raise TakenError(why)
 
     def drop_handle(self, change: Change, parent: Agent, child: Agent) -> None:

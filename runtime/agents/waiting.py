@@ -14,16 +14,18 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import trio
 
 from runtime import crashpoints
 from runtime.agents.messages import Messages, notice_of
-from runtime.agents.planes import Around, Plane, PlaneKind, armed_for
+from runtime.agents.planes import Plane, PlaneKind, armed_for
 from runtime.agents.results import EndFacts, Results, shortened
 from runtime.agents.work import WorkPlane
-from runtime.authority.guard import TAKING, Act, Facts, Guard, Unless
+from runtime.authority.facts import Facts
+from runtime.authority.guard import TAKING, Act, Guard, unless
 from runtime.caller import NOBODY, PARTIES, Caller, Role
 from runtime.errors import (
     DeniedError,
@@ -36,13 +38,11 @@ from runtime.ids import ItemIndex, MessageId, TriggerToken
 from runtime.records.change import Change, Subscriber
 from runtime.records.items import (
     NOTICES,
-    WAIT_MOVES,
     Item,
     Message,
     MessageStatus,
     Task,
     Wait,
-    WaitCue,
     WaitStatus,
     Work,
 )
@@ -66,14 +66,14 @@ _FOR_ONE_MESSAGE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class _Shown:
     """A payload as ``payload`` shows it and as JSON: made once for all that are told it."""
 
     shown: str
     json: str
 
     @classmethod
-    def of(cls, payload: Payload) -> Answer:
+    def of(cls, payload: Payload) -> _Shown:
         json = dump_json(payload)
         return cls(payload if isinstance(payload, str) else json + "\n", json)
 
@@ -101,13 +101,13 @@ def _message_payload(message: Message) -> dict[str, Any]:
     }
 
 
-def _why_armed(facts: Facts, caller: Caller, wait: Wait) -> str:
-    if (wait.status, WaitCue.ARM) in WAIT_MOVES.table:
-        return ""
-    return WAIT_MOVES.refusal(wait.status, WaitCue.ARM).sentence
+@unless("it was armed before", WrongStateError)
+def _armed(facts: Facts, caller: Caller, wait: Wait) -> str:
+    return "" if wait.status is WaitStatus.NEW else f"cannot arm: the wait is {wait.status}"
 
 
-def _why_over(facts: Facts, caller: Caller, wait: Wait) -> str:
+@unless("it has ended", WrongStateError)
+def _over(facts: Facts, caller: Caller, wait: Wait) -> str:
     if not wait.over:
         return ""
     return f"the wait {quote(wait.name)} has ended: its status is {wait.status}"
@@ -116,23 +116,17 @@ def _why_over(facts: Facts, caller: Caller, wait: Wait) -> str:
 _USED: Final = "this token is no longer valid: it was used, or its wait has ended"
 
 
-def _why_used(facts: Facts, caller: Caller, wait: Wait) -> str:
+@unless("it was used, or its wait has ended", MissingError)
+def _used(facts: Facts, caller: Caller, wait: Wait) -> str:
     if wait.status is WaitStatus.ARMED and wait.on == "trigger":
         return ""
     return _USED
 
 
 #: ``on`` is written, its other files are, and its token is
-ARMING: Final = Guard(
-    who=PARTIES, when=TAKING, unless=(Unless("it was armed before", WrongStateError, _why_armed),)
-)
-WRITING: Final = Guard(
-    who=PARTIES, when=LIVE, unless=(Unless("it has ended", WrongStateError, _why_over),)
-)
-TRIGGERING: Final = Guard(
-    who=Role.ANYONE,
-    unless=(Unless("it was used, or its wait has ended", MissingError, _why_used),),
-)
+ARMING: Final = Guard(who=PARTIES, when=TAKING, unless=(_armed,))
+WRITING: Final = Guard(who=PARTIES, when=LIVE, unless=(_over,))
+TRIGGERING: Final = Guard(who=Role.ANYONE, unless=(_used,))
 WAITS: Final = PlaneKind(
     cls=Wait, what="wait", limit=lambda config: config.waits, removing=Guard(who=PARTIES),
     remedy="rmdir or WaitCancel",
@@ -143,9 +137,9 @@ class WaitingPlane(Plane[Wait], Subscriber):
     """The waits of all agents."""
 
     def __init__(
-        self, around: Around, *, messages: Messages, work: WorkPlane, results: Results
+        self, facts: Facts, *, messages: Messages, work: WorkPlane, results: Results
     ) -> None:
-        super().__init__(around, WAITS)
+        super().__init__(facts, WAITS)
         self._messages = messages
         self._work = work
         self._results = results
@@ -155,9 +149,9 @@ class WaitingPlane(Plane[Wait], Subscriber):
         self._sooner = trio.Event()
         for wait in self._items.all(Wait):
             self._expect(wait)
-        messages.when_queued(self._message_queued)
-        messages.when_ended(self._message_ended)
-        work.when_over(self._cancel_on)
+        messages.when_queued.append(self._message_queued)
+        messages.when_ended.append(self._message_ended)
+        work.when_over.append(self._cancel_on)
         self._journal.subscribe(self)
 
     # Subscriber
@@ -195,7 +189,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
     def check_pending(self, wait: Wait) -> None:
         """``WrongStateError`` for one that is over."""
         self.check_there(wait)
-        WRITING.check_object(self._around, NOBODY, wait)
+        WRITING.check_object(self._facts, NOBODY, wait)
 
     # arming
 
@@ -209,15 +203,12 @@ class WaitingPlane(Plane[Wait], Subscriber):
             self.begin(change, caller, agent, wait, text)
         crashpoints.reach("wait.armed")
 
-    def check_arm(self, caller: Caller, agent: Agent, wait: Wait, text: str) -> None:
-        """Raises what ``arm`` would."""
-        self.begin(Change(), caller, agent, wait, text)
-
     def begin(self, change: Change, caller: Caller, agent: Agent, wait: Wait, text: str) -> None:
-        """Arms a wait in a change that the caller commits."""
+        """Arms a wait in a change that the caller commits, or drops to see what ``arm`` raises."""
         self.check_there(wait)
         ARMING.check_when(Act.WRITE, "on", agent)
-        to = change.step(wait, WaitCue.ARM)
+        ARMING.check_object(self._facts, caller, wait)
+        change.step(wait, WaitStatus.ARMED)
         kind, argument = _parse(text)
         self._check_family(caller, kind.family)
         work = self._open_work(change, agent, change.peek(wait, "work"))
@@ -232,7 +223,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
             expires=parse_moment(deadline, now) if deadline else 0.0,
         )
         answer = kind.over(self, change, agent, argument)
-        self._tell(change, agent, wait, to)
+        self._tell(change, agent, wait)
         if answer is not None:
             self.fire(change, agent, wait, answer)
         elif work is not None:
@@ -253,7 +244,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
     def _check_family(self, caller: Caller, family: str) -> None:
         if caller.agent is None:
             return
-        maker = self._registry.get(caller.agent)
+        maker = self._registry.calling(caller)
         if maker is None or family not in self._authority.families(maker):
             raise DeniedError(f"the calling agent lacks {family}, which this kind of wait needs")
 
@@ -276,12 +267,8 @@ class WaitingPlane(Plane[Wait], Subscriber):
         with self._journal.changing() as change:
             self.update(change, agent, wait, field, text)
 
-    def check(self, agent: Agent, wait: Wait, field: str, text: str) -> None:
-        """Raises what ``set`` would."""
-        self.update(Change(), agent, wait, field, text)
-
     def update(self, change: Change, agent: Agent, wait: Wait, field: str, text: str) -> None:
-        """Sets a field in a change that the caller commits."""
+        """Sets a field in a change that the caller commits, or drops to see what ``set`` raises."""
         self.check_pending(wait)
         _SETTERS[field](self, change, agent, wait, text)
 
@@ -304,19 +291,19 @@ class WaitingPlane(Plane[Wait], Subscriber):
 
     # what becomes of them
 
-    def fire(self, change: Change, agent: Agent, wait: Wait, payload: Payload | Answer) -> None:
+    def fire(self, change: Change, agent: Agent, wait: Wait, payload: Payload | _Shown) -> None:
         """The cause of an armed wait is there; the agent is told."""
-        answer = payload if isinstance(payload, Answer) else Answer.of(payload)
-        self._leave(change, agent, wait, WaitCue.FIRE, answer)
+        answer = payload if isinstance(payload, _Shown) else _Shown.of(payload)
+        self._leave(change, agent, wait, WaitStatus.FIRED, answer)
 
     def expire(self, change: Change, agent: Agent, wait: Wait) -> None:
         """Its deadline is over; the agent is told."""
         payload = {"deadline": timestamp(change.peek(wait, "expires"))}
-        self._leave(change, agent, wait, WaitCue.EXPIRE, Answer.of(payload))
+        self._leave(change, agent, wait, WaitStatus.EXPIRED, _Shown.of(payload))
 
     def cancel(self, change: Change, agent: Agent, wait: Wait) -> None:
         """Nobody wants to know any more."""
-        self._leave(change, agent, wait, WaitCue.CANCEL, None)
+        self._leave(change, agent, wait, WaitStatus.CANCELLED, None)
 
     def cancel_all(self, change: Change, agent: Agent) -> None:
         """The agent has ended."""
@@ -332,9 +319,9 @@ class WaitingPlane(Plane[Wait], Subscriber):
         self, change: Change, agent: Agent, kind: str, name: str, facts: EndFacts
     ) -> None:
         """A ``task`` or ``child`` of the agent's has ended; ``facts`` is called if it waits."""
-        answer: Answer | None = None
+        answer: _Shown | None = None
         for wait in self._oldest_first(change, agent, "on", f"{kind} {name}"):
-            answer = answer or Answer.of(facts())
+            answer = answer or _Shown.of(facts())
             self.fire(change, agent, wait, answer)
 
     def child_over(
@@ -349,7 +336,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
         """A child of the agent's has ended, or is its child no more."""
         self.resource_over(change, agent, "child", child.name, facts)
         # its messages have ended before it does, unless it stops being a child
-        over = self._ended_payload(child.name, outcome, reason)
+        over = _reply_facts(child.name, outcome, reason)
         waiting = [m for m in self._messages.pending(child) if not change.is_over(m)]
         for name in (child.name, *(f"{child.name} {m.name}" for m in waiting)):
             self.resource_over(change, agent, "reply", name, lambda: over)
@@ -359,46 +346,29 @@ class WaitingPlane(Plane[Wait], Subscriber):
         parent = self._registry.parent_of(child)
         if parent is None or not self._messages.is_parents(child, message):
             return
-        answer: Answer | None = None
+        facts = cache(lambda: self._reply_payload(change, parent, child, message))
         for name in (child.name, f"{child.name} {message.name}"):
-            for wait in self._oldest_first(change, parent, "on", f"reply {name}"):
-                if answer is None:
-                    answer = Answer.of(self._reply_payload(change, parent, child, message))
-                self.fire(change, parent, wait, answer)
+            self.resource_over(change, parent, "reply", name, facts)
 
     def _reply_payload(
         self, change: Change, agent: Agent, child: Agent, message: Message
-    ) -> Payload:
+    ) -> dict[str, Any]:
         """The payload of a wait for the reply to a message that has ended."""
         whole = change.peek(message, "reply")
         handle, path = self._items.named(agent.index, Task, child.name), ""
         if whole and handle is not None and handle.child == child.index:
-            path = f"{self._around.mount}/agent/{agent.name}.d/task/{handle.name}/output"
+            path = self._results.output_path(agent, handle.name)
         reply, truncated = shortened(whole, "path" if path else "")
-        return {
-            "child": child.name,
-            "message": message.name,
-            "outcome": str(change.peek(message, "status")),
-            "run": change.peek(message, "run"),
-            "reason": change.peek(message, "reason"),
-            "reply": reply,
-            "truncated": truncated,
-            "path": path,
-        }
-
-    @staticmethod
-    def _ended_payload(child: str, outcome: str, reason: str) -> dict[str, Any]:
-        """The payload of a wait for a reply that never comes: the child has ended."""
-        return {
-            "child": child,
-            "message": "",
-            "outcome": outcome,
-            "run": "",
-            "reason": reason,
-            "reply": "",
-            "truncated": False,
-            "path": "",
-        }
+        return _reply_facts(
+            child.name,
+            str(change.peek(message, "status")),
+            change.peek(message, "reason"),
+            message=message.name,
+            run=change.peek(message, "run"),
+            reply=reply,
+            truncated=truncated,
+            path=path,
+        )
 
     def _message_queued(self, change: Change, agent: Agent, message: Message) -> None:
         """Somebody sent the agent a message."""
@@ -409,7 +379,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
 
     def trigger(self, wait: Wait, text: str) -> None:
         """Somebody wrote to its token; ``MissingError`` if that is not good any more."""
-        TRIGGERING.check_object(self._around, NOBODY, wait)
+        TRIGGERING.check_object(self._facts, NOBODY, wait)
         agent = self._registry.get(wait.agent)
         if agent is None or not self.is_trigger(wait):
             raise MissingError(_USED)
@@ -418,11 +388,11 @@ class WaitingPlane(Plane[Wait], Subscriber):
         crashpoints.reach("wait.fired")
 
     def _leave(
-        self, change: Change, agent: Agent, wait: Wait, cue: WaitCue, answer: Answer | None
+        self, change: Change, agent: Agent, wait: Wait, to: WaitStatus, answer: _Shown | None
     ) -> None:
         """It is over, and with it what it meant; told to the agent if there is an answer."""
-        to = change.step(wait, cue)
-        self._tell(change, agent, wait, to)
+        change.step(wait, to)
+        self._tell(change, agent, wait)
         work = change.peek(wait, "work")
         if answer is not None:
             change.put(wait, payload=answer.shown)
@@ -444,10 +414,10 @@ class WaitingPlane(Plane[Wait], Subscriber):
             self._work.release(change, agent, self._work.named(change, agent, work))
 
     @staticmethod
-    def _tell(change: Change, agent: Agent, wait: Wait, status: WaitStatus) -> None:
+    def _tell(change: Change, agent: Agent, wait: Wait) -> None:
         change.tell(
             agent,
-            f"wait.{status}",
+            f"wait.{change.peek(wait, 'status')}",
             wait=wait.name,
             on=change.peek(wait, "on"),
             **_named(change.peek(wait, "work")),
@@ -528,6 +498,13 @@ class WaitingPlane(Plane[Wait], Subscriber):
         crashpoints.reach("wait.fired")
 
 
+def _reply_facts(child: str, outcome: str, reason: str, **more: Any) -> dict[str, Any]:
+    """The payload of a wait for a reply; with nothing more for one that never comes, because the
+    child has ended."""
+    facts = {"child": child, "message": "", "outcome": outcome, "run": "", "reason": reason}
+    return {**facts, "reply": "", "truncated": False, "path": "", **more}
+
+
 def _named(work: str) -> dict[str, str]:
     return {"work": work} if work else {}
 
@@ -581,7 +558,7 @@ def _reply_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str
     if not wanted:
         if change.peek_agent(child, "status") is not Status.DEAD:
             return None
-        return plane._ended_payload(name, child.outcome, child.reason)
+        return _reply_facts(name, child.outcome, child.reason)
     made = [m for m in change.newly_made(child.index, Message) if m.name == wanted]
     message = made[0] if made else plane._messages.find(child, MessageId(wanted))
     if message is None or not plane._messages.is_parents(child, message):

@@ -11,40 +11,39 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from runtime.agents.planes import Around, Plane, PlaneKind, armed_for
-from runtime.authority.guard import Facts, Guard, Unless
+from runtime.agents.planes import Plane, PlaneKind, armed_for
+from runtime.authority.facts import Facts
+from runtime.authority.guard import Guard, unless
 from runtime.caller import NOBODY, PARTIES, Caller
 from runtime.errors import MalformedError, TooLongError, WrongStateError
 from runtime.records.change import Change
-from runtime.records.items import Wait, WaitStatus, Work, WorkCue, WorkStatus
+from runtime.records.items import Wait, WaitStatus, Work, WorkStatus
 from runtime.records.lifecycle import LIVE
 from runtime.records.model import Agent
 from runtime.texts.names import check_choice, quote
 
 
-def _why_over(facts: Facts, caller: Caller, item: Work) -> str:
+@unless("it is done or cancelled", WrongStateError)
+def _over(facts: Facts, caller: Caller, item: Work) -> str:
     if item.over:
         return f"the work item {quote(item.name)} has ended: its status is {item.status}"
     return ""
 
 
-def _why_in_use(facts: Facts, caller: Caller, item: Work) -> str:
+@unless("it is active or blocked", WrongStateError)
+def _in_use(facts: Facts, caller: Caller, item: Work) -> str:
     if item.status in (WorkStatus.ACTIVE, WorkStatus.BLOCKED):
         return f"the work item {quote(item.name)} is {item.status}: end it or open it first"
     return ""
 
 
 #: its files are written
-WRITING: Final = Guard(
-    who=PARTIES, when=LIVE, unless=(Unless("it is done or cancelled", WrongStateError, _why_over),)
-)
+WRITING: Final = Guard(who=PARTIES, when=LIVE, unless=(_over,))
 WORK_ITEMS: Final = PlaneKind(
     cls=Work,
     what="work item",
     limit=lambda config: config.work_items,
-    removing=Guard(
-        who=PARTIES, unless=(Unless("it is active or blocked", WrongStateError, _why_in_use),)
-    ),
+    removing=Guard(who=PARTIES, unless=(_in_use,)),
 )
 _STATUSES: Final = tuple(status.value for status in WorkStatus)
 #: before the name of a wait, in ``blocked_by``
@@ -54,13 +53,10 @@ _WAIT: Final = "wait "
 class WorkPlane(Plane[Work]):
     """The work items of all agents."""
 
-    def __init__(self, around: Around) -> None:
-        super().__init__(around, WORK_ITEMS)
-        self._when_over: list[Callable[[Change, Agent, Work], None]] = []
-
-    def when_over(self, told: Callable[[Change, Agent, Work], None]) -> None:
-        """It is called in each change in which an item ends."""
-        self._when_over.append(told)
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts, WORK_ITEMS)
+        #: each is called in a change in which an item ends
+        self.when_over: list[Callable[[Change, Agent, Work], None]] = []
 
     # looking
 
@@ -100,7 +96,7 @@ class WorkPlane(Plane[Work]):
     def check_open(self, item: Work) -> None:
         """``WrongStateError`` for one that is over, ``MissingError`` for one that is removed."""
         self.check_there(item)
-        WRITING.check_object(self._around, NOBODY, item)
+        WRITING.check_object(self._facts, NOBODY, item)
 
     # changing
 
@@ -112,12 +108,8 @@ class WorkPlane(Plane[Work]):
         with self._journal.changing() as change:
             self.update(change, agent, item, field, text)
 
-    def check(self, agent: Agent, item: Work, field: str, text: str) -> None:
-        """Raises what ``set`` would."""
-        self.update(Change(), agent, item, field, text)
-
     def update(self, change: Change, agent: Agent, item: Work, field: str, text: str) -> None:
-        """Sets a field in a change that the caller commits."""
+        """Sets a field in a change that the caller commits, or drops to see what ``set`` raises."""
         self.check_open(item)
         limit = self._settings.config.control_max
         if len(text.encode()) > limit:
@@ -133,12 +125,8 @@ class WorkPlane(Plane[Work]):
         with self._journal.changing() as change:
             self.turn_to(change, agent, name)
 
-    def check_focus(self, agent: Agent, name: str) -> None:
-        """Raises what ``focus`` would."""
-        self.turn_to(Change(), agent, name)
-
     def turn_to(self, change: Change, agent: Agent, name: str) -> None:
-        """Focuses an item in a change that the caller commits."""
+        """Focuses an item in a change that the caller commits, or drops."""
         item = self.named(change, agent, name) if name else None
         if item is not None and change.is_over(item):
             self.check_open(item)
@@ -149,12 +137,12 @@ class WorkPlane(Plane[Work]):
         if before != name:
             change.set(agent, focus=name)
         if item is not None and change.peek(item, "status") is not WorkStatus.ACTIVE:
-            self._become(change, agent, item, WorkCue.FOCUS)
+            self._become(change, agent, item, WorkStatus.ACTIVE)
 
     def block(self, change: Change, agent: Agent, item: Work) -> None:
         """Something got in its way."""
         if change.peek(item, "status") in (WorkStatus.OPEN, WorkStatus.ACTIVE):
-            self._become(change, agent, item, WorkCue.BLOCK)
+            self._become(change, agent, item, WorkStatus.BLOCKED)
 
     def release(self, change: Change, agent: Agent, item: Work) -> None:
         """Something is not in its way any more; perhaps something else is."""
@@ -162,12 +150,10 @@ class WorkPlane(Plane[Work]):
         if not blocked or self._is_obstructed(change, agent, item):
             return
         focused = change.peek_agent(agent, "focus") == item.name
-        cues = (WorkCue.UNBLOCK, WorkCue.FOCUS) if focused else (WorkCue.UNBLOCK,)
-        self._become(change, agent, item, *cues)
+        self._become(change, agent, item, WorkStatus.ACTIVE if focused else WorkStatus.OPEN)
 
-    def _become(self, change: Change, agent: Agent, item: Work, *cues: WorkCue) -> None:
-        for cue in cues:
-            to = change.step(item, cue)
+    def _become(self, change: Change, agent: Agent, item: Work, to: WorkStatus) -> None:
+        change.step(item, to)
         self._tell(change, agent, item, to)
 
     @staticmethod
@@ -179,8 +165,8 @@ class WorkPlane(Plane[Work]):
         if change.peek(item, "status") is WorkStatus.ACTIVE:
             # it may have been taken up although something was in its way
             blocked = self.obstacles(change, agent, item)
-            back = (WorkCue.UNFOCUS, WorkCue.BLOCK) if blocked else (WorkCue.UNFOCUS,)
-            self._become(change, agent, item, *back)
+            back = WorkStatus.BLOCKED if blocked else WorkStatus.OPEN
+            self._become(change, agent, item, back)
 
     # Plane
 
@@ -217,7 +203,7 @@ class WorkPlane(Plane[Work]):
         if change.peek_agent(agent, "focus") == item.name:
             self.turn_to(change, agent, "")
         if status is WorkStatus.BLOCKED:
-            self._become(change, agent, item, WorkCue.UNBLOCK)
+            self._become(change, agent, item, WorkStatus.OPEN)
 
     def _activate(self, change: Change, agent: Agent, item: Work) -> None:
         self.turn_to(change, agent, item.name)
@@ -227,16 +213,16 @@ class WorkPlane(Plane[Work]):
             raise WrongStateError(
                 f"the work item {quote(item.name)} has no objective: write one first"
             )
-        self._end(change, agent, item, WorkCue.FINISH)
+        self._end(change, agent, item, WorkStatus.DONE)
 
     def _cancel(self, change: Change, agent: Agent, item: Work) -> None:
-        self._end(change, agent, item, WorkCue.CANCEL)
+        self._end(change, agent, item, WorkStatus.CANCELLED)
 
-    def _end(self, change: Change, agent: Agent, item: Work, cue: WorkCue) -> None:
-        self._become(change, agent, item, cue)
+    def _end(self, change: Change, agent: Agent, item: Work, to: WorkStatus) -> None:
+        self._become(change, agent, item, to)
         if change.peek_agent(agent, "focus") == item.name:
             change.set(agent, focus="")
-        for told in self._when_over:
+        for told in self.when_over:
             told(change, agent, item)
         for other in self.of(change, agent):
             if item.name in change.peek(other, "blocked_by"):

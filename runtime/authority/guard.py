@@ -19,17 +19,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Generic, Never, Protocol, TypeVar
+from functools import partial
+from typing import Final, Generic, Never, TypeVar
 
-from runtime.authority.attenuation import Authority
-from runtime.authority.identity import Identity
+from runtime.authority.facts import Facts
 from runtime.caller import Caller, Role
 from runtime.errors import CtxError, DeniedError, ForbiddenError, WrongStateError
-from runtime.records.items import Items
 from runtime.records.lifecycle import AGENT_MOVES, Cue, Status
 from runtime.records.model import Agent
-from runtime.records.registry import Registry
-from runtime.records.settings import Settings
 from runtime.texts.names import quote
 
 #: what a guard judges: an agent, a session, a task, the name of something to be made
@@ -38,25 +35,6 @@ _O_contra = TypeVar("_O_contra", contravariant=True)
 ANY_STATUS: Final = frozenset(Status)
 #: of an agent below which something may begin
 TAKING: Final = ANY_STATUS - {Status.NEW, Status.STOPPING, Status.DEAD}
-
-
-class Facts(Protocol):
-    """The places in which guards look things up."""
-
-    @property
-    def registry(self) -> Registry: ...
-
-    @property
-    def authority(self) -> Authority: ...
-
-    @property
-    def identity(self) -> Identity: ...
-
-    @property
-    def settings(self) -> Settings: ...
-
-    @property
-    def items(self) -> Items: ...
 
 
 class Act(Enum):
@@ -87,6 +65,13 @@ class Unless(Generic[_O_contra]):
         sentence = self.why(facts, caller, obj)
         if sentence:
             raise self.error(sentence)
+
+
+def unless(
+    text: str, error: type[CtxError]
+) -> Callable[[Callable[[Facts, Caller, _O_contra], str]], Unless[_O_contra]]:
+    """Makes a reason to refuse of the function that tells why."""
+    return partial(Unless, text, error)
 
 
 #: for whom a delegated thing of a private child is

@@ -165,7 +165,7 @@ class Identity:
         roles = Role.ANYONE
         if agent.parent == caller.agent:
             roles |= Role.CREATOR
-        actor = self._registry.get(caller.agent)
+        actor = self._registry.calling(caller)
         if actor is not None:
             if actor.owned and actor.parent == agent.index:
                 roles |= Role.CHILD

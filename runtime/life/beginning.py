@@ -6,11 +6,12 @@ import secrets
 import time
 from typing import Final
 
-from runtime.agents.births import ORPHANED
+from runtime.agents.births import orphaned
 from runtime.agents.forking import inherit
 from runtime.agents.messages import provenance_of_handoff
 from runtime.agents.parts import Agents
-from runtime.authority.guard import Facts, Unless, of_move
+from runtime.authority.facts import Facts
+from runtime.authority.guard import of_move, unless
 from runtime.caller import CONTROLLERS, Caller, Role
 from runtime.cell import cell
 from runtime.errors import WrongStateError
@@ -29,14 +30,16 @@ from runtime.texts.names import quote
 _FIRST_DOCUMENTS: Final = ("inherited", "handoff")
 
 
-def _why_between(facts: Facts, caller: Caller, agent: Agent) -> str:
+@unless("its parent waits for its next run", WrongStateError)
+def _between(facts: Facts, caller: Caller, agent: Agent) -> str:
     parent = facts.registry.parent_of(agent) if agent.owned else None
     if parent is None or not parent.waits_to_restart:
         return ""
     return f"the parent {quote(parent.name)} waits for its next run: try again later"
 
 
-def _why_frozen(facts: Facts, caller: Caller, agent: Agent) -> str:
+@unless("what it would run in is paused", WrongStateError)
+def _frozen(facts: Facts, caller: Caller, agent: Agent) -> str:
     for owner in facts.registry.ancestors(agent):
         if owner.status is Status.PAUSED:
             return f"{quote(owner.name)}, which it would run in, is paused: resume it first"
@@ -44,13 +47,7 @@ def _why_frozen(facts: Facts, caller: Caller, agent: Agent) -> str:
 
 
 #: who starts an agent
-STARTING: Final = of_move(
-    CONTROLLERS | Role.STARTER,
-    Cue.START,
-    ORPHANED,
-    Unless("its parent waits for its next run", WrongStateError, _why_between),
-    Unless("what it would run in is paused", WrongStateError, _why_frozen),
-)
+STARTING: Final = of_move(CONTROLLERS | Role.STARTER, Cue.START, orphaned, _between, _frozen)
 
 
 class Beginner:
@@ -66,7 +63,7 @@ class Beginner:
         ``QuotaError``, or the error of a value that was written before and does not fit now.
         """
         parent = self._agents.registry.parent_of(agent)
-        self._agents.living.check_agent(agent)
+        self._agents.upkeep.check_agent(agent)
         self._agents.authority.check_start(agent)
         cell.program(agent)
         self._worktrees.check_start(agent)

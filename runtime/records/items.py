@@ -8,7 +8,7 @@ is not in it is refused.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -35,6 +35,8 @@ from runtime.records.moves import Moves
 from runtime.records.stored import dumped, known_fields, names_of
 from runtime.texts.names import quote
 
+_S = TypeVar("_S", bound=StrEnum)
+
 
 class MessageStatus(StrEnum):
     QUEUED = "queued"
@@ -45,23 +47,17 @@ class MessageStatus(StrEnum):
     DROPPED = "dropped"
 
 
-class MessageCue(StrEnum):
-    DELIVER = "deliver"
-    PROCESS = "process"
-    FAIL = "fail"
-    ABORT = "abort"
-    DROP = "drop"
+def _steps(what: str, steps: Mapping[_S, Collection[_S]]) -> Moves[_S, _S]:
+    """Moves that nobody has a word for: the cue is the status to be."""
+    return Moves(what, {(at, to): to for at, reached in steps.items() for to in reached})
 
 
 _M = MessageStatus
-MESSAGE_MOVES: Final = Moves(
+MESSAGE_MOVES: Final = _steps(
     "message",
     {
-        (_M.QUEUED, MessageCue.DELIVER): _M.RUNNING,
-        (_M.QUEUED, MessageCue.DROP): _M.DROPPED,
-        (_M.RUNNING, MessageCue.PROCESS): _M.PROCESSED,
-        (_M.RUNNING, MessageCue.FAIL): _M.FAILED,
-        (_M.RUNNING, MessageCue.ABORT): _M.ABORTED,
+        _M.QUEUED: (_M.RUNNING, _M.DROPPED),
+        _M.RUNNING: (_M.PROCESSED, _M.FAILED, _M.ABORTED),
     },
 )
 
@@ -132,29 +128,11 @@ class WorkStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
-class WorkCue(StrEnum):
-    #: it becomes, and stops being, what the agent works on now
-    FOCUS = "focus"
-    UNFOCUS = "unfocus"
-    BLOCK = "block"
-    UNBLOCK = "unblock"
-    FINISH = "finish"
-    CANCEL = "cancel"
-
-
-_W, _WE = WorkStatus, WorkCue
-WORK_MOVES: Final = Moves(
+_W = WorkStatus
+#: it is active while the agent works on it
+WORK_MOVES: Final = _steps(
     "work item",
-    {
-        (_W.OPEN, _WE.FOCUS): _W.ACTIVE,
-        (_W.BLOCKED, _WE.FOCUS): _W.ACTIVE,
-        (_W.ACTIVE, _WE.UNFOCUS): _W.OPEN,
-        (_W.OPEN, _WE.BLOCK): _W.BLOCKED,
-        (_W.ACTIVE, _WE.BLOCK): _W.BLOCKED,
-        (_W.BLOCKED, _WE.UNBLOCK): _W.OPEN,
-        **{(status, _WE.FINISH): _W.DONE for status in (_W.OPEN, _W.ACTIVE, _W.BLOCKED)},
-        **{(status, _WE.CANCEL): _W.CANCELLED for status in (_W.OPEN, _W.ACTIVE, _W.BLOCKED)},
-    },
+    {at: set(WorkStatus) - {at} for at in (_W.OPEN, _W.ACTIVE, _W.BLOCKED)},
 )
 
 
@@ -166,23 +144,10 @@ class WaitStatus(StrEnum):
     EXPIRED = "expired"
 
 
-class WaitCue(StrEnum):
-    ARM = "arm"
-    FIRE = "fire"
-    CANCEL = "cancel"
-    EXPIRE = "expire"
-
-
-_A, _AE = WaitStatus, WaitCue
-WAIT_MOVES: Final = Moves(
+_A = WaitStatus
+WAIT_MOVES: Final = _steps(
     "wait",
-    {
-        (_A.NEW, _AE.ARM): _A.ARMED,
-        (_A.NEW, _AE.CANCEL): _A.CANCELLED,
-        (_A.ARMED, _AE.FIRE): _A.FIRED,
-        (_A.ARMED, _AE.CANCEL): _A.CANCELLED,
-        (_A.ARMED, _AE.EXPIRE): _A.EXPIRED,
-    },
+    {_A.NEW: (_A.ARMED, _A.CANCELLED), _A.ARMED: (_A.FIRED, _A.CANCELLED, _A.EXPIRED)},
 )
 
 
@@ -190,7 +155,7 @@ class ReportStatus(StrEnum):
     KEPT = "kept"
 
 
-REPORT_MOVES: Final[Moves[ReportStatus, MessageCue]] = Moves("report", {})
+REPORT_MOVES: Final[Moves[ReportStatus, ReportStatus]] = Moves("report", {})
 
 PRIORITIES: Final = ("interject", "next", "normal", "background")
 #: why a message that was worked on is ended: by ``abort``, and by ``cancel``

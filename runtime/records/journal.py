@@ -23,6 +23,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,6 +53,29 @@ _RETRY_SECONDS: Final = 1.0
 _HELD_MAX: Final = 2048
 
 
+@dataclass(slots=True)
+class Order:
+    """A control of an agent that is written, or a verb that it is told, until a history has it."""
+
+    agent: Agent
+    what: dict[str, str]
+    told: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The cause of what is committed in one step of the loop: who acts, and for what."""
+
+    #: None for the runtime itself
+    caller: Caller | None = None
+    order: Order | None = None
+    #: of the call that is being decided
+    answer: Answer | None = None
+    #: what is made is to be started before its maker is answered; a daemon that dies between the
+    #: two has answered nobody, and the next one takes it back
+    starts: bool = False
+
+
 class Journal:
     """Commits changes, and knows who acts in the present step of the loop."""
 
@@ -70,14 +95,8 @@ class Journal:
         self._items = items
         self._sessions = sessions
         self._subscribers: list[Subscriber] = []
-        #: None for the runtime itself
-        self.acting_caller: Caller | None = None
-        #: see ``starting``
-        self.made_to_start = False
-        #: what of that is still to be told
-        self._order: tuple[SessionIndex, str, dict[str, str]] | None = None
-        #: of the call that is being decided
-        self._answer: Answer | None = None
+        #: in the present step of the loop
+        self.cause = Cause()
         #: changes that hold in memory, and wait for room on the disk
         self._late: list[Change] = []
         self._room = trio.Event()
@@ -189,57 +208,48 @@ class Journal:
         written (``file``), or a verb obeyed (``verb``), which its history tells in the same
         transaction, or after it where that changes nothing else in the store.
         """
-        before = self.acting_caller, self._order
-        self.acting_caller, self._order = caller, None
-        if agent is not None:
-            self._order = (agent.session, agent.name, what)
-        try:
+        order = Order(agent, what) if agent is not None else None
+        with self._caused(caller=caller, order=order):
             yield
-            if self._order is not None:
+            if order is not None and not order.told:
                 # what ends something is obeyed by now, and cannot be refused any more
-                ends = self._order[2].get("verb") in ENDING_VERBS
-                (self.note if ends else self.commit)(Change())
-        finally:
-            self.acting_caller, self._order = before
+                (self.note if what.get("verb") in ENDING_VERBS else self.commit)(Change())
 
-    @contextlib.contextmanager
-    def starting(self) -> Iterator[None]:
-        """Agents that are made meanwhile are to be started before their maker is answered. A
-        daemon that dies between the two has answered nobody, and the next one takes it back.
+    def starting(self) -> AbstractContextManager[None]:
+        """Agents and tasks that are made meanwhile are to be started (``Cause.starts``).
 
         Not to be awaited in: others make things then.
         """
-        self.made_to_start = True
-        try:
-            yield
-        finally:
-            self.made_to_start = False
+        return self._caused(starts=True)
 
-    @contextlib.contextmanager
-    def answering(self, answer: Answer) -> Iterator[None]:
+    def answering(self, answer: Answer) -> AbstractContextManager[None]:
         """Changes that are committed meanwhile decide a call: the first change of which ``answer``
         can say what the call answers is stored with that.
 
         Not to be awaited in: others change things then.
         """
-        before, self._answer = self._answer, answer
+        return self._caused(answer=answer)
+
+    @contextlib.contextmanager
+    def _caused(self, **by: Any) -> Iterator[None]:
+        before, self.cause = self.cause, replace(self.cause, **by)
         try:
             yield
         finally:
-            self._answer = before
+            self.cause = before
 
     def told(self, change: Change) -> list[dict[str, Any]]:
         """The events that a change would bring, before it is committed."""
         events = [fields for _, file, fields in change.lines if file == EVENTS]
-        if self._order is not None:
-            _, name, what = self._order
-            events.append({"type": "agent.control", "agent": name, **what})
+        order = self.cause.order
+        if order is not None and not order.told:
+            events.append({"type": "agent.control", "agent": order.agent.name, **order.what})
         return events
 
     @property
     def actor(self) -> str:
         """The name of who acts now, as in ``by`` of events."""
-        return self.describe(self.acting_caller) if self.acting_caller is not None else RUNTIME
+        return self.describe(self.cause.caller) if self.cause.caller is not None else RUNTIME
 
     def describe(self, caller: Caller) -> str:
         """``operator uid:N``, or ``agent:NAME run:ID`` without the run if there is none."""
@@ -251,15 +261,14 @@ class Journal:
         return f"agent:{agent.name}" + (f" run:{agent.run.id}" if agent.run.id else "")
 
     def _attribute(self, change: Change) -> None:
-        if self._answer is not None and self._answer.output is None:
-            change.answer = self._answer
-        by = self.actor
-        if self._order is not None:
-            session, name, what = self._order
-            self._order = None
-            order = Change(by=by)
-            order.event(session, "agent.control", name, **what)
-            change.lines[:0] = order.lines
+        order, answer, by = self.cause.order, self.cause.answer, self.actor
+        if answer is not None and answer.output is None:
+            change.answer = answer
+        if order is not None and not order.told:
+            order.told = True
+            control = Change(by=by)
+            control.tell(order.agent, "agent.control", **order.what)
+            change.lines[:0] = control.lines
         change.attribute(by)
 
     # committing
@@ -285,7 +294,7 @@ class Journal:
                 posted, grown = self._store_lines(change, sessions, timestamp(now))
                 for index, session in sessions.items():
                     session.updated = now
-                    self._sessions.put(session, change.sessions.get(index, ()))
+                    self._store.put_session(session, change.sessions.get(index, ()))
                 # so that what a call answers is said of what will hold
                 self._apply_agents(change, undoing)
                 self._apply_items(change, now, undoing)

@@ -64,4 +64,5 @@ class Moves(Generic[S, E]):
         *before, last = fits or [""]
         use = f"{', '.join(before)} or {last}" if before else last
         remedy = f"; use {use}" if use else ""
-        return WrongStateError(f"cannot {cue}: the {self.what} is {status}{remedy}")
+        wanted = f"become {cue}" if isinstance(cue, type(status)) else cue
+        return WrongStateError(f"cannot {wanted}: the {self.what} is {status}{remedy}")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from runtime.caller import Caller
 from runtime.ids import AgentIndex, RunId
 from runtime.records.change import Change
 from runtime.records.model import Agent
@@ -69,6 +70,10 @@ class Registry:
     def get(self, index: AgentIndex) -> Agent | None:
         """An agent that has not been removed."""
         return self._agents.get(index)
+
+    def calling(self, caller: Caller) -> Agent | None:
+        """The agent that a caller is in; None for an operator, and if it was removed."""
+        return self._agents.get(caller.agent) if caller.agent is not None else None
 
     def recall(self, index: AgentIndex) -> Agent | None:
         """An agent, removed ones included (their channels outlive them)."""

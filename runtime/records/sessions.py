@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable
@@ -16,20 +17,19 @@ from pathlib import Path
 from typing import BinaryIO
 
 from runtime.errors import NoSpaceError
-from runtime.ids import NO_SESSION, SessionIndex
+from runtime.ids import NO_SESSION, AgentIndex, SessionIndex
 from runtime.kernel.trash import Trash
 from runtime.records.model import Agent, Session
 from runtime.records.registry import Registry
-from runtime.records.sessionrows import SessionRows
 from runtime.records.store import Store
 from runtime.texts.names import free_number
 
 
-class Sessions(SessionRows):
+class Sessions:
     """Sessions by number, and by owner, agent's name and session's name."""
 
     def __init__(self, *, store: Store, registry: Registry, trash: Trash, state: Path) -> None:
-        super().__init__(store)
+        self._store = store
         self._registry = registry
         self._trash = trash
         self._state = state
@@ -54,6 +54,52 @@ class Sessions(SessionRows):
         if session is None:
             raise LookupError(f"session {index} is not in the store")
         return session
+
+    def find(self, index: SessionIndex) -> Session | None:
+        values = self._store.value(json.loads, "SELECT data FROM sessions WHERE idx=?", index)
+        return Session.load(index, values) if values else None
+
+    def of(self, owner: int, agent: str) -> list[tuple[str, SessionIndex]]:
+        """(name, number) of all sessions of a name."""
+        return self._store.execute(
+            "SELECT name, idx FROM sessions WHERE owner=? AND agent=? ORDER BY idx", owner, agent
+        ).fetchall()
+
+    def named(self, owner: int, agent: str, name: str) -> SessionIndex | None:
+        """The number of one of them: there may be a great many."""
+        question = "SELECT idx FROM sessions WHERE owner=? AND agent=? AND name=?"
+        return self._store.value(SessionIndex, question, owner, agent, name)
+
+    def first(self, owner: int, agent: str) -> SessionIndex | None:
+        """The number of the oldest."""
+        question = "SELECT MIN(idx) FROM sessions WHERE owner=? AND agent=?"
+        return self._store.value(SessionIndex, question, owner, agent)
+
+    def any(self, owner: int, agent: str) -> bool:
+        """Whether a name has sessions. Asks for no oldest, which would have to be searched among
+        thousands of lives."""
+        question = "SELECT 1 FROM sessions WHERE owner=? AND agent=? LIMIT 1"
+        return self._store.value(bool, question, owner, agent) is not None
+
+    def agents(self, owner: int) -> list[str]:
+        """The names that have sessions of an owner's."""
+        question = "SELECT DISTINCT agent FROM sessions WHERE owner=? ORDER BY agent"
+        return [name for (name,) in self._store.execute(question, owner)]
+
+    def owners(self) -> list[int]:
+        question = "SELECT DISTINCT owner FROM sessions ORDER BY owner"
+        return [owner for (owner,) in self._store.execute(question)]
+
+    def channels(self, session: SessionIndex) -> list[tuple[str, AgentIndex]]:
+        """(name, number of the child) of what a session gave to children, below its
+        ``context/child``."""
+        return self._store.execute(
+            "SELECT channel, idx FROM agents WHERE parent_session=? ORDER BY idx", session
+        ).fetchall()
+
+    def find_channel(self, session: SessionIndex, channel: str) -> AgentIndex | None:
+        question = "SELECT idx FROM agents WHERE parent_session=? AND channel=?"
+        return self._store.value(AgentIndex, question, session, channel)
 
     # where they are
 
@@ -139,7 +185,7 @@ class Sessions(SessionRows):
         if not self.any(agent.owner, agent.name):
             # of a history that was removed, or given to another owner
             self.discard_homes(agent.owner, agent.name)
-        session.index = self.insert(session)
+        session.index = self._store.insert_session(session)
         self._loaded[session.index] = session
         return session.index
 
@@ -177,6 +223,29 @@ class Sessions(SessionRows):
             and not self.any(session.owner, session.agent)
         ):
             self._store.release_name(session.agent)
+
+    def delete(self, index: SessionIndex) -> None:
+        self._store.execute("DELETE FROM sessions WHERE idx=?", index)
+        self._store.execute("DELETE FROM held WHERE session=?", index)
+
+    def hold(self, index: SessionIndex, lines: str) -> None:
+        """More events of a session that has no file of them."""
+        self._store.execute(
+            "INSERT INTO held VALUES (?,?) "
+            "ON CONFLICT (session) DO UPDATE SET lines=lines || excluded.lines",
+            index,
+            lines,
+        )
+
+    def lines(self, index: SessionIndex) -> str:
+        """The events of a session that has no file of them."""
+        return self._store.value(str, "SELECT lines FROM held WHERE session=?", index) or ""
+
+    def release(self, index: SessionIndex) -> str:
+        """They are held no longer."""
+        lines = self.lines(index)
+        self._store.execute("DELETE FROM held WHERE session=?", index)
+        return lines
 
     def forget(self, index: SessionIndex) -> None:
         """Not in memory any more."""

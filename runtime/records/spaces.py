@@ -6,6 +6,7 @@ measured: nobody has to look at the tree to answer for it.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -14,6 +15,7 @@ from runtime.ids import NO_SPACE, SpaceIndex
 from runtime.records.model import Space, SpaceState
 from runtime.records.store import Store
 from runtime.texts.mounts import place_of, space_of
+from runtime.texts.names import dump_json
 
 #: of a measure, in seconds: what a space has is not known from an older one
 FRESH_SECONDS: Final = 30.0
@@ -42,7 +44,11 @@ class Spaces:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._named = {space.name: space for space in store.load_spaces()}
+        rows = store.execute("SELECT idx, name, data FROM spaces ORDER BY idx")
+        self._named = {
+            name: Space.load(SpaceIndex(index), name, json.loads(data))
+            for index, name, data in rows
+        }
         #: is told when a tree has to be made or removed
         self.changed: Callable[[], None] = lambda: None
 
@@ -88,7 +94,8 @@ class Spaces:
 
     def _insert(self, space: Space) -> Space:
         with self._store.transaction():
-            space.index = self._store.insert_space(space)
+            data = dump_json(space.record())
+            space.index = SpaceIndex(self._store.insert("spaces", name=space.name, data=data))
         self._named[space.name] = space
         self.changed()
         return space
@@ -118,9 +125,9 @@ class Spaces:
     def forget(self, space: Space) -> None:
         """Its tree is gone."""
         with self._store.transaction():
-            self._store.delete_space(space.index)
+            self._store.execute("DELETE FROM spaces WHERE idx=?", space.index)
         del self._named[space.name]
 
     def _put(self, space: Space) -> None:
         with self._store.transaction():
-            self._store.put_space(space)
+            self._store.put("spaces", space.index, data=dump_json(space.record()))

@@ -19,15 +19,15 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from runtime.errors import NoSpaceError, StartupError
-from runtime.ids import AgentIndex, CallId, Incarnation, ItemIndex, SpaceIndex
+from runtime.ids import AgentIndex, CallId, Incarnation, ItemIndex, SessionIndex
 from runtime.records.items import KINDS, LONG_ABOVE, Item, LongText
-from runtime.records.model import Agent, Session, Space
+from runtime.records.model import Agent, Session
 from runtime.records.run import gathered
 from runtime.texts.names import dump_json
 
@@ -105,12 +105,19 @@ CREATE TABLE spaces (
     data TEXT NOT NULL
 );
 """
-#: fields that have columns of their own, which are in indices: pages that a commit writes as well
-_AGENT_COLUMNS: Final = frozenset({"parent_session", "channel", "removed"})
+#: fields that have columns of their own, and change
+_COLUMNS: Final = {
+    "agents": frozenset({"parent_session", "channel", "removed"}),
+    "sessions": frozenset({"owner", "removed"}),
+}
 #: bytes of an answer, in SQL
 _ANSWER_SIZE: Final = "LENGTH(CAST(answer AS BLOB))"
 _T = TypeVar("_T")
 _LONG: Final = frozenset(name for cls in KINDS.values() for name in cls.long)
+
+
+#: how many answers of whom went, and their bytes
+Dropped = dict[str, tuple[int, int]]
 
 
 class Pending(NamedTuple):
@@ -283,18 +290,14 @@ class Store:
 
     def insert_agent(self, agent: Agent) -> AgentIndex:
         values = agent.dump()
-        columns = {name: values[name] for name in ("name", *_AGENT_COLUMNS)}
-        return AgentIndex(self.insert("agents", **columns, data=_dump_agent(values)))
+        row = _row("agents", values, _dump_agent(values))
+        return AgentIndex(self.insert("agents", name=agent.name, **row))
 
     def put_agent(
-        self, index: AgentIndex, values: dict[str, Any], changed: Iterable[str] = _AGENT_COLUMNS
+        self, index: AgentIndex, values: dict[str, Any], changed: Iterable[str] | None = None
     ) -> None:
-        """Writes an agent; if only fields without a column ``changed``, nothing but the row
-        itself."""
-        columns = {} if _AGENT_COLUMNS.isdisjoint(changed) else _AGENT_COLUMNS
-        self.put(
-            "agents", index, **{name: values[name] for name in columns}, data=_dump_agent(values)
-        )
+        """Writes an agent, of which these fields ``changed``, or all may have."""
+        self.put("agents", index, **_row("agents", values, _dump_agent(values), changed))
 
     def load_agents(self) -> list[Agent]:
         """Every agent that has not been removed."""
@@ -409,7 +412,17 @@ class Store:
     def put_runs(self, name: str, number: int) -> None:
         self._db.execute("UPDATE names SET runs=? WHERE name=?", (number, name))
 
-    # sessions (the others are in ``runtime.records.sessionrows``)
+    # sessions (the questions are in ``runtime.records.sessions``)
+
+    def insert_session(self, session: Session) -> SessionIndex:
+        row = _row("sessions", session.dump(), dump_json(session.record()))
+        names = {"agent": session.agent, "name": session.name}
+        return SessionIndex(self.insert("sessions", **names, **row))
+
+    def put_session(self, session: Session, changed: Iterable[str] | None = None) -> None:
+        """Writes a session, of which these fields ``changed``, or all may have."""
+        row = _row("sessions", session.dump(), dump_json(session.record()), changed)
+        self.put("sessions", session.index, **row)
 
     def held_sizes(self) -> dict[tuple[int, str], tuple[int, int]]:
         """How many sessions there are, and the bytes that are held for them, by owner and agent.
@@ -422,24 +435,6 @@ class Store:
                 "LEFT JOIN held ON session=idx GROUP BY owner, agent"
             )
             return {(owner, agent): (count, int(size)) for owner, agent, count, size in rows}
-
-    # spaces
-
-    def insert_space(self, space: Space) -> SpaceIndex:
-        data = dump_json(space.record())
-        return SpaceIndex(self.insert("spaces", name=space.name, data=data))
-
-    def put_space(self, space: Space) -> None:
-        self.put("spaces", space.index, data=dump_json(space.record()))
-
-    def delete_space(self, index: SpaceIndex) -> None:
-        self._db.execute("DELETE FROM spaces WHERE idx=?", (index,))
-
-    def load_spaces(self) -> list[Space]:
-        rows = self._db.execute("SELECT idx, name, data FROM spaces ORDER BY idx")
-        return [
-            Space.load(SpaceIndex(index), name, json.loads(data)) for index, name, data in rows
-        ]
 
     # answers
 
@@ -474,32 +469,27 @@ class Store:
         )
         return {caller: (count, size) for caller, count, size in rows}
 
-    def drop_answer(self, caller: str, name: CallId) -> tuple[int, int]:
-        """One of them; as ``drop_answers``."""
-        rows = self._db.execute(
-            f"DELETE FROM answers WHERE caller=? AND id=? RETURNING {_ANSWER_SIZE}", (caller, name)
-        ).fetchall()
-        return len(rows), sum(size for (size,) in rows)
+    def drop_answer(self, caller: str, name: CallId) -> Dropped:
+        """One of them."""
+        return self._drop_answers("caller=? AND id=?", caller, name)
 
-    def drop_answers(self, caller: str, most: int = -1) -> tuple[int, int]:
-        """The oldest of a caller; how many that were, and their bytes. All by default."""
-        rows = self._db.execute(
-            "DELETE FROM answers WHERE idx IN "
-            "(SELECT idx FROM answers WHERE caller=? ORDER BY idx LIMIT ?) "
-            f"RETURNING {_ANSWER_SIZE}",
-            (caller, most),
-        ).fetchall()
-        return len(rows), sum(size for (size,) in rows)
+    def drop_answers(self, caller: str, most: int = -1) -> Dropped:
+        """The oldest of a caller, all by default."""
+        return self._drop_answers(
+            "idx IN (SELECT idx FROM answers WHERE caller=? ORDER BY idx LIMIT ?)", caller, most
+        )
 
-    def drop_answers_before(self, made: float, most: int) -> dict[str, tuple[int, int]]:
-        """Some of those that are older; how many of whom, and their bytes."""
-        rows = self._db.execute(
-            "DELETE FROM answers WHERE idx IN (SELECT idx FROM answers WHERE made<? LIMIT ?) "
-            f"RETURNING caller, {_ANSWER_SIZE}",
-            (made, most),
-        ).fetchall()
-        found: dict[str, tuple[int, int]] = {}
-        for caller, size in rows:
+    def drop_answers_before(self, made: float, most: int) -> Dropped:
+        """Some of those that are older."""
+        return self._drop_answers(
+            "idx IN (SELECT idx FROM answers WHERE made<? LIMIT ?)", made, most
+        )
+
+    def _drop_answers(self, which: str, *values: Any) -> Dropped:
+        found: Dropped = {}
+        for caller, size in self._db.execute(
+            f"DELETE FROM answers WHERE {which} RETURNING caller, {_ANSWER_SIZE}", values
+        ).fetchall():
             count, total = found.get(caller, (0, 0))
             found[caller] = count + 1, total + size
         return found
@@ -552,6 +542,17 @@ def _translated(error: sqlite3.OperationalError) -> Exception:
     if error.sqlite_errorcode & 0xFF in _DISK_ERRORS:
         return NoSpaceError("the disk under the daemon's state is full")
     return error
+
+
+def _row(
+    table: str, values: Mapping[str, Any], data: str, changed: Iterable[str] | None = None
+) -> dict[str, Any]:
+    """The columns of a row: those in indices, which are pages that a commit writes as well, only
+    if they ``changed``."""
+    columns = _COLUMNS[table]
+    if changed is not None and columns.isdisjoint(changed):
+        return {"data": data}
+    return {**{name: values[name] for name in columns}, "data": data}
 
 
 def _dump_agent(values: dict[str, Any]) -> str:

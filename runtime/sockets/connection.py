@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -33,13 +33,13 @@ _PIECE: Final = 64 << 10
 _SMALL: Final = 4 << 10
 
 
-@dataclass(slots=True, eq=False)
-class Pending:
-    """An operation that is answered later: what was asked, and what was answered of it so far,
-    as JSON values."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Asked:
+    """The JSON values of a frame that asks for something, and of what was done of it so far, for
+    the next daemon: noted before it is said."""
 
     fields: dict[str, Any]
-    progress: dict[str, Any]
+    progress: dict[str, Any] = field(default_factory=dict)
 
 
 def _place(unsent: list[bytearray], one: bytearray) -> int:
@@ -80,7 +80,7 @@ class Connection:
         #: what was said and not taken by the kernel yet, in order
         self._unsent: list[bytearray] = []
         #: operations that are answered later
-        self.pending: list[Pending] = []
+        self.pending: list[Asked] = []
         #: whether nothing more is received from it
         self.ending = False
 
@@ -145,9 +145,9 @@ class Connection:
             "received": received + self._buffer,
             "unsent": b"".join(self._unsent),
             "pending": [
-                [pending.fields, pending.progress]
-                for pending in self.pending
-                if "done" not in pending.progress
+                [asked.fields, asked.progress]
+                for asked in self.pending
+                if "done" not in asked.progress
             ],
             "ending": self.ending,
         }

@@ -23,7 +23,8 @@ import trio
 from runtime.agents.answers import check_call_id
 from runtime.agents.messages import SENDING, check_id
 from runtime.agents.parts import Agents
-from runtime.authority.guard import AnyGuard, Facts, Guard, Unless
+from runtime.authority.facts import Facts
+from runtime.authority.guard import AnyGuard, Guard, unless
 from runtime.caller import (
     CONTROLLERS,
     HISTORIANS,
@@ -44,7 +45,7 @@ from runtime.ids import CallId, MessageId
 from runtime.life.streams import Stream, Streams
 from runtime.records.items import REPORTED, Message, MessageStatus
 from runtime.records.model import Agent
-from runtime.sockets.connection import Connection, Server
+from runtime.sockets.connection import Asked, Connection, Server
 from runtime.sockets.replay import Replays, check_event_id
 from runtime.texts import policy
 from runtime.texts.names import check_name, quote
@@ -110,16 +111,13 @@ class Services:
     calls: Calls = field(default_factory=Calls)
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request(Asked):
     """One frame that asks for something: at which socket, by which connection."""
 
     services: Services
     server: Server
     connection: Connection
-    fields: dict[str, Any]
-    #: of an operation that stays: what was done of it, for the next daemon, noted before it is said
-    progress: dict[str, Any] = field(default_factory=dict)
 
     @property
     def about(self) -> Agent | None:
@@ -149,20 +147,21 @@ class Request:
     def agents(self) -> Agents:
         return self.services.agents
 
+    @property
+    def own(self) -> bool:
+        """Whether the message or call that it means is the caller's, which was asked for before."""
+        agent, name = self.server.agent, self.fields.get("id")
+        if agent is None or not isinstance(name, str):
+            return False
+        message = self.agents.messages.meant(self.caller, agent, MessageId(name))
+        asked = message is not None and message.asked == self.caller.key
+        return asked or self.services.calls.has(self.caller, name)
+
     async def answer(self, frame: dict[str, Any]) -> None:
         await self.connection.send(frame)
 
 
 Handler = Callable[[Request], Coroutine[Any, Any, None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The facts that guards look at: a request, and whether the message or call that it means is
-    the caller's own, which was asked for before."""
-
-    request: Request
-    own: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +171,7 @@ class Operation:
     sender may ask about."""
 
     name: str
-    guard: Guard[Asked]
+    guard: Guard[Request]
     handler: Handler
     doc: str
     stays: bool = False
@@ -387,33 +386,30 @@ async def _reexec(request: Request) -> None:
 # guards
 
 
-def _why_stopping(facts: Facts, caller: Caller, asked: Asked) -> str:
-    return "the agent is stopping" if asked.request.server.refusing else ""
+@unless("it is stopping", WrongStateError)
+def _stopping(facts: Facts, caller: Caller, request: Request) -> str:
+    return "the agent is stopping" if request.server.refusing else ""
 
 
-def _why_no_more(facts: Facts, caller: Caller, asked: Asked) -> str:
-    return "the agent is stopping" if asked.request.server.refusing and not asked.own else ""
+@unless("it is stopping and the id is a new one", WrongStateError)
+def _no_more(facts: Facts, caller: Caller, request: Request) -> str:
+    return "the agent is stopping" if request.server.refusing and not request.own else ""
 
 
-def _why_no_name(facts: Facts, caller: Caller, asked: Asked) -> str:
-    return "agent: write the name of an agent" if asked.request.name is None else ""
+@unless("it names no agent", MissingError)
+def _no_name(facts: Facts, caller: Caller, request: Request) -> str:
+    return "agent: write the name of an agent" if request.name is None else ""
 
 
-def _why_not_operated(facts: Facts, caller: Caller, asked: Asked) -> str:
-    name, agent = asked.request.name, asked.request.named
+@unless("the caller is not an operator of the agent that it names", MissingError)
+def _not_operated(facts: Facts, caller: Caller, request: Request) -> str:
+    name, agent = request.name, request.named
     if name is None:
         return ""
     if agent is not None and facts.identity.roles(caller, agent) & OPERATORS:
         return ""
     return f"{quote(name)}: no such agent, or the caller is not its operator"
 
-
-_STOPPING: Final[Unless[Asked]] = Unless("it is stopping", WrongStateError, _why_stopping)
-_NO_MORE: Final = Unless("it is stopping and the id is a new one", WrongStateError, _why_no_more)
-_NO_NAME: Final = Unless("it names no agent", MissingError, _why_no_name)
-_NOT_OPERATED: Final = Unless(
-    "the caller is not an operator of the agent that it names", MissingError, _why_not_operated
-)
 
 #: who may use the socket of a public agent, of a private agent, and of the daemon
 CONNECTING: Final[AnyGuard] = Guard(who=Role.ANYONE)
@@ -428,9 +424,9 @@ def connecting(agent: Agent | None) -> AnyGuard:
     return CONNECTING_PRIVATE if agent.private else CONNECTING
 
 
-def _guard(who: Role) -> Guard[Asked]:
+def _guard(who: Role) -> Guard[Request]:
     """The guard of an operation that is refused while the agent ends."""
-    return Guard(who=who, unless=(_STOPPING,))
+    return Guard(who=who, unless=(_stopping,))
 
 
 OPERATIONS: Final[dict[str, Operation]] = {
@@ -443,7 +439,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
         Operation(name="resume", guard=Guard(who=HISTORIANS), handler=_resume, stays=True,
             doc="replay the events of the session, then send new ones"),
         Operation(name="send", handler=_send, stays=True, of_message=True,
-            guard=Guard(who=SENDING.who | Role.SENDER, unless=(_NO_MORE,), delegated=True),
+            guard=Guard(who=SENDING.who | Role.SENDER, unless=(_no_more,), delegated=True),
             doc="send a message, and receive its reply as it grows"),
         Operation(name="cancel", handler=_cancel, of_message=True,
             guard=_guard(CONTROLLERS | Role.STOPPER | Role.SENDER),
@@ -461,8 +457,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
     )
 }  # fmt: skip
 
-_OPERATORS: Final[Guard[Asked]] = Guard(who=OPERATORS)
-_MASTERS: Final[Guard[Asked]] = Guard(who=Role.ROOT)
+_OPERATORS: Final[Guard[Request]] = Guard(who=OPERATORS)
+_MASTERS: Final[Guard[Request]] = Guard(who=Role.ROOT)
 
 DAEMON_OPERATIONS: Final[dict[str, Operation]] = {
     operation.name: operation
@@ -473,17 +469,17 @@ DAEMON_OPERATIONS: Final[dict[str, Operation]] = {
             doc="tell the facts of the file status"),
         Operation(name="tool", guard=_OPERATORS, handler=_tool, stays=True,
             doc="call a tool about an agent"),
-        Operation(name="ctl", guard=Guard(who=OPERATORS, unless=(_NO_NAME,)), handler=_ctl,
+        Operation(name="ctl", guard=Guard(who=OPERATORS, unless=(_no_name,)), handler=_ctl,
             stays=True, doc="say a verb to the named agent, or to its task"),
         Operation(name="cancel", guard=_OPERATORS, handler=_cancel_call,
             doc="end the waiting of a pending tool call"),
         Operation(name="reexec", guard=_MASTERS, handler=_reexec, stays=True,
             doc="execute the program of the daemon again, and answer when it is ready"),
         Operation(name="why", handler=_why,
-            guard=Guard(who=OPERATORS, unless=(_NO_NAME, _NOT_OPERATED)),
+            guard=Guard(who=OPERATORS, unless=(_no_name, _not_operated)),
             doc="tell which line of a policy permits something to the named agent"),
         Operation(name="audit", handler=_audit,
-            guard=Guard(who=OPERATORS, unless=(_NOT_OPERATED,)),
+            guard=Guard(who=OPERATORS, unless=(_not_operated,)),
             doc="tell what was refused to and about the caller's agents, or the named one"),
         Operation(name="quota", guard=_OPERATORS, handler=_quota,
             doc="tell what the caller uses of its accounts; to root, all owners"),

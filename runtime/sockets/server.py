@@ -25,17 +25,16 @@ from runtime.authority.loop import Holding, Late, Turns
 from runtime.caller import Caller, Role
 from runtime.cell.cell import Places
 from runtime.errors import CtxError, QuotaError
-from runtime.ids import AgentIndex, MessageId
+from runtime.ids import AgentIndex
 from runtime.kernel.binder import Binder
 from runtime.kernel.handover import Descriptors, unpack_caller
 from runtime.records.change import Subscriber
 from runtime.records.lifecycle import Effect
 from runtime.records.model import Agent
-from runtime.sockets.connection import REST_SECONDS, Connection, Pending, Server, cancel_after
+from runtime.sockets.connection import REST_SECONDS, Connection, Server, cancel_after
 from runtime.sockets.operations import (
     DAEMON_OPERATIONS,
     OPERATIONS,
-    Asked,
     Operation,
     Request,
     Services,
@@ -375,18 +374,24 @@ class Sockets(Subscriber):
         staying: trio.Nursery,
     ) -> None:
         """With operations that the daemon before was asked for, and allowed."""
-        table = _operations_of(server)
+        table, asked = _operations_of(server), []
         for fields, progress in pending:
             operation = table.get(str(fields.get("op")))
             if operation is not None:
-                connection.pending.append(Pending(fields, progress))
+                request = Request(
+                    services=self._services,
+                    server=server,
+                    connection=connection,
+                    fields=fields,
+                    progress=progress,
+                )
+                asked.append((operation, request))
+                connection.pending.append(request)
         await self.beginning.passed()
-        for each in list(connection.pending):
-            request = Request(self._services, server, connection, each.fields, each.progress)
-            size = len(json.dumps(each.fields))
+        for operation, request in asked:
+            size = len(json.dumps(request.fields))
             connection.charge(size)
-            operation = table[str(each.fields["op"])]
-            staying.start_soon(self._stay, operation, request, size, each)
+            staying.start_soon(self._stay, operation, request, size)
 
     @staticmethod
     async def _next_line(server: Server, connection: Connection) -> str | None:
@@ -420,7 +425,9 @@ class Sockets(Subscriber):
         try:
             fields = parse_json_object(line)
             operation = check_known(str(fields.get("op")), _operations_of(server), "operation")
-            request = Request(self._services, server, connection, fields)
+            request = Request(
+                services=self._services, server=server, connection=connection, fields=fields
+            )
             self._check(operation, request)
             if not operation.stays:
                 await operation.handler(request)
@@ -433,21 +440,10 @@ class Sockets(Subscriber):
         """Whether the peer may ask for this now; raises what the guards refuse it with."""
         agent, caller = request.server.agent, request.caller
         roles = self._check_peer(agent, request.connection)
-        own = False
-        name = request.fields.get("id") if operation.of_message else None
-        if agent is not None and isinstance(name, str):
-            message = self._agents.messages.meant(caller, agent, MessageId(name))
-            own = message is not None and message.asked == caller.key
-            own = own or self._services.calls.has(caller, name)
-        operation.guard.check(
-            Act.ASK,
-            operation.name,
-            self._agents,
-            caller,
-            roles | Role.SENDER if own else roles,
-            agent,
-            Asked(request, own),
-        )
+        if operation.of_message and request.own:
+            roles |= Role.SENDER
+        what = operation.name
+        operation.guard.check(Act.ASK, what, self._agents, caller, roles, agent, request)
 
     def _begin_staying(
         self, staying: trio.Nursery, operation: Operation, request: Request, size: int
@@ -459,13 +455,10 @@ class Sockets(Subscriber):
                 "read an answer first"
             )
         request.connection.charge(size)
-        pending = Pending(request.fields, request.progress)
-        request.connection.pending.append(pending)
-        staying.start_soon(self._stay, operation, request, size, pending)
+        request.connection.pending.append(request)
+        staying.start_soon(self._stay, operation, request, size)
 
-    async def _stay(
-        self, operation: Operation, request: Request, size: int, pending: Pending
-    ) -> None:
+    async def _stay(self, operation: Operation, request: Request, size: int) -> None:
         connection = request.connection
         try:
             await connection.timed(operation.handler(request))
@@ -475,7 +468,7 @@ class Sockets(Subscriber):
         finally:
             connection.charge(-size)
             with contextlib.suppress(ValueError):  # of a connection that is ended
-                connection.pending.remove(pending)
+                connection.pending.remove(request)
 
     async def _send_error(self, connection: Connection, error: CtxError, about: Any = None) -> None:
         self._refused(error, connection.caller, connection.path)

@@ -590,7 +590,7 @@ async def measure_lives(scene: Scene, meter: LoopMeter) -> dict[str, float]:
             other = dataclasses.replace(
                 first, index=NO_SESSION, name=f"default.{number}", agent_index=NO_AGENT
             )
-            agents.sessions.insert(other)
+            agents.store.insert_session(other)
     with scene.mounted.as_(USER):
         for path in ("home/1000/agent", "home/1000/agent/x/session"):
             inode = await costs.inode(path)

@@ -198,7 +198,7 @@ def test_a_message_is_queued_told_and_shown(world: World, agent: Agent) -> None:
         {"type": "message.queued", "message": "q-1", "from": "operator uid:1000",
          "provenance": "operator", "priority": "next"},
     ]  # fmt: skip
-    (row,) = world.agents.messages.render(agent).splitlines()
+    (row,) = world.agents.messages.lines(agent)
     shown = json.loads(row)
     assert list(shown) == ["id", "ts", "from", "provenance", "priority", "text"]
     assert shown.pop("ts").endswith("Z")
@@ -208,7 +208,7 @@ def test_a_message_is_queued_told_and_shown(world: World, agent: Agent) -> None:
 
 
 def test_an_empty_queue_is_an_empty_file(world: World, agent: Agent) -> None:
-    assert world.agents.messages.render(agent) == ""
+    assert not list(world.agents.messages.lines(agent))
 
 
 def test_messages_without_an_id_get_one_each(world: World, agent: Agent) -> None:
@@ -408,7 +408,7 @@ def test_the_order_is_of_priorities_then_of_age(world: World, agent: Agent) -> N
     for text, priority in (("d", "background"), ("c", "normal"), ("a", "interject"), ("b", "next")):
         send(world, agent, text, priority=priority)
     assert queue(world, agent) == ["a", "b", "c", "d"]
-    assert [json.loads(r)["text"] for r in world.agents.messages.render(agent).splitlines()] == [
+    assert [json.loads(r)["text"] for r in world.agents.messages.lines(agent)] == [
         *("a", "b", "c", "d")
     ]
 
@@ -439,7 +439,7 @@ def test_the_delegated_task_is_before_all_others_and_may_be_long(world: World) -
     assert queue(world, agent)[0] == "task " * 100
     world.reopen()
     assert queue(world, agent)[0] == "task " * 100
-    (first, *_) = world.agents.messages.render(agent).splitlines()
+    (first, *_) = world.agents.messages.lines(agent)
     assert (json.loads(first)["provenance"], json.loads(first)["priority"]) == (
         *("delegation", "interject"),
     )

@@ -1528,7 +1528,7 @@ class Planes(RuleBasedStateMachine):
                 assert json.loads(message.text) == self._shown(expected.text)
         current = messages.current(agent)
         assert (current is None) is (model.current is None)
-        rows = [json.loads(line) for line in messages.render(agent).splitlines()]
+        rows = [json.loads(line) for line in messages.lines(agent)]
         assert [row["id"] for row in rows] == [m.name for m in pending]
         kept = {m.name for m in self.items(agent, Message) if m.status in _OVER["message"]}
         assert kept == {m.name for m in model.messages if m.kept}

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,11 @@ from runtime.errors import (
 from runtime.ids import RunId, TriggerToken
 from runtime.records.change import Change
 from runtime.records.items import (
-    WAIT_MOVES,
     Message,
     MessageStatus,
     Task,
     TaskStatus,
     Wait,
-    WaitCue,
     WaitStatus,
     Work,
 )
@@ -203,26 +202,6 @@ def test_the_removal_of_a_new_child_fires_the_waits_on_it_once(
 # the table
 
 
-LEGAL = {
-    ("new", "arm"): "armed",
-    ("new", "cancel"): "cancelled",
-    ("armed", "fire"): "fired",
-    ("armed", "cancel"): "cancelled",
-    ("armed", "expire"): "expired",
-}
-
-
-@pytest.mark.parametrize("at", WaitStatus)
-@pytest.mark.parametrize("cue", WaitCue)
-def test_every_move_is_in_the_table_or_refused(at: WaitStatus, cue: WaitCue) -> None:
-    to = LEGAL.get((at.value, cue.value))
-    if to is not None:
-        assert WAIT_MOVES.move(at, cue).status == to
-        return
-    with pytest.raises(WrongStateError, match=f"the wait is {at}"):
-        WAIT_MOVES.move(at, cue)
-
-
 @contextmanager
 def brought_to(world: World, agent: Agent, at: str) -> Iterator[Wait]:
     wait = make(world, agent, "x")
@@ -245,7 +224,7 @@ def brought_to(world: World, agent: Agent, at: str) -> Iterator[Wait]:
 @pytest.mark.parametrize("at", WaitStatus)
 def test_a_wait_is_armed_once(world: World, agent: Agent, at: str) -> None:
     with brought_to(world, agent, at) as wait:
-        for arm in (world.agents.waiting.check_arm, world.agents.waiting.arm):
+        for arm in (partial(world.agents.waiting.begin, Change()), world.agents.waiting.arm):
             if at == "new":
                 arm(USER, agent, wait, "message")
                 continue
@@ -261,7 +240,7 @@ def test_what_may_be_said_until_it_is_over(
 ) -> None:
     work_item(world, agent)
     with brought_to(world, agent, at) as wait:
-        for say in (world.agents.waiting.check, world.agents.waiting.set):
+        for say in (partial(world.agents.waiting.update, Change()), world.agents.waiting.set):
             if at in ("new", "armed"):
                 say(agent, wait, field, text)
                 continue
@@ -378,7 +357,7 @@ def test_a_wait_for_nothing_is_refused(
 ) -> None:
     wait = make(world, agent, "x")
     before = wait.dump()
-    for arm in (world.agents.waiting.check_arm, world.agents.waiting.arm):
+    for arm in (partial(world.agents.waiting.begin, Change()), world.agents.waiting.arm):
         with pytest.raises(error) as caught:
             arm(USER, agent, wait, on)
         assert caught.value.sentence
@@ -439,7 +418,7 @@ def test_agents_without_the_family_make_no_tokens(
     families = ("core", "local_environment")
     monkeypatch.setattr(world.agents.authority, "families", lambda agent: families)
     wait = make(world, agent, "x")
-    for arm in (world.agents.waiting.check_arm, world.agents.waiting.arm):
+    for arm in (partial(world.agents.waiting.begin, Change()), world.agents.waiting.arm):
         with pytest.raises(DeniedError, match="external_trigger"):
             arm(inside(agent), agent, wait, "trigger")
     world.agents.waiting.arm(inside(agent), agent, wait, "timer 1h")
@@ -842,7 +821,7 @@ def test_only_children_that_take_messages_are_asked(
     world.agents.journal.update(kid, mode="once")
     for number, on in enumerate(("reply kid", "reply kid m", "reply none", "reply coder m")):
         wait = make(world, agent, f"x{number}")
-        for arm in (world.agents.waiting.check_arm, world.agents.waiting.arm):
+        for arm in (partial(world.agents.waiting.begin, Change()), world.agents.waiting.arm):
             with pytest.raises(MalformedError, match=r"once agent|has no child"):
                 arm(USER, agent, wait, on)
         assert wait.status == "new"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -102,7 +103,7 @@ def test_what_a_written_status_does(world: World, agent: Agent, before: str, wor
             status(world, agent, item, word)
         assert item.status == before
         return
-    world.agents.work.check(agent, item, "status", word)
+    world.agents.work.update(Change(), agent, item, "status", word)
     assert item.status == before, "only looked at"
     status(world, agent, item, word)
     assert (item.status, agent.focus == "w") == wanted
@@ -216,7 +217,7 @@ def test_bad_text_is_refused_and_changes_nothing(
     item, _ = make(world, agent, "w", "other")
     before = item.dump()
     with pytest.raises(error, match=match):
-        world.agents.work.check(agent, item, field, text)
+        world.agents.work.update(Change(), agent, item, field, text)
     with pytest.raises(error, match=match):
         write(world, agent, item, field, text)
     assert item.dump() == before
@@ -259,21 +260,21 @@ def test_what_is_over_takes_no_focus(world: World, agent: Agent, end: str) -> No
     world.agents.work.focus(agent, "other")
     write(world, agent, item, "objective", "x")
     status(world, agent, item, end)
-    for refused in (world.agents.work.focus, world.agents.work.check_focus):
+    for refused in (world.agents.work.focus, partial(world.agents.work.turn_to, Change())):
         with pytest.raises(WrongStateError, match=f"is {end}"):
             refused(agent, "w")
     assert (agent.focus, other.status) == ("other", "active")
 
 
 def test_what_is_not_there_takes_no_focus(world: World, agent: Agent) -> None:
-    for refused in (world.agents.work.focus, world.agents.work.check_focus):
+    for refused in (world.agents.work.focus, partial(world.agents.work.turn_to, Change())):
         with pytest.raises(MissingError, match='has no work item "none"'):
             refused(agent, "none")
 
 
 def test_looking_whether_it_could_be_focused_does_not_focus(world: World, agent: Agent) -> None:
     (item,) = make(world, agent, "w")
-    world.agents.work.check_focus(agent, "w")
+    world.agents.work.turn_to(Change(), agent, "w")
     assert (item.status, agent.focus) == ("open", "")
 
 

@@ -183,7 +183,7 @@ def test_over_the_account_nothing_begins_and_everything_ends(tmp_path: Path) -> 
         over(world)
         for refused in (
             lambda: agents.births.create(operator(OWNER), "c"),
-            lambda: agents.living.check_agent(other),
+            lambda: agents.upkeep.check_agent(other),
             lambda: agents.tasks.start(inside(agent), agent, task),
         ):
             with pytest.raises(QuotaError, match="owner_disk_max"):

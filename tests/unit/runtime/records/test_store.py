@@ -14,11 +14,13 @@ import pytest
 
 from runtime.errors import NoSpaceError, StartupError
 from runtime.ids import NO_SESSION, AgentIndex, RunId, SessionIndex
+from runtime.kernel.trash import Trash
 from runtime.records.items import LongText, Work
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Session
+from runtime.records.registry import Registry
 from runtime.records.run import Run
-from runtime.records.sessionrows import SessionRows
+from runtime.records.sessions import Sessions
 from runtime.records.store import _STEPS, Pending, Store, check_state
 from runtime.records.stored import defaults_of, dumped
 
@@ -32,6 +34,11 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def an_agent(name: str = "a", **values: object) -> Agent:
     facts: dict[str, object] = {"index": 0, "incarnation": name + "-1", "name": name, **values}
     return Agent(owner=1, uid=1, gid=1, **facts)  # type: ignore[arg-type]
+
+
+def sessions_in(store: Store) -> Sessions:
+    state = store._path.parent
+    return Sessions(store=store, registry=Registry(store), trash=Trash(state), state=state)
 
 
 def a_session(name: str = "default", agent: str = "a", owner: int = 1) -> Session:
@@ -173,9 +180,9 @@ def test_fields_of_a_newer_version_are_left_out_when_loaded() -> None:
 
 def test_indexes_are_not_given_twice(store: Store) -> None:
     with store.transaction():
-        first = SessionRows(store).insert(a_session())
-        SessionRows(store).delete(first)
-        second = SessionRows(store).insert(a_session())
+        first = store.insert_session(a_session())
+        sessions_in(store).delete(first)
+        second = store.insert_session(a_session())
     assert second > first
 
 
@@ -185,9 +192,9 @@ def test_channels_are_found_by_session_and_name(store: Store) -> None:
         two = store.insert_agent(an_agent("b", parent_session=4, channel="b"))
         store.insert_agent(an_agent("c", parent_session=5, channel="a"))
     four = SessionIndex(4)
-    assert SessionRows(store).channels(four) == [("a", one), ("b", two)]
-    assert SessionRows(store).find_channel(four, "b") == two
-    assert SessionRows(store).find_channel(four, "c") is None
+    assert sessions_in(store).channels(four) == [("a", one), ("b", two)]
+    assert sessions_in(store).find_channel(four, "b") == two
+    assert sessions_in(store).find_channel(four, "c") is None
 
 
 def test_holders_of_directories_are_found_also_of_removed_agents(store: Store) -> None:
@@ -228,30 +235,30 @@ def test_a_name_belongs_to_nobody_after_its_release(store: Store) -> None:
 
 def test_sessions_are_listed_by_owner_and_name(store: Store) -> None:
     with store.transaction():
-        one = SessionRows(store).insert(a_session("default"))
-        two = SessionRows(store).insert(a_session("default.2"))
-        SessionRows(store).insert(a_session("default", "b"))
-        SessionRows(store).insert(a_session("default", "a", owner=2))
-    assert SessionRows(store).of(1, "a") == [("default", one), ("default.2", two)]
-    assert SessionRows(store).agents(1) == ["a", "b"]
-    assert SessionRows(store).owners() == [1, 2]
+        one = store.insert_session(a_session("default"))
+        two = store.insert_session(a_session("default.2"))
+        store.insert_session(a_session("default", "b"))
+        store.insert_session(a_session("default", "a", owner=2))
+    assert sessions_in(store).of(1, "a") == [("default", one), ("default.2", two)]
+    assert sessions_in(store).agents(1) == ["a", "b"]
+    assert sessions_in(store).owners() == [1, 2]
 
 
 def test_a_session_is_there_once(store: Store) -> None:
     with pytest.raises(sqlite3.IntegrityError), store.transaction():
-        SessionRows(store).insert(a_session())
-        SessionRows(store).insert(a_session())
-    assert SessionRows(store).of(1, "a") == []
+        store.insert_session(a_session())
+        store.insert_session(a_session())
+    assert sessions_in(store).of(1, "a") == []
 
 
 def test_a_session_keeps_its_counts(store: Store) -> None:
     session = a_session()
     with store.transaction():
-        session.index = SessionRows(store).insert(session)
+        session.index = store.insert_session(session)
         session.events, session.owner = 7, 2
-        SessionRows(store).put(session)
-    assert SessionRows(store).find(session.index) == session
-    assert SessionRows(store).of(2, "a") == [("default", session.index)]
+        store.put_session(session)
+    assert sessions_in(store).find(session.index) == session
+    assert sessions_in(store).of(2, "a") == [("default", session.index)]
 
 
 def test_the_row_of_a_session_names_its_agent_as_ever(store: Store) -> None:
@@ -403,17 +410,17 @@ def test_defaults_that_rows_leave_out_stay() -> None:
 def test_what_is_held_of_events_is_counted_and_goes_with_its_session(tmp_path: Path) -> None:
     with closing(Store(tmp_path / "db")) as store:
         with store.transaction():
-            one = SessionRows(store).insert(a_session("default", owner=1))
-            two = SessionRows(store).insert(a_session("default.2", owner=1))
-            SessionRows(store).hold(one, "sch\u00f6n\n")
-            SessionRows(store).hold(one, "b\n")
-            SessionRows(store).hold(two, "c\n")
-        assert SessionRows(store).lines(one) == "sch\u00f6n\nb\n"
+            one = store.insert_session(a_session("default", owner=1))
+            two = store.insert_session(a_session("default.2", owner=1))
+            sessions_in(store).hold(one, "sch\u00f6n\n")
+            sessions_in(store).hold(one, "b\n")
+            sessions_in(store).hold(two, "c\n")
+        assert sessions_in(store).lines(one) == "sch\u00f6n\nb\n"
         assert store.held_sizes() == {(1, "a"): (2, 11)}
         with store.transaction():
-            assert SessionRows(store).release(two) == "c\n"
-            SessionRows(store).delete(one)
-        assert SessionRows(store).lines(one) == SessionRows(store).lines(two) == ""
+            assert sessions_in(store).release(two) == "c\n"
+            sessions_in(store).delete(one)
+        assert sessions_in(store).lines(one) == sessions_in(store).lines(two) == ""
         assert store.held_sizes() == {(1, "a"): (1, 0)}
 
 

@@ -17,7 +17,7 @@ import trio.testing
 
 from runtime.authority.loop import Turns
 from runtime.kernel.handover import Descriptors, read_back, written
-from runtime.sockets.connection import Connection, Pending
+from runtime.sockets.connection import Asked, Connection
 from tests.worlds.records import ROOT, World, world_in
 
 
@@ -132,9 +132,9 @@ async def test_what_the_kernel_did_not_take_is_sent_once_and_in_order(tmp_path: 
 async def test_what_is_pending_passes_until_it_is_answered(tmp_path: Path) -> None:
     async with pair_in(tmp_path) as pair:
         pair.connection.pending = [
-            Pending({"op": "wait"}, {}),
-            Pending({"op": "resume"}, {"after": "e3"}),
-            Pending({"op": "tool"}, {"done": True}),
+            Asked(fields={"op": "wait"}, progress={}),
+            Asked(fields={"op": "resume"}, progress={"after": "e3"}),
+            Asked(fields={"op": "tool"}, progress={"done": True}),
         ]
         _, _, saved = pair.succeed()
         assert saved["pending"] == [[{"op": "wait"}, {}], [{"op": "resume"}, {"after": "e3"}]]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.authority.accounts import Resource
-from runtime.authority.living import INPUT_SIZE
+from runtime.authority.upkeep import INPUT_SIZE
 from runtime.errors import QuotaError
 from runtime.records.change import Change
 from runtime.records.items import TaskStatus
@@ -64,11 +64,11 @@ def test_a_running_command_is_counted_until_it_is_over(tmp_path: Path) -> None:
 def test_a_start_is_refused_before_the_process_has_nothing_left(tmp_path: Path) -> None:
     with world_in(tmp_path, owner_monitors=1) as world:
         first = world.agents.births.create(operator(OWNER), "a")
-        world.agents.living.check_agent(first)
+        world.agents.upkeep.check_agent(first)
         world.live(first)
         second = world.agents.births.create(operator(OWNER), "b")
         with pytest.raises(QuotaError, match="owner_monitors"):
-            world.agents.living.check_agent(second)
+            world.agents.upkeep.check_agent(second)
 
 
 def test_children_do_not_multiply_what_texts_may_take(tmp_path: Path) -> None:

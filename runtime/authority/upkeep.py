@@ -14,7 +14,7 @@ from typing import Any, Final
 from runtime.authority.accounts import Accounts, Charge, Payer, Reserve, Resource
 from runtime.authority.disk import INCARNATION_SIZE, Disk
 from runtime.caller import Caller
-from runtime.ids import AgentIndex, ItemIndex
+from runtime.ids import NO_ITEM, AgentIndex, ItemIndex
 from runtime.records.change import Change, Subscriber
 from runtime.records.items import LONG_ABOVE, Item, Items, Task, TaskStatus, Work
 from runtime.records.journal import Journal
@@ -54,21 +54,28 @@ _RUNNING: Final = frozenset({TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.C
 class _Texts:
     """The sizes of the texts of one agent and of its records."""
 
-    __slots__ = ("disk", "items", "memory", "own")
+    __slots__ = ("disk", "memory", "sizes")
 
     def __init__(self, memory: Charge, disk: Charge) -> None:
         self.memory = memory
         self.disk = disk
-        self.own = 0
-        #: bytes in memory and on the disk, by record
-        self.items: dict[ItemIndex, tuple[int, int]] = {}
+        #: bytes in memory and on the disk, by record; of the agent itself without a number
+        self.sizes: dict[ItemIndex, tuple[int, int]] = {}
+
+    def note(self, index: ItemIndex, memory: int, disk: int = 0) -> None:
+        """So much is there of a record now, or nothing."""
+        before = self.sizes.pop(index, (0, 0))
+        self.memory.set(self.memory.amount + memory - before[0])
+        self.disk.set(self.disk.amount + disk - before[1])
+        if memory or disk:
+            self.sizes[index] = memory, disk
 
     def release(self) -> None:
         self.memory.release()
         self.disk.release()
 
 
-class Living(Subscriber):
+class Upkeep(Subscriber):
     """Charges for each agent and record, until it is over or removed."""
 
     def __init__(
@@ -149,7 +156,7 @@ class Living(Subscriber):
             owner = self._owner(item, owners)
             growth[owner] += memory
             kept[owner] += disk
-        if self._journal.acting_caller is not None:
+        if self._journal.cause.caller is not None:
             for event in _begun(self._journal.told(change)):
                 whose = self._registry.named(event["agent"])
                 if whose is not None:
@@ -187,7 +194,7 @@ class Living(Subscriber):
 
     def _reserve(self, owner: int) -> Reserve:
         """The reserve of an owner's accounts that the acting caller may use."""
-        caller = self._journal.acting_caller
+        caller = self._journal.cause.caller
         if caller is None:
             return Reserve.NONE
         found = self._payer(caller)
@@ -203,10 +210,7 @@ class Living(Subscriber):
         self._hold(agent.index, agent, _of_agent(agent) if agent.live else None)
 
     def _note_texts(self, agent: Agent) -> None:
-        texts = self._texts_of(agent)
-        size = _size(agent)
-        texts.memory.set(texts.memory.amount + size - texts.own)
-        texts.own = size
+        self._texts_of(agent).note(NO_ITEM, _size(agent))
 
     def _note_item(self, item: Item) -> None:
         if isinstance(item, Task):
@@ -215,30 +219,23 @@ class Living(Subscriber):
         if agent is None:
             return
         texts = self._texts_of(agent)
-        there = self._items.get(item.index) is item
-        memory, disk = _sizes_of(item) if there else (0, 0)
-        memory += _RECORD if there else 0
-        before = texts.items.pop(item.index, (0, 0))
-        texts.memory.set(texts.memory.amount + memory - before[0])
-        texts.disk.set(texts.disk.amount + disk - before[1])
-        if there:
-            texts.items[item.index] = memory, disk
+        if self._items.get(item.index) is item:
+            memory, disk = _sizes_of(item)
+            texts.note(item.index, _RECORD + memory, disk)
+        else:
+            texts.note(item.index, 0)
 
     def _texts_of(self, agent: Agent) -> _Texts:
-        texts = self._texts.get(agent.index)
-        if texts is None or texts.memory.payer.owner != agent.owner:
-            # of a new agent, the owner may be another one
-            who = Payer(agent.owner, agent.name)
-            amounts = (texts.memory.amount, texts.disk.amount) if texts is not None else (0, 0)
-            memory, disk = (
-                self._accounts.charged_anyway(who, resource, amount)
-                for resource, amount in zip((Resource.MEMORY, Resource.DISK), amounts, strict=True)
-            )
-            if texts is None:
-                texts = self._texts[agent.index] = _Texts(memory, disk)
-            else:
-                texts.release()
-                texts.memory, texts.disk = memory, disk
+        before = self._texts.get(agent.index)
+        if before is not None and before.memory.payer.owner == agent.owner:
+            return before
+        who, charged = Payer(agent.owner, agent.name), self._accounts.charged_anyway
+        texts = _Texts(charged(who, Resource.MEMORY, 0), charged(who, Resource.DISK, 0))
+        self._texts[agent.index] = texts
+        if before is not None:  # a new agent got another owner
+            for index, sizes in before.sizes.items():
+                texts.note(index, *sizes)
+            before.release()
         return texts
 
     def _note_task(self, task: Task) -> None:

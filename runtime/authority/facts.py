@@ -1,0 +1,102 @@
+"""All that is known of agents: their records, their rights, and what is charged for them."""
+
+from __future__ import annotations
+
+from dataclasses import InitVar, dataclass
+from pathlib import Path
+
+from runtime.authority.accounts import accounts_of
+from runtime.authority.attenuation import Authority
+from runtime.authority.disk import DIRECTORIES_SIZE, Disk
+from runtime.authority.identity import Identity
+from runtime.authority.upkeep import Upkeep
+from runtime.kernel.cgroups import Hierarchy
+from runtime.kernel.privilege import ROOT, Privilege
+from runtime.kernel.rooms import Rooms
+from runtime.kernel.trash import Trash
+from runtime.kernel.waitfiles import WaitFiles
+from runtime.records.config import Config
+from runtime.records.documents import Documents
+from runtime.records.history import History
+from runtime.records.items import Items
+from runtime.records.journal import Journal
+from runtime.records.registry import Registry
+from runtime.records.sessions import Sessions
+from runtime.records.settings import Settings
+from runtime.records.spaces import Spaces
+from runtime.records.store import Store
+from runtime.texts.mounts import TreePlaces
+
+
+@dataclass(kw_only=True, eq=False)
+class Facts:
+    """The places in which guards, and all parts of ``runtime.agents``, look things up.
+
+    Objects are made in the order in which they need each other, of whatever the store has.
+    """
+
+    config: InitVar[Config]
+    store: Store
+    spaces: Spaces
+    hierarchy: Hierarchy
+    wait_files: WaitFiles
+    state: Path
+    #: of ``Rooms``
+    rooms: Path
+    #: where programs see the filesystem, where it really is, if elsewhere, and where views have
+    #: durable trees
+    mount: Path
+    fuse: Path | None = None
+    tree: Path = Path("/run/ctxfs/tree")
+    privilege: Privilege = ROOT
+
+    def __post_init__(self, config: Config) -> None:
+        store, state = self.store, self.state
+        self.settings = Settings(config)
+        self.accounts = accounts_of(config)
+        self.trash = trash = Trash(state)
+        #: which agents there are, what is below them, and their sessions
+        self.registry = registry = Registry(store)
+        self.items = items = Items()
+        for item in store.load_items():
+            items.add(item)
+        self.sessions = Sessions(store=store, registry=registry, trash=trash, state=state)
+        #: the one way in which any of that changes
+        self.journal = journal = Journal(
+            store=store,
+            history=History(state),
+            registry=registry,
+            items=items,
+            sessions=self.sessions,
+            state=state,
+        )
+        self.documents = Documents(journal=journal, trash=trash, state=state)
+        #: who calls, what that may, and on whose account
+        roots = tuple({str(self.mount), str(self.fuse or self.mount)})
+        places = TreePlaces(str(self.tree), roots)
+        self.authority = Authority(registry, self.settings, self.spaces, places)
+        self.identity = Identity(
+            registry=registry,
+            authority=self.authority,
+            hierarchy=self.hierarchy,
+            privilege=self.privilege,
+        )
+        payer = self.identity.payer
+        self.disk = disk = Disk(
+            self.accounts,
+            state,
+            Rooms(self.rooms),
+            self.spaces,
+            store.holders,
+            store.held_sizes,
+            payer,
+        )
+        self.documents.made = self.sessions.made = lambda owner: disk.note(owner, DIRECTORIES_SIZE)
+        self.upkeep = Upkeep(
+            registry=registry,
+            items=items,
+            journal=journal,
+            accounts=self.accounts,
+            disk=disk,
+            payer=payer,
+        )
