@@ -33,6 +33,7 @@ In the code each of these words stands for one thing:
 - *event*: a line of ``events.jsonl``; sockets send the same
 - *wait*, *wait file*: an item, what an agent waits for; a FIFO that blocks readers until an end
 - *wakeup*: what rouses a task of the daemon when one of several files or causes changes
+- *facts*: where guards, and the parts of ``agents``, look things up (``authority.facts``)
 - *guard*: who may do a thing, when, and what stands in its way; the *mount guard* is the process
   that frees a dead mount
 - *owner*, *creator*: the uid that pays for an agent; who made it, and supervises it

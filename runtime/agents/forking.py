@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,15 +25,12 @@ _CHILDREN: Final = 256
 
 
 class Room:
-    """How much is still read: texts after that would have no room in the result.
-
-    So texts are taken in the order of ``runtime.texts.context``.
-    """
+    """How much is still read: texts after that would have no room in the result."""
 
     def __init__(self, size: int) -> None:
         self._left = size
 
-    def file(self, path: str) -> context.Text:
+    def file(self, path: str) -> context.Taken:
         """The beginning of a file of which no link is followed; nothing if there is none."""
         try:
             if self._left <= 0:
@@ -54,7 +51,7 @@ class Room:
         text = data.decode(errors="replace")
         return text if len(data) == st.st_size else context.Beginning(text, st.st_size)
 
-    def field(self, item: Work, name: str) -> context.Text:
+    def field(self, item: Work, name: str) -> context.Taken:
         """A text of a record."""
         length = item.length(name)
         if self._left <= 0 < length:
@@ -68,36 +65,16 @@ def inherit(agents: Agents, parent: Agent, child: Agent) -> context.Inherited:
     """The context that a child inherits of its parent as that is now, within ``fork_limit``."""
     session = agents.sessions.get(parent.session)
     assert session is not None
-    work = {item.name: item for item in agents.items.of(parent.index, Work)}
+    work = agents.items.of(parent.index, Work)
     handoff = _beginning(agents.documents.path(child, "handoff.md"), _HANDOFF)
-    items = _items(list(work.values()), work.get(parent.focus))
-    over = finished(work.values())
-    focus = items.get(parent.focus)
-    if focus is not None:
-        focus = items[focus.id] = dataclasses.replace(
-            focus, blocked_by=unfinished(work[focus.id], over)
-        )
-    shown = [focus.id] if focus is not None else []
-    if focus is not None:
-        shown += [item.id for _, item in context.related(focus, items.values(), handoff)]
     room = Room(agents.settings.config.fork_limit)
-    for number, name in enumerate(shown):
-        items[name] = dataclasses.replace(
-            items[name],
-            objective=room.field(work[name], "objective"),
-            acceptance=room.field(work[name], "acceptance"),
-            plan=room.field(work[name], "plan"),
-            blocked_by=unfinished(work[name], over) if number <= context.RELATED_MAX else (),
-        )
-    del shown[context.RELATED_MAX + 1 :]
     directory = agents.sessions.directory(session) / "context"
-    memory = room.file(f"{directory}/memory.md")
-    episodes = {name: room.file(f"{directory}/episode/{name}.md") for name in shown}
+    focus = agents.items.named(parent.index, Work, parent.focus)
     snapshot = context.Snapshot(
         agent=parent.name,
         session=session.name,
         run=parent.run.id,
-        items=tuple(items.values()),
+        items=tuple(_items(work, focus, room)),
         focus=parent.focus,
         waits=tuple(
             context.Wait(
@@ -109,44 +86,40 @@ def inherit(agents: Agents, parent: Agent, child: Agent) -> context.Inherited:
                 payload=wait.payload,
             )
             for wait in agents.items.of(parent.index, Wait)
-            if wait.work in shown[:1] and wait.status is WaitStatus.ARMED
+            if focus is not None and wait.work == focus.name and wait.status is WaitStatus.ARMED
         ),
-        memory=memory,
-        episodes=episodes,
-        children=tuple(_children(agents, parent, session, shown, room)),
+        memory=partial(room.file, f"{directory}/memory.md"),
+        episodes={
+            item.name: partial(room.file, f"{directory}/episode/{item.name}.md") for item in work
+        },
+        children=tuple(_children(agents, parent, session, room)) if focus is not None else (),
         tail=tuple(_tail(agents, parent, session)),
+        over=finished(work),
     )
     return context.derive(snapshot, handoff, agents.settings.config.fork_limit)
 
 
-def _items(work: list[Work], focus: Work | None) -> dict[str, context.WorkItem]:
-    """By id, without the texts that are shown of them."""
+def _items(work: list[Work], focus: Work | None, room: Room) -> Iterator[context.WorkItem]:
     size = focus.length("parent") if focus is not None else 0
-    room = _PARENTS
-    found = {}
+    left = _PARENTS
     for item in work:
         # a long one is read if it may be the same
-        alike = size == item.length("parent") <= room
-        room -= size if alike else 0
-        found[item.name] = context.WorkItem(
+        alike = size == item.length("parent") <= left
+        left -= size if alike else 0
+        yield context.WorkItem(
             id=item.name,
             status=item.status.value,
+            objective=partial(room.field, item, "objective"),
+            acceptance=partial(room.field, item, "acceptance"),
+            plan=partial(room.field, item, "plan"),
             blocked_by=item.blocked_by,
             parent=item.parent if alike else "",
         )
-    return found
 
 
 def finished(work: Iterable[Work]) -> frozenset[str]:
     """The names of the items that are over."""
     return frozenset(item.name for item in work if item.over)
-
-
-def unfinished(item: Work, over: frozenset[str]) -> tuple[str, ...]:
-    """The items that are in the way of one still."""
-    if over.isdisjoint(item.blocked_by):  # of hundreds of items with a thousand each
-        return item.blocked_by
-    return tuple(name for name in item.blocked_by if name not in over)
 
 
 def _beginning(path: Path, size: int) -> str:
@@ -158,24 +131,18 @@ def _beginning(path: Path, size: int) -> str:
 
 
 def _children(
-    agents: Agents, parent: Agent, session: Session, shown: list[str], room: Room
+    agents: Agents, parent: Agent, session: Session, room: Room
 ) -> Iterator[context.Child]:
-    """Those that were made for what is shown, or for nothing in particular."""
-    if not shown:
-        return
     for name, index in sorted(agents.sessions.channels(session.index)[-_CHILDREN:]):
         child = agents.registry.recall(index)
         if child is None:
             continue
         handle = agents.items.named(parent.index, Task, name)
-        work = handle.work if handle is not None and handle.child == index else ""
-        if work and work not in shown:
-            continue
         yield context.Child(
             name=name,
             status=child.outcome or child.status.value,
-            result=room.file(str(agents.documents.path(child, "result.md"))),
-            work=work,
+            result=partial(room.file, str(agents.documents.path(child, "result.md"))),
+            work=handle.work if handle is not None and handle.child == index else "",
         )
 
 

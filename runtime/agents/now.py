@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from runtime.agents.forking import Room, finished, unfinished
+from runtime.agents.forking import Room, finished
 from runtime.agents.parts import Agents
 from runtime.agents.results import CHILD
 from runtime.records.items import Task, Wait, WaitStatus, Work
@@ -38,19 +38,18 @@ def _focus(agents: Agents, agent: Agent) -> context.Part:
 
 
 def _item(agents: Agents, agent: Agent, item: Work) -> context.Entry:
-    over = finished(agents.items.of(agent.index, Work))
     room = Room(context.NOW_FOCUS)
-    return context.item_entry(
-        context.WorkItem(
-            id=item.name,
-            status=item.status.value,
-            objective=room.field(item, "objective"),
-            acceptance=room.field(item, "acceptance"),
-            plan=room.field(item, "plan"),
-            blocked_by=unfinished(item, over),
-            parent=item.parent if item.length("parent") < context.NOW_WAITS else "",
-        )
+    found = context.WorkItem(
+        id=item.name,
+        status=item.status.value,
+        objective=room.field(item, "objective"),
+        acceptance=room.field(item, "acceptance"),
+        plan=room.field(item, "plan"),
+        blocked_by=item.blocked_by,
+        parent=item.parent if item.length("parent") < context.NOW_WAITS else "",
     )
+    over = finished(agents.items.of(agent.index, Work))
+    return context.item_entry(context.open_of(found, over))
 
 
 def _waits(agents: Agents, agent: Agent) -> context.Part:

@@ -54,7 +54,7 @@ _HELD_MAX: Final = 2048
 
 
 @dataclass(slots=True)
-class Order:
+class Demand:
     """A control of an agent that is written, or a verb that it is told, until a history has it."""
 
     agent: Agent
@@ -68,7 +68,7 @@ class Cause:
 
     #: None for the runtime itself
     caller: Caller | None = None
-    order: Order | None = None
+    demand: Demand | None = None
     #: of the call that is being decided
     answer: Answer | None = None
     #: what is made is to be started before its maker is answered; a daemon that dies between the
@@ -208,10 +208,10 @@ class Journal:
         written (``file``), or a verb obeyed (``verb``), which its history tells in the same
         transaction, or after it where that changes nothing else in the store.
         """
-        order = Order(agent, what) if agent is not None else None
-        with self._caused(caller=caller, order=order):
+        demand = Demand(agent, what) if agent is not None else None
+        with self._caused(caller=caller, demand=demand):
             yield
-            if order is not None and not order.told:
+            if demand is not None and not demand.told:
                 # what ends something is obeyed by now, and cannot be refused any more
                 (self.note if what.get("verb") in ENDING_VERBS else self.commit)(Change())
 
@@ -241,9 +241,9 @@ class Journal:
     def told(self, change: Change) -> list[dict[str, Any]]:
         """The events that a change would bring, before it is committed."""
         events = [fields for _, file, fields in change.lines if file == EVENTS]
-        order = self.cause.order
-        if order is not None and not order.told:
-            events.append({"type": "agent.control", "agent": order.agent.name, **order.what})
+        demand = self.cause.demand
+        if demand is not None and not demand.told:
+            events.append({"type": "agent.control", "agent": demand.agent.name, **demand.what})
         return events
 
     @property
@@ -261,13 +261,13 @@ class Journal:
         return f"agent:{agent.name}" + (f" run:{agent.run.id}" if agent.run.id else "")
 
     def _attribute(self, change: Change) -> None:
-        order, answer, by = self.cause.order, self.cause.answer, self.actor
+        demand, answer, by = self.cause.demand, self.cause.answer, self.actor
         if answer is not None and answer.output is None:
             change.answer = answer
-        if order is not None and not order.told:
-            order.told = True
+        if demand is not None and not demand.told:
+            demand.told = True
             control = Change(by=by)
-            control.tell(order.agent, "agent.control", **order.what)
+            control.tell(demand.agent, "agent.control", **demand.what)
             change.lines[:0] = control.lines
         change.attribute(by)
 

@@ -53,12 +53,14 @@ class Beginning:
     size: int
 
 
-Text = str | Beginning
+Taken = str | Beginning
+#: or what takes it: texts are taken in the order in which they have room
+Text = Taken | Callable[[], Taken]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkItem:
-    """A work item; ``blocked_by`` are those that are in its way still."""
+    """A work item; ``blocked_by`` are the ids of others."""
 
     id: str
     objective: Text = ""
@@ -105,8 +107,8 @@ class Snapshot:
     """The parent at one moment. Texts are such as UTF-8 can encode.
 
     ``focus`` is the id of the current work item, or empty; ``episodes`` are by
-    id of their work item; ``tail`` are messages of ``run``, oldest first. The
-    order of everything else does not matter.
+    id of their work item; ``tail`` are messages of ``run``, oldest first; ``over``
+    are ids of items that are in nobody's way. The order of everything else does not matter.
     """
 
     agent: str
@@ -119,6 +121,7 @@ class Snapshot:
     episodes: Mapping[str, Text]
     children: tuple[Child, ...] = ()
     tail: tuple[Line, ...] = ()
+    over: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,15 +232,15 @@ def related(focus: WorkItem, items: Iterable[WorkItem], handoff: str) -> list[tu
 
 
 def _sections(snapshot: Snapshot, handoff: str) -> list[Section]:
-    focus = next((item for item in snapshot.items if item.id == snapshot.focus), None)
+    over = snapshot.over
+    focus = next((open_of(i, over) for i in snapshot.items if i.id == snapshot.focus), None)
     others = related(focus, snapshot.items, handoff) if focus else []
     others, more = others[:RELATED_MAX], others[RELATED_MAX:]
     ids = [item.id for item in (focus, *(item for _, item in others)) if item]
     waits = [w for w in snapshot.waits if focus and (w.work, w.status) == (focus.id, "armed")]
     # a child that is for no item in particular may well be for this one
     wanted = {"", *ids}
-    children = [c for c in snapshot.children if focus and c.result and c.work in wanted]
-    episodes = [(id, snapshot.episodes[id]) for id in ids if snapshot.episodes.get(id)]
+    children = [c for c in snapshot.children if focus and c.work in wanted]
     return [
         Section(
             "work",
@@ -253,7 +256,7 @@ def _sections(snapshot: Snapshot, handoff: str) -> list[Section]:
         Section(
             "related",
             "Related work items",
-            tuple(item_entry(item, ("relation", why)) for why, item in others),
+            tuple(item_entry(open_of(item, over), ("relation", why)) for why, item in others),
             left_out=sum(
                 _text("", text).size
                 for _, item in more
@@ -263,20 +266,25 @@ def _sections(snapshot: Snapshot, handoff: str) -> list[Section]:
         Section(
             "memory",
             "Memory",
-            tuple(entry(text=memory) for memory in (snapshot.memory,) if memory),
+            tuple(entry(text=memory) for memory in (_take(snapshot.memory),) if memory),
             single=True,
         ),
         Section(
             "episodes",
             "Episodes of these work items",
-            tuple(entry(("work", id), text=text) for id, text in episodes),
+            tuple(
+                entry(("work", id), text=text)
+                for id in ids
+                if (text := _take(snapshot.episodes.get(id, "")))
+            ),
         ),
         Section(
             "results",
             "Results of children",
             tuple(
-                entry(("child", child.name), ("status", child.status), result=child.result)
+                entry(("child", child.name), ("status", child.status), result=result)
                 for child in sorted(children, key=lambda child: child.name)
+                if (result := _take(child.result))
             ),
         ),
         Section(
@@ -294,6 +302,13 @@ def _sections(snapshot: Snapshot, handoff: str) -> list[Section]:
             newest_first=True,
         ),
     ]
+
+
+def open_of(item: WorkItem, over: frozenset[str]) -> WorkItem:
+    """A work item with the others that are in its way still."""
+    if over.isdisjoint(item.blocked_by):  # of hundreds of items with a thousand each
+        return item
+    return replace(item, blocked_by=tuple(each for each in item.blocked_by if each not in over))
 
 
 def item_entry(item: WorkItem, *labels: tuple[str, str]) -> Entry:
@@ -323,7 +338,12 @@ def entry(*labels: tuple[str, str], **texts: Text) -> Entry:
     )
 
 
+def _take(text: Text) -> Taken:
+    return text() if callable(text) else text
+
+
 def _text(key: str, text: Text) -> _Text:
+    text = _take(text)
     if isinstance(text, Beginning):
         return _Text(key, text.text, text.size)
     return _Text(key, text, _size(text))
