@@ -87,7 +87,8 @@ class _Condition:
 
     usage: str
     family: str
-    over: Callable[[WaitingPlane, Change, Agent, str], Payload | None]
+    #: None for what nobody knows before it happens
+    over: Callable[[WaitingPlane, Change, Agent, str], Payload | None] | None
     #: how many can wait for the same, if it is something that many can wait for
     shared: int = 0
 
@@ -222,7 +223,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
             due=parse_moment(argument, now) if kind is _TIMER else 0.0,
             expires=parse_moment(deadline, now) if deadline else 0.0,
         )
-        answer = kind.over(self, change, agent, argument)
+        answer = kind.over(self, change, agent, argument) if kind.over is not None else None
         self._tell(change, agent, wait)
         if answer is not None:
             self.fire(change, agent, wait, answer)
@@ -379,7 +380,6 @@ class WaitingPlane(Plane[Wait], Subscriber):
 
     def trigger(self, wait: Wait, text: str) -> None:
         """Somebody wrote to its token; ``MissingError`` if that is not good any more."""
-        TRIGGERING.check_object(self._facts, NOBODY, wait)
         agent = self._registry.get(wait.agent)
         if agent is None or not self.is_trigger(wait):
             raise MissingError(_USED)
@@ -581,12 +581,6 @@ def _message_over(
     return None
 
 
-def _never_over(
-    plane: WaitingPlane, change: Change, agent: Agent, argument: str
-) -> Payload | None:
-    return None
-
-
 _TIMER: Final = _Condition("timer DURATION|TIME", "core", _timer_over)
 _REPLY: Final = _Condition("reply NAME [MESSAGE]", "core", _reply_over, shared=_FOR_A_MESSAGE)
 _CONDITIONS: Final[dict[str, _Condition]] = {
@@ -597,7 +591,7 @@ _CONDITIONS: Final[dict[str, _Condition]] = {
         _Condition("child NAME", "core", _child_over, shared=_FOR_AN_END),
         _REPLY,
         _Condition("message", "core", _message_over, shared=_FOR_A_MESSAGE),
-        _Condition("trigger", "external_trigger", _never_over),
+        _Condition("trigger", "external_trigger", None),
     )
 }
 _SETTERS: Final[dict[str, Callable[[WaitingPlane, Change, Agent, Wait, str], None]]] = {
