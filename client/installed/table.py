@@ -22,29 +22,25 @@ from client.installed.feed import Sampler
 from client.installed.model import Agent, Line, Usage, percent, size
 from client.output import age
 
-#: by the kind of an agent; NO_COLOR leaves bold and dim
-STYLES = {
-    "busy": Style(color="green", bold=True),
-    "starting": Style(color="blue", bold=True),
-    "stopping": Style(color="magenta", bold=True),
-    "paused": Style(color="yellow", bold=True),
-    "error": Style(color="red", bold=True),
-    "interrupted": Style(color="red"),
-    "done": Style(dim=True),
-    "cancelled": Style(dim=True),
-    "new": Style(color="cyan"),
-    "ready": Style(color="cyan"),
-    "idle": Style(color="cyan"),
+#: by the kind of an agent: the mark at the beginning of its line, and the style, of which NO_COLOR
+#: leaves bold and dim
+LOOKS = {
+    "busy": ("●", Style(color="green", bold=True)),
+    "starting": ("◐", Style(color="blue", bold=True)),
+    "stopping": ("◑", Style(color="magenta", bold=True)),
+    "paused": ("‖", Style(color="yellow", bold=True)),
+    "error": ("✗", Style(color="red", bold=True)),
+    "interrupted": ("✗", Style(color="red")),
+    "done": ("✓", Style(dim=True)),
+    "cancelled": ("■", Style(dim=True)),
+    "new": ("·", Style(color="cyan")),
+    "ready": ("○", Style(color="cyan")),
+    "idle": ("○", Style(color="cyan")),
 }
 PLAIN = Style()
 QUIET = Style(dim=True)
-HEAD = Style(reverse=True)
-CURSOR = Style(reverse=True)
-#: marks of states at the beginning of a line, for who sees no colours
-MARKS = {
-    "busy": "●", "starting": "◐", "stopping": "◑", "paused": "‖", "ready": "○", "idle": "○",
-    "new": "·", "error": "✗", "interrupted": "✗", "cancelled": "■", "done": "✓",
-}  # fmt: skip
+HEAD = CURSOR = Style(reverse=True)
+UNKNOWN = "?", PLAIN
 #: shares of the width that the texts get, and their least and largest widths
 NAME_WIDTH, STATE_WIDTH = (24, 48), (13, 24)
 WIDE = 110  # columns from which on there is room for PROCS, RUN and QUEUE
@@ -71,7 +67,8 @@ def fitted(text: str, width: int, right: bool) -> str:
 def drawn_name(line: Line) -> str:
     """Return branches, mark, name, and what is folded below."""
     fold = f" [+{line.hidden}]" if line.hidden else ""
-    return f"{line.branches}{MARKS.get(line.agent.kind, '?')} {line.agent.name}{fold}"
+    mark, _ = LOOKS.get(line.agent.kind, UNKNOWN)
+    return f"{line.branches}{mark} {line.agent.name}{fold}"
 
 
 class Headings(Widget):
@@ -203,7 +200,7 @@ class AgentTable(ScrollView, can_focus=True):
             return Strip.blank(width)
         line = self.lines[place]
         at_cursor = place == self.cursor
-        style = STYLES.get(line.agent.kind, PLAIN)
+        _, style = LOOKS.get(line.agent.kind, UNKNOWN)
         quiet = QUIET if line.agent.status == "dead" else PLAIN
         segments = []
         for column in self.columns(width):
