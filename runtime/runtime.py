@@ -24,6 +24,8 @@ from runtime.cell import cell, treework
 from runtime.cell.cell import Places
 from runtime.cell.host import Host
 from runtime.cell.port import Port
+from runtime.cell.sources import Looker
+from runtime.cell.starting import Starter
 from runtime.errors import KernelError, StartupError
 from runtime.kernel import cgroups, linux, orders, spare
 from runtime.kernel.binder import Binder
@@ -31,6 +33,7 @@ from runtime.kernel.handover import Descriptors
 from runtime.kernel.helpers import Helpers
 from runtime.kernel.inotify import Watcher
 from runtime.kernel.privilege import Privilege
+from runtime.kernel.processes import Census
 from runtime.kernel.quotas import Quotas, are_enforced
 from runtime.kernel.spawn import Spawner
 from runtime.kernel.sweeper import Sweeper
@@ -357,13 +360,16 @@ async def open_runtime(
                 watcher=watcher,
                 spawner=spawner,
                 sweeper=sweeper,
-                port=Port(hierarchy, watcher, sweeper),
+                port=Port(hierarchy, watcher, sweeper, places),
                 nursery=nursery,
             )
+            looker = Looker(host, helpers)
+            starter = Starter(host, looker, trees)
+            census = Census(places.program("census"), helpers)
             runtime = Runtime(
                 places=places,
                 agents=agents,
-                supervisor=Supervisor(host, helpers, streams, trees),
+                supervisor=Supervisor(host, looker, starter, census, streams),
                 streams=streams,
                 hierarchy=hierarchy,
                 spawner=spawner,

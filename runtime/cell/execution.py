@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 
-from runtime.cell.inlet import Inlet
-from runtime.cell.record import VERSION, RunRecord, read_record
+from runtime.cell.record import Facts, RunRecord
 from runtime.ids import AgentIndex
 from runtime.kernel import cgroups, linux
 from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.inotify import Wakeup
 from runtime.records.model import Agent
-
-log = logging.getLogger("ctxd.execution")
 
 
 class Execution:
@@ -26,15 +19,12 @@ class Execution:
     ``changed``; they look here what is so.
     """
 
-    def __init__(self, leaf: Cgroup, record_path: Path, changed: Wakeup) -> None:
+    def __init__(self, leaf: Cgroup, facts: Facts, changed: Wakeup) -> None:
         self.leaf = leaf
-        self.record_path = record_path
-        #: the way to its standard input, if it is fed
-        self.inlet = Inlet(record_path.parents[1] / "monitor" / record_path.name)
+        self.facts = facts
         self.changed = changed
         #: the monitor runs, or it is certain that none will
         self.launched = False
-        self.monitored = False
         self.monitor_gone = False
         #: known to have begun or failed; before that SIGTERM cannot reach the program
         self.settled = False
@@ -42,20 +32,18 @@ class Execution:
         self.emptied = False
         #: it is not to have the rest of its grace
         self.impatient = False
+        #: somebody follows it; of a cell, the runs that enter it
+        self.served = False
         #: its end is recorded, or nobody leads it any more
         self.over = False
         self._spared: set[int] | None = None
-        self._complained = False
-        #: the record as it was when its file had this inode and this size
-        self._known: tuple[tuple[int, int], RunRecord] | None = None
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Returns when something is so that ``changed`` tells of."""
         await self.changed.until(is_so)
 
     def note_launched(self) -> None:
-        """Its monitor runs if it has begun a record, else none will."""
-        self.monitored = self.monitored or self.record_path.exists()
+        """Its monitor runs if there are facts, else none will."""
         self.launched = True
         self.changed.notify()
 
@@ -67,25 +55,16 @@ class Execution:
         await self.until(lambda: self.over)
 
     def record(self) -> RunRecord:
-        try:
-            st = os.stat(self.record_path)
-        except FileNotFoundError:
-            return RunRecord()
-        version = (st.st_ino, st.st_size)  # nobody ever changes what it has
-        if self._known is not None and self._known[0] == version:
-            return self._known[1]
-        record = read_record(self.record_path)
-        self._known = version, record
-        if not record.understood and not self._complained:
-            self._complained = True
-            log.error(
-                "%s: a newer ctxd began this run: its record has version %d, and this ctxd reads "
-                "versions up to %d: it counts the run as lost, and ends it",
-                self.record_path,
-                record.version,
-                VERSION,
-            )
-        return record
+        return self.facts.read()
+
+    @property
+    def lost(self) -> bool:
+        """Whether nobody can tell what became of it: its monitor was killed, or writes what this
+        daemon does not know."""
+        # in this order: the last that a monitor does is to record the end
+        gone = not self.facts.has_monitor()
+        record = self.record()
+        return not record.understood or (gone and bool(record.monitor) and not record.over)
 
     def was_out_of_memory(self) -> bool:
         """Whether the kernel killed a process of it for the memory that it used."""
@@ -110,10 +89,13 @@ class Execution:
 class LiveCell(Execution):
     """A live agent: its cgroup, its cell, and what has entered that."""
 
-    def __init__(self, agent: Agent, node: Cgroup, record_path: Path) -> None:
+    def __init__(self, agent: Agent, node: Cgroup, facts_of: Callable[[str], Facts]) -> None:
         self._holds_cell = agent.how.holds_cell
+        self._facts_of = facts_of
         # a held cell must outlive its runs: what holds it is in a leaf of its own
-        super().__init__(node.child("cell" if self._holds_cell else "run"), record_path, Wakeup())
+        leaf = node.child("cell" if self._holds_cell else "run")
+        facts = facts_of(f"{agent.incarnation}-{agent.cell.id}")
+        super().__init__(leaf, facts, Wakeup())
         self.agent = agent
         self.node = node
         self.unkillable = False
@@ -121,8 +103,6 @@ class LiveCell(Execution):
         self.memory_peak = 0
         #: its socket answers
         self.reachable = False
-        #: somebody leads the runs that enter the cell
-        self.served = False
         #: somebody wants it dead, so that it is not started again
         self.given_up = False
         #: the current run, if it has entered the cell
@@ -140,22 +120,22 @@ class LiveCell(Execution):
         agent is ending, even if it is started again by now, in another cell."""
         return self.agent.accepts_children and not self.over
 
-    def run_in(self, records: Path) -> Execution:
+    def run_at_hand(self) -> Execution:
         """The current run of its agent, which may be the cell's first program."""
         if self.agent.runs_first:
             return self
-        record_path = records / f"{self.agent.incarnation}-{self.agent.run.id}"
-        if self.run is None or self.run.record_path != record_path:
-            self.run = Execution(self.run_leaf, record_path, self.changed)
+        key = f"{self.agent.incarnation}-{self.agent.run.id}"
+        if self.run is None or self.run.facts.key != key:
+            self.run = Execution(self.run_leaf, self._facts_of(key), self.changed)
         return self.run
 
-    def task_in(self, records: Path, name: str) -> Execution:
+    def command(self, name: str) -> Execution:
         """The execution of a command; made when it is first asked for."""
         execution = self.tasks.get(name)
         if execution is None:
             leaf = self.node.child("task", cgroups.leaf_name(name))
-            record_path = records / f"{self.agent.incarnation}-task-{name}"
-            execution = self.tasks[name] = Execution(leaf, record_path, Wakeup())
+            facts = self._facts_of(f"{self.agent.incarnation}-task-{name}")
+            execution = self.tasks[name] = Execution(leaf, facts, Wakeup())
         return execution
 
     @property
@@ -172,6 +152,12 @@ class LiveCell(Execution):
         found = self.node.child("task").children()
         return [leaf for leaf in found if leaf.path.name.startswith(".")]
 
+    def forget(self, execution: Execution) -> None:
+        """A program that had entered is over."""
+        if self.run is execution:
+            self.run = None
+        self.tasks = {name: each for name, each in self.tasks.items() if each is not execution}
+
     def entered(self) -> Iterator[Execution]:
         """The programs that have entered the cell."""
         if self.run is not None:
@@ -181,40 +167,6 @@ class LiveCell(Execution):
     def programs(self) -> tuple[Execution, ...]:
         """The cell, and what has entered it or is about to."""
         return self, *self.entered()
-
-    def open_keeper(self) -> int:
-        """A pidfd of the PID 1 of its cell; ``ProcessLookupError`` if that is gone."""
-        keeper = self.record().keeper
-        if not keeper:
-            raise ProcessLookupError
-        fd = os.pidfd_open(keeper)
-        # a pid may have been given to another process since
-        if not self.leaf.holds(cgroups.path_of(keeper) or ""):
-            os.close(fd)
-            raise ProcessLookupError
-        return fd
-
-    def signal_keeper(self, number: int) -> bool:
-        """Tells the cell's PID 1 something (keeper.c); False if there is none any more."""
-        try:
-            fd = self.open_keeper()
-        except OSError:
-            return False
-        try:
-            signal.pidfd_send_signal(fd, number)
-        except ProcessLookupError:
-            return False
-        finally:
-            os.close(fd)
-        return True
-
-    def hold(self) -> bool:
-        """The cell is not to end with its first program (keeper.c)."""
-        return self.signal_keeper(signal.SIGUSR1)
-
-    def release(self) -> bool:
-        """The cell is to end as soon as nothing else is in it (keeper.c)."""
-        return self.signal_keeper(signal.SIGHUP)
 
 
 class LiveCells(dict[AgentIndex, LiveCell]):

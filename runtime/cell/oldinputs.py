@@ -22,7 +22,7 @@ async def take_over(host: Host, adopted: Iterable[LiveCell]) -> None:
     if not places.inputs.exists():
         return
     entered = {
-        execution.record_path: (live_cell.agent.owner, execution)
+        execution.facts.path: (live_cell.agent.owner, execution)
         for live_cell in adopted
         for execution in live_cell.entered()
     }
@@ -32,7 +32,7 @@ async def take_over(host: Host, adopted: Iterable[LiveCell]) -> None:
             path.unlink(missing_ok=True)
         elif path.name == record.name and not _is_served(places.monitors / record.name):
             owner, execution = entered[record]
-            inlet = execution.inlet.listen()
+            inlet = execution.facts.inlet.listen()
             try:
                 note = path.with_name(f"{path.name}~")
                 words = orders.words(places.program("feed"), 3, path, *_noted(note))

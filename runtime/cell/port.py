@@ -1,7 +1,7 @@
 """The port to the machine on which programs run, for those who begin, follow and end them.
 
 Here that is cgroups and the records of monitors; ``runtime.life`` knows neither. What becomes of a
-program is told by its ``Execution``: it was born, it began or is held, it ended, nothing of it is
+program is told by its ``Facts``: it was born, it began or is held, it ended, nothing of it is
 left, or it is lost. A place (``Execution.leaf``, ``LiveCell.node``) can be frozen and killed, and
 says whether somebody is there.
 """
@@ -11,14 +11,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 
 import trio
 
 from runtime.authority.limits import apply_limits, check_limits, spent
+from runtime.cell.cell import Places
 from runtime.cell.execution import Execution, LiveCell
-from runtime.kernel import cgroups
+from runtime.cell.record import Facts
+from runtime.kernel import cgroups, linux
 from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.inotify import Wakeup, Watcher
 from runtime.kernel.sweeper import Sweeper
@@ -32,10 +35,15 @@ Place = Cgroup
 class Port:
     """The cgroups of agents, and the monitors of their programs."""
 
-    def __init__(self, hierarchy: Hierarchy, watcher: Watcher, sweeper: Sweeper) -> None:
+    def __init__(
+        self, hierarchy: Hierarchy, watcher: Watcher, sweeper: Sweeper, places: Places
+    ) -> None:
         self._hierarchy = hierarchy
         self._watcher = watcher
         self._sweeper = sweeper
+        self._places = places
+        #: the boot of the machine, which no program outlives
+        self.boot = linux.boot_id()
 
     def place(self, path: str) -> Cgroup:
         """Where an agent and all that it owns are, by its record."""
@@ -43,9 +51,13 @@ class Port:
 
     # facts
 
-    def watching_record(self, execution: Execution) -> AbstractContextManager[None]:
-        """While what becomes of a program is told by ``execution.changed``."""
-        return self._watcher.watching_present(execution.changed, execution.record_path)
+    def facts(self, key: str) -> Facts:
+        """The facts of a program, by whose it is."""
+        return Facts(self._places.records / key)
+
+    def watching_facts(self, execution: Execution) -> AbstractContextManager[None]:
+        """While that is told by ``execution.changed``."""
+        return self._watcher.watching_present(execution.changed, execution.facts.path)
 
     def watching_place(self, place: Cgroup, wakeup: Wakeup) -> AbstractContextManager[None]:
         """While it is told that the last process of a place is gone, or one is there again."""
@@ -80,8 +92,8 @@ class Port:
         if execution.settled:
             return
         await execution.until(lambda: execution.launched)
-        if execution.monitored:
-            with self.watching_record(execution):
+        if execution.facts.exist():
+            with self.watching_facts(execution):
                 await execution.until(
                     lambda: (
                         execution.monitor_gone or execution.over or execution.record().settled
@@ -108,6 +120,39 @@ class Port:
             place.freeze(False)
         except OSError as error:
             log.error("%s: cannot thaw it: %s", place.path, error.strerror)
+
+    def open_keeper(self, live_cell: LiveCell) -> int:
+        """A pidfd of the PID 1 of a cell; ``ProcessLookupError`` if that is gone."""
+        keeper = live_cell.record().keeper
+        if not keeper:
+            raise ProcessLookupError
+        fd = os.pidfd_open(keeper)
+        # a pid may have been given to another process since
+        if not live_cell.leaf.holds(cgroups.path_of(keeper) or ""):
+            os.close(fd)
+            raise ProcessLookupError
+        return fd
+
+    def _tell_keeper(self, live_cell: LiveCell, number: int) -> bool:
+        try:
+            fd = self.open_keeper(live_cell)
+        except OSError:
+            return False
+        try:
+            signal.pidfd_send_signal(fd, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def hold(self, live_cell: LiveCell) -> bool:
+        """A cell is not to end with its first program (keeper.c); False if it is over."""
+        return self._tell_keeper(live_cell, signal.SIGUSR1)
+
+    def release(self, live_cell: LiveCell) -> bool:
+        """A cell is to end as soon as nothing else is in it (keeper.c); False if it is over."""
+        return self._tell_keeper(live_cell, signal.SIGHUP)
 
     def remove(self, owner: int, place: Cgroup) -> None:
         """Kills what is left in a place, and removes it, soon."""
@@ -147,8 +192,13 @@ class Port:
         """Those of all agents that no other agent owns."""
         yield from map(Cgroup, self._hierarchy.root.path.glob("user-*/agent-*"))
 
-    def remove_strays(self, living: set[str]) -> None:
-        """Removes places of no agent: left by a crash between two steps."""
+    def remove_strays(self, living: set[str], known: set[str]) -> None:
+        """Removes places of no agent, and facts that nobody has a key of: left by a crash between
+        two steps."""
+        for directory in (self._places.records, self._places.monitors):
+            for path in directory.iterdir():
+                if path.name not in known:
+                    path.unlink(missing_ok=True)
         for user in self._hierarchy.root.path.glob("user-*"):
             owner = int(user.name.removeprefix("user-"))
             self._remove_strays(owner, Cgroup(user), user.name, living)

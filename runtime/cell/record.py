@@ -15,14 +15,20 @@ owns is dead.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from runtime.cell.inlet import Inlet
+from runtime.kernel import linux
 from runtime.records.model import Outcome
 from runtime.texts.names import escape
+
+log = logging.getLogger("ctxd.record")
 
 #: the highest that is understood; the same as RECORD_VERSION of monitor.c
 VERSION: Final = 1
@@ -109,6 +115,61 @@ def read_record(path: Path) -> RunRecord:
             case _:
                 continue
     return record
+
+
+class Facts:
+    """The facts of one program, as its monitor records them, and the way to its standard input."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        #: says whose they are: an agent's cell, its run or its task
+        self.key = path.name
+        self.inlet = Inlet(path.parents[1] / "monitor" / path.name)
+        self._complained = False
+        #: the record as it was when its file had this inode and this size
+        self._known: tuple[tuple[int, int], RunRecord] | None = None
+
+    def exist(self) -> bool:
+        """Whether there is a monitor, or was one."""
+        return self.path.exists()
+
+    def read(self) -> RunRecord:
+        """Those that are known by now."""
+        try:
+            st = os.stat(self.path)
+        except FileNotFoundError:
+            return RunRecord()
+        version = (st.st_ino, st.st_size)  # nobody ever changes what it has
+        if self._known is not None and self._known[0] == version:
+            return self._known[1]
+        record = read_record(self.path)
+        self._known = version, record
+        if not record.understood and not self._complained:
+            self._complained = True
+            log.error(
+                "%s: a newer ctxd began this run: its record has version %d, and this ctxd reads "
+                "versions up to %d: it counts the run as lost, and ends it",
+                self.path,
+                record.version,
+                VERSION,
+            )
+        return record
+
+    def has_monitor(self) -> bool:
+        return linux.is_alive(self.read().monitor)
+
+    def has_keeper(self) -> bool:
+        return linux.is_alive(self.read().keeper)
+
+    def leave_cell(self) -> None:
+        """The monitor is not to end the cell if it dies."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path.chmod(0o400)
+
+    def forget(self) -> None:
+        """Nobody asks any more."""
+        self.path.unlink(missing_ok=True)
+        self.inlet.remove()
 
 
 def judge(record: RunRecord, *, oom: bool, complaint: str) -> tuple[Outcome, str]:

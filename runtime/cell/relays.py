@@ -28,7 +28,7 @@ from runtime.cell.host import Host, Part, about, guarded
 from runtime.cell.networks import Counters
 from runtime.errors import CtxError
 from runtime.ids import AgentIndex
-from runtime.kernel import linux, orders
+from runtime.kernel import orders
 from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.inotify import Wakeup
 from runtime.kernel.spawn import Process
@@ -178,7 +178,7 @@ class Networks(Part):
             with trio.move_on_after(retry):
                 await live_cell.wait_over()
             retry = min(2 * retry, _LAST_RETRY)
-            if not live_cell.goes_on or not _has_keeper(live_cell):
+            if not live_cell.goes_on or not self._has_keeper(live_cell):
                 return
             why = about(agent)
             log.warning("%s: its relay is gone: starting another one", agent.name, extra=why)
@@ -247,6 +247,13 @@ class Networks(Part):
                     return
                 await wakeup.wait_changed()
 
+    def _has_keeper(self, live_cell: LiveCell) -> bool:
+        try:
+            os.close(self._port.open_keeper(live_cell))
+        except OSError:
+            return False
+        return live_cell.facts.has_keeper()
+
     def _tell(self, agent: Agent) -> None:
         """Troubles that have not been told, by whichever daemon."""
         counters = Counters.open(networks.counters_path(self._places.networks, agent))
@@ -274,11 +281,3 @@ def _path(config: Config, name: str) -> str:
     """The path of the operator's socket; "-" if there is none any more."""
     network = config.networks.get(name)
     return "-" if network is None else network.socket
-
-
-def _has_keeper(live_cell: LiveCell) -> bool:
-    try:
-        os.close(live_cell.open_keeper())
-    except OSError:
-        return False
-    return linux.is_alive(live_cell.record().keeper)

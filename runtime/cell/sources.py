@@ -98,7 +98,7 @@ class Looker(Part):
         with trio.move_on_at(deadline):
             await self._port.wait_settled(live_cell)
         try:
-            keeper = live_cell.open_keeper()
+            keeper = self._port.open_keeper(live_cell)
         except OSError:
             return {}
         try:

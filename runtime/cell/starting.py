@@ -150,7 +150,7 @@ class Starter(Part):
         # from another cgroup, into one that was ever killed
         await self._sweeper.removed(agent.owner, execution.leaf)
         execution.leaf.make_own(self._hierarchy.controllers)
-        log.debug("%s %s: %s", agent.name, execution.record_path.name, plan.describe())
+        log.debug("%s %s: %s", agent.name, execution.facts.key, plan.describe())
         await self._monitor(agent, execution, plan, command, agent)
 
     async def _monitor(
@@ -177,7 +177,7 @@ class Starter(Part):
                 passed_files(plan, places, keeper, rootless=rootless, hand=hand)
             )
             stdin = held(command.open_input() if command.open_input is not None else _null())
-            inlet = [held(execution.inlet.listen())] if command.fed else []
+            inlet = [held(execution.facts.inlet.listen())] if command.fed else []
             most = self._agents.settings.config.owner_monitors
             monitors = self._hierarchy.monitors(agent.owner, most)
             numbers = {fd: _FIRST_PASSED + i for i, fd in enumerate(fds)}
@@ -190,7 +190,7 @@ class Starter(Part):
                     monitors,
                     orders.words(
                         places.program("monitor"),
-                        execution.record_path,
+                        execution.facts.path,
                         command.out,
                         command.log or "-",
                         command.reply or "-",
@@ -210,10 +210,9 @@ class Starter(Part):
             finally:
                 os.close(complaining)
             said = await _read_all(complaint)
-            if not execution.record_path.exists():
+            if not execution.facts.exist():
                 await monitor.wait()
                 raise UnsupportedError(f"cannot start its monitor: {said}")
-            execution.monitored = True
 
     def _open_keeper(self, owner: Agent) -> int:
         """A pidfd of the PID 1 of a cell that something enters; ``WrongStateError``."""
@@ -221,7 +220,7 @@ class Starter(Part):
         try:
             if above is None:
                 raise ProcessLookupError
-            return above.open_keeper()
+            return self._port.open_keeper(above)
         except OSError:
             raise WrongStateError(f"{quote(owner.name)} no longer has a cell") from None
 

@@ -15,8 +15,7 @@ from runtime.authority.guard import of_move, unless
 from runtime.caller import CONTROLLERS, Caller, Role
 from runtime.cell import cell
 from runtime.errors import WrongStateError
-from runtime.ids import NO_RUN, RunId
-from runtime.kernel import linux
+from runtime.ids import NO_RUN, BootId, RunId
 from runtime.life.conclusions import begin_run, renew_said
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change
@@ -53,8 +52,9 @@ STARTING: Final = of_move(CONTROLLERS | Role.STARTER, Cue.START, orphaned, _betw
 class Beginner:
     """Records that an agent starts; the supervisor, which is told, makes its cell."""
 
-    def __init__(self, agents: Agents, worktrees: Worktrees) -> None:
+    def __init__(self, agents: Agents, worktrees: Worktrees, boot: BootId) -> None:
         self._agents = agents
+        self._boot = boot
         self._worktrees = worktrees
 
     def begin(self, agent: Agent) -> None:
@@ -97,7 +97,7 @@ class Beginner:
             run = begin_run(change, self._agents, agent)
         cell = Cell(
             id=run or RunId(f"cell-{secrets.token_hex(4)}"),
-            boot=linux.boot_id(),
+            boot=self._boot,
             cgroup=self._agents.registry.node_path(agent),
         )
         now = time.time()

@@ -13,7 +13,6 @@ from runtime import crashpoints
 from runtime.cell.execution import LiveCell
 from runtime.cell.record import RunRecord
 from runtime.cell.relays import Networks
-from runtime.kernel import linux
 from runtime.life.conclusions import judge_agent, see_run
 from runtime.life.following import Follower, Following
 from runtime.life.worktrees import Worktrees
@@ -135,5 +134,5 @@ def _ended_before(above: LiveCell, record: RunRecord) -> bool:
         return not record.ended or owner.ended <= record.ended
     # Nothing tells when: its PID 1 or its monitor was killed, and what was below
     # died of that, unless it exited by itself.
-    gone = not linux.is_alive(owner.keeper) or not linux.is_alive(owner.monitor)
+    gone = not (above.facts.has_keeper() and above.facts.has_monitor())
     return record.exit_code is None and bool(owner.keeper) and gone

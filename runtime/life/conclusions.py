@@ -13,7 +13,7 @@ from runtime.cell.execution import Execution, LiveCell
 from runtime.cell.host import about
 from runtime.cell.record import RunRecord, judge
 from runtime.ids import RunId
-from runtime.kernel import linux, output
+from runtime.kernel import output
 from runtime.records.change import Change
 from runtime.records.documents import replace_file
 from runtime.records.items import Message, MessageStatus, Task, TaskCue, TaskStatus
@@ -31,7 +31,7 @@ _CONTENT_MAX: Final = 512 << 10
 
 def judge_run(agents: Agents, agent: Agent, execution: Execution) -> tuple[Outcome, str]:
     """Outcome and reason of a program that ended by itself."""
-    if is_lost(execution):
+    if execution.lost:
         return LOST
     text = output.Segments(agents.documents.directory(agent) / "log").tail(4096)
     lines = text.decode(errors="replace").strip().splitlines()
@@ -45,7 +45,7 @@ def judge_agent(agents: Agents, live_cell: LiveCell) -> tuple[Outcome, str]:
     agent, run = live_cell.agent, live_cell.run
     is_agent = run is not None and not agent.how.run_per_message and not agent.run.ending
     if run is not None and is_agent and run.record().over:
-        return LOST if is_lost(live_cell) else judge_run(agents, agent, run)
+        return LOST if live_cell.lost else judge_run(agents, agent, run)
     return judge_run(agents, agent, live_cell)
 
 
@@ -65,15 +65,6 @@ def judge_task(task: Task, record: RunRecord) -> tuple[TaskCue, str]:
     # a failure before the exec is in the output, and is not an interruption
     known = bool(text or record.failed or not (record.monitor or record.lost))
     return (TaskCue.FAIL if known else TaskCue.INTERRUPT), text
-
-
-def is_lost(execution: Execution) -> bool:
-    """Whether nobody can tell what became of it: its monitor was killed, or writes what this
-    daemon does not know."""
-    # in this order: the last that a monitor does is to record the end
-    gone = not linux.is_alive(execution.record().monitor)
-    record = execution.record()
-    return not record.understood or (gone and bool(record.monitor) and not record.over)
 
 
 def begin_run(change: Change, agents: Agents, agent: Agent) -> RunId:

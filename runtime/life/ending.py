@@ -218,7 +218,7 @@ class Ender(Part):
         await self._tell(top, members)
         for each in members:
             if each.record().held:
-                each.release()
+                self._port.release(each)
         crashpoints.reach("cancel.signalled")
         for each in members:
             self._port.thaw(each.node)
@@ -351,7 +351,7 @@ class Ender(Part):
             with trio.move_on_after(_REPEAT_SECONDS if held else math.inf):
                 await self._port.wait_empty(members[0].node)
             for each in reversed(held):
-                each.release()
+                self._port.release(each)
 
     async def terminate(
         self,

@@ -21,7 +21,6 @@ from runtime.cell.host import Host, Part
 from runtime.cell.record import RunRecord
 from runtime.cell.starting import Starter
 from runtime.errors import CtxError
-from runtime.life.conclusions import is_lost
 from runtime.life.ending import Ender
 from runtime.texts.names import escape
 
@@ -44,9 +43,9 @@ class Follower(Part):
     def clear(self, live_cell: LiveCell, execution: Execution) -> None:
         """Clears away what a program that is over leaves: its cgroup, its record, its socket."""
         execution.note_over()
+        live_cell.forget(execution)
         self._port.remove(live_cell.agent.owner, execution.leaf)
-        execution.record_path.unlink(missing_ok=True)
-        execution.inlet.remove()
+        execution.facts.forget()
 
 
 class Following(Part):
@@ -57,13 +56,18 @@ class Following(Part):
     launched: ClassVar[str] = ""
 
     def __init__(
-        self, follower: Follower, live_cell: LiveCell, execution: Execution
+        self,
+        follower: Follower,
+        live_cell: LiveCell,
+        execution: Execution,
+        command: Command | None = None,
     ) -> None:
         super().__init__(follower.host)
         self._follower = follower
         self._agent = live_cell.agent
         self._live_cell = live_cell
         self._execution = execution
+        self._command = command
         #: why it could not be started
         self.error: CtxError | OSError | None = None
 
@@ -71,11 +75,11 @@ class Following(Part):
 
     def command(self) -> Command | None:
         """The command to start if no daemon has; None for none."""
-        return None
+        return self._command
 
     async def start(self) -> None:
         """Starts it, unless a daemon has; ``CtxError`` or ``OSError`` if it cannot be."""
-        if not self._execution.record_path.exists() and (command := self.command()) is not None:
+        if not self._execution.facts.exist() and (command := self.command()) is not None:
             await self._follower.starter.enter(self._live_cell, self._execution, command)
             if self.launched:
                 crashpoints.reach(self.launched)
@@ -150,7 +154,7 @@ class Following(Part):
         """Follows it to its recorded end, or that of its agent."""
         await self.follow()
         # with its monitor a cell ends, and so does what runs inside: that is the agent's end
-        if self._live_cell.goes_on and not is_lost(self._live_cell):
+        if self._live_cell.goes_on and not self._live_cell.lost:
             self.conclude()
 
     async def follow(self) -> None:
@@ -162,7 +166,7 @@ class Following(Part):
             self.error = error
         execution.note_launched()
         with ExitStack() as watches:
-            watches.enter_context(self._port.watching_record(execution))
+            watches.enter_context(self._port.watching_facts(execution))
             async with trio.open_nursery() as nursery:
                 self.beside(nursery)
                 await self._until_gone(nursery, watches)

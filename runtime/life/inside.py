@@ -8,7 +8,7 @@ import shutil
 from typing import Final
 
 from runtime.cell.cell import Command
-from runtime.cell.execution import Execution, LiveCell
+from runtime.cell.execution import LiveCell
 from runtime.cell.host import Host, Part
 from runtime.errors import WrongStateError
 from runtime.kernel.output import Segments
@@ -46,17 +46,20 @@ class Inside(Part):
         if live_cell is None:
             raise WrongStateError(f"{quote(agent.name)} has no cell: it is {agent.status}")
         # no task has such a name; one of an earlier daemon may be there still
-        records = self._places.records
-        names = (f".{number}" for number in self._numbers)
-        name = next(n for n in names if not (records / f"{agent.incarnation}-task-{n}").exists())
-        execution = live_cell.task_in(records, name)
+        name = f".{next(self._numbers)}"
+        while live_cell.command(name).facts.exist():
+            live_cell.tasks.pop(name)
+            name = f".{next(self._numbers)}"
+        execution = live_cell.command(name)
         directory = self._agents.documents.directory(agent) / "task" / name
         # what one of an earlier daemon said
         shutil.rmtree(directory, ignore_errors=True)
         command = Command(
             words=tuple(words), cwd=cwd, run=agent.run.id, out=directory, env=tuple(env.items())
         )
-        following = _FollowingCommand(self._follower, live_cell, execution, command)
+        # what it leaves is killed at once
+        execution.impatient = True
+        following = Following(self._follower, live_cell, execution, command)
         try:
             await following.follow()
             if following.error is not None:
@@ -69,22 +72,5 @@ class Inside(Part):
             return (128 + (record.signal or 9) if code is None else code), text
         finally:
             execution.leaf.kill()
-            live_cell.tasks.pop(name, None)
             self._follower.clear(live_cell, execution)
             shutil.rmtree(directory, ignore_errors=True)
-
-
-class _FollowingCommand(Following):
-    """Follows a command of the runtime's own: what it leaves is killed at once."""
-
-    def __init__(
-        self, follower: Follower, live_cell: LiveCell, execution: Execution, command: Command
-    ) -> None:
-        super().__init__(follower, live_cell, execution)
-        self._command = command
-
-    def command(self) -> Command | None:
-        return self._command
-
-    def grace(self) -> float:
-        return 0.0

@@ -125,7 +125,7 @@ class Recorder(Part):
         outcome, reason = self._end_of(live_cell)
         usage = self._meter.final(live_cell)
         # between two runs there is none that ends with the agent
-        record = live_cell.run_in(self._places.records).record() if agent.run.id else RunRecord()
+        record = live_cell.run_at_hand().record() if agent.run.id else RunRecord()
         conclude_run(
             change, self._agents, agent, record, outcome, reason, usage, last=True
         )
@@ -183,13 +183,12 @@ class Recorder(Part):
         live_cell = self._live_cells[agent.index]
         crashpoints.reach("finish.recorded")
         for execution in live_cell.entered():
-            execution.record_path.unlink(missing_ok=True)
-            execution.inlet.remove()
+            execution.facts.forget()
             execution.note_over()
         if not live_cell.unkillable:
             self._port.remove(agent.owner, live_cell.node)
-        networks.remove(self._places.networks, agent, live_cell.record_path.name)
+        networks.remove(self._places.networks, agent, live_cell.facts.key)
         crashpoints.reach("finish.removed")
-        live_cell.record_path.unlink(missing_ok=True)
+        live_cell.facts.forget()
         if agent.live:  # it will be started again
             crashpoints.reach("restart.recorded")

@@ -18,7 +18,6 @@ from runtime.agents.parts import Agents
 from runtime.cell import networks, oldinputs
 from runtime.cell.execution import LiveCell
 from runtime.cell.host import Host, Part
-from runtime.kernel import linux
 from runtime.life.conclusions import end_message
 from runtime.life.ending import Ender
 from runtime.life.inside import Inside
@@ -77,7 +76,7 @@ class Recovery(Part):
         for agent in self._agents.registry:
             if agent.index in self._live_cells:
                 continue  # this daemon has started it: requests are served already
-            if agent.live and agent.cell.boot == linux.boot_id():
+            if agent.live and agent.cell.boot == self._port.boot:
                 adopted.append(self._make_live_cell(agent))
             elif agent.live:
                 lost.append(agent)
@@ -103,7 +102,7 @@ class Recovery(Part):
                 self._port.thaw(execution.leaf)
             # Nothing was launched if no monitor has begun a record: it is done now.
             is_new = live_cell.agent.status is Status.STARTING
-            launch = is_new and not live_cell.record_path.exists()
+            launch = is_new and not live_cell.facts.exist()
             if not launch and not live_cell.node.populated():
                 gone.append(live_cell)
             self._live(live_cell, launch)
@@ -127,22 +126,15 @@ class Recovery(Part):
         """Cgroups and files of no agent: left by a crash between two steps."""
         self._agents.removals.remove_strays()
         living = {agent.cell.cgroup for agent in self._agents.registry if agent.cell.cgroup}
-        records = {
-            each.record_path
+        known = {
+            each.facts.key
             for live_cell in self._live_cells.values()
             for each in live_cell.programs()
         }
-        self._port.remove_strays(living)
-        for path in self._places.records.iterdir():
-            if path not in records:
-                path.unlink(missing_ok=True)
-        names = {path.name for path in records}
+        self._port.remove_strays(living, known)
         kept = {agent.incarnation for agent in self._agents.registry if agent.live}
         for path in self._places.networks.iterdir():
-            if path.name not in names | kept and not path.name.startswith(networks.OWNER):
-                path.unlink(missing_ok=True)
-        for path in self._places.monitors.iterdir():
-            if path.name not in names:
+            if path.name not in known | kept and not path.name.startswith(networks.OWNER):
                 path.unlink(missing_ok=True)
 
 

@@ -19,7 +19,6 @@ other. The store alone determines the next run, and a new daemon finds it there.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -35,15 +34,15 @@ from runtime.cell import cell
 from runtime.cell.cell import Command
 from runtime.cell.execution import LiveCell
 from runtime.cell.host import Host, Part, about, guarded
+from runtime.cell.port import Port
 from runtime.cell.record import RunRecord
 from runtime.errors import NoSpaceError
-from runtime.kernel import linux, orders
+from runtime.kernel import orders
 from runtime.kernel.inotify import Wakeup
 from runtime.life.conclusions import (
     LOST,
     begin_run,
     conclude_run,
-    is_lost,
     judge_run,
     see_run,
 )
@@ -74,7 +73,7 @@ class Runs(Part):
     async def serve(self, live_cell: LiveCell) -> None:
         """Run after run, until the agent is ending."""
         agent = live_cell.agent
-        while live_cell.goes_on and not is_lost(live_cell):
+        while live_cell.goes_on and not live_cell.lost:
             count = live_cell.changed.count
             if agent.run.id and (not agent.runs_first or agent.run.ending):
                 await _FollowingRun(self._follower, live_cell, self._streams).run()
@@ -87,7 +86,7 @@ class Runs(Part):
                 await trio.sleep(_RETRY_SECONDS)
                 continue
             if not begun and self._is_left(live_cell):
-                await _hold(live_cell)
+                await _hold(self._port, live_cell)
             elif not begun:
                 await live_cell.changed.after(count)
         if live_cell.run is not None:
@@ -103,14 +102,14 @@ class Runs(Part):
         if agent.status is not Status.STARTING:
             return False
         record = live_cell.record()
-        return bool(record.started) and not record.held and linux.is_alive(record.keeper)
+        return bool(record.started) and not record.held and live_cell.facts.has_keeper()
 
     # beginning
 
     def _begin(self, live_cell: LiveCell) -> bool:
         """Commits that there is a next run, or that it is waited for; False if nothing is due."""
         agent, record = live_cell.agent, live_cell.record()
-        if not record.held or record.finished or not linux.is_alive(record.keeper):
+        if not record.held or record.finished or not live_cell.facts.has_keeper():
             return False  # no cell yet, or no more: that is the agent's end
         message = None
         if agent.how.run_per_message:
@@ -134,14 +133,14 @@ class Runs(Part):
         return True
 
 
-async def _hold(live_cell: LiveCell) -> None:
+async def _hold(port: Port, live_cell: LiveCell) -> None:
     """Until the cell is known to go on without its program. The signal is repeated, since an
     agent that signals its own PID 1 may hide it."""
 
     def is_known() -> bool:
         return live_cell.monitor_gone or live_cell.record().held
 
-    while not is_known() and live_cell.hold():
+    while not is_known() and port.hold(live_cell):
         with trio.move_on_after(_REPEAT_SECONDS):
             await live_cell.until(is_known)
 
@@ -163,7 +162,7 @@ class _FollowingRun(Following):
     launched = "run.launched"
 
     def __init__(self, follower: Follower, live_cell: LiveCell, streams: Streams) -> None:
-        execution = live_cell.run_in(follower.host.places.records)
+        execution = live_cell.run_at_hand()
         super().__init__(follower, live_cell, execution)
         self._streams = streams
         self._message = self._agents.messages.current(self._agent)
@@ -219,7 +218,7 @@ class _FollowingRun(Following):
             self._live_cell.hear_rest = partial(self._streams.hear_rest, who, account, hear)
             nursery.start_soon(self._pump, out, stream, who, hear)
         if agent.how.converses:
-            host, inlet = self._follower.host, self._execution.inlet
+            host, inlet = self._follower.host, self._execution.facts.inlet
             resident = Resident(host, self._streams, self._live_cell, inlet)
             nursery.start_soon(resident.serve)
 
@@ -259,7 +258,7 @@ class _FollowingRun(Following):
         outcome = (Outcome.ERROR, f"start_failed: {self.failure}")
         if not self.failure:
             # with its monitor a cell ends, and so does what runs inside
-            lost = is_lost(self._live_cell)
+            lost = self._live_cell.lost
             outcome = LOST if lost else judge_run(self._agents, agent, self._execution)
         self._follower.ender.end(agent, *outcome)
         return True
@@ -276,11 +275,9 @@ class _FollowingRun(Following):
     async def terminate(self) -> None:
         with guarded(self._agent, OSError):
             if not self._is_first:
-                with contextlib.suppress(FileNotFoundError):
-                    # its monitor is not to end the cell
-                    self._execution.record_path.chmod(0o400)
+                self._execution.facts.leave_cell()
             elif not self._agent.frozen:
-                await _hold(self._live_cell)
+                await _hold(self._port, self._live_cell)
             await super().terminate()
 
     async def follow(self) -> None:
@@ -313,7 +310,6 @@ class _FollowingRun(Following):
         crashpoints.reach("run.recorded")
         self._live_cell.hear_rest = None
         if not self._is_first:  # with which the agent would be over
-            self._live_cell.run = None
             self._follower.clear(self._live_cell, execution)
         why = about(agent, run=run.id, reason=reason)
         log.info("%s: %s: %s (%s)", agent.name, run.id, outcome, reason, extra=why)

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Final
 
 import trio
@@ -22,7 +23,6 @@ from runtime.cell.port import Place
 from runtime.cell.relays import Networks
 from runtime.cell.sources import Looker
 from runtime.cell.starting import Starter
-from runtime.cell.treework import Trees
 from runtime.errors import (
     KernelError,
     NoSpaceError,
@@ -30,8 +30,7 @@ from runtime.errors import (
     StaleError,
     WrongStateError,
 )
-from runtime.ids import AgentIndex, ItemIndex, RunId
-from runtime.kernel.helpers import Helpers
+from runtime.ids import AgentIndex, RunId
 from runtime.kernel.processes import Census
 from runtime.life.beginning import Beginner
 from runtime.life.cells import FollowingCell
@@ -70,26 +69,26 @@ _WAKING: Final = frozenset({"status", "run", "limits"})
 class Supervisor(Part, Subscriber):
     """Starts, leads, ends and adopts agents."""
 
-    def __init__(self, host: Host, helpers: Helpers, streams: Streams, trees: Trees) -> None:
+    def __init__(
+        self, host: Host, looker: Looker, starter: Starter, census: Census, streams: Streams
+    ) -> None:
         super().__init__(host)
         self._host = host
         #: awaited for an agent before anything of it runs
         self._before: list[Callable[[Agent], Awaitable[None]]] = []
-        self._looker = Looker(host, helpers)
+        self._looker = looker
         self._ender = Ender(host)
-        starter = Starter(host, self._looker, trees)
         self._follower = follower = Follower(host, starter, self._ender)
         self._runs = Runs(host, follower, streams)
-        self._led_tasks: set[ItemIndex] = set()
         #: every agent that lives has a live cell
         self._has_taken_over = False
         self._inside = Inside(host, follower)
         self._worktrees = Worktrees(host, self._inside.run)
         #: the relays beside cells
         self.networks = Networks(host)
-        self._beginner = Beginner(host.agents, self._worktrees)
+        self._beginner = Beginner(host.agents, self._worktrees, host.port.boot)
         #: what agents use
-        self.meter = Meter(host, Census(host.places.program("census"), helpers))
+        self.meter = Meter(host, census)
         self._recorder = Recorder(host, self.meter, streams)
         for run in (self._recorder.run, self.meter.run, Room(host.agents).run):
             host.nursery.start_soon(run)
@@ -185,12 +184,13 @@ class Supervisor(Part, Subscriber):
             change.move(agent, Cue.PAUSE)
         crashpoints.reach("pause.committed")
 
-    def _freeze(self, agent: Agent) -> None:
+    def _freeze(self, agent: Agent, frozen: bool = True) -> None:
         try:
-            self._place(agent).freeze(True)
+            self._place(agent).freeze(frozen)
         except OSError as error:
-            raise KernelError(f"cannot freeze {quote(agent.name)}", error) from None
-        crashpoints.reach("pause.frozen")
+            word = "freeze" if frozen else "thaw"
+            raise KernelError(f"cannot {word} {quote(agent.name)}", error) from None
+        crashpoints.reach("pause.frozen" if frozen else "resume.thawed")
 
     def resume(self, agent: Agent) -> None:
         """Thaws the subtree, except agents below that were paused by themselves; after an abort
@@ -198,13 +198,6 @@ class Supervisor(Part, Subscriber):
         with self._agents.journal.changing() as change:
             change.move(agent, Cue.RESUME)
         crashpoints.reach("resume.committed")
-
-    def _thaw(self, agent: Agent) -> None:
-        try:
-            self._place(agent).freeze(False)
-        except OSError as error:
-            raise KernelError(f"cannot thaw {quote(agent.name)}", error) from None
-        crashpoints.reach("resume.thawed")
 
     def _follow(self, agent: Agent) -> None:
         live_cell = self._live_cells.get(agent.index)
@@ -225,10 +218,10 @@ class Supervisor(Part, Subscriber):
         if live_cell is None:
             raise NotRunningError(f"ctxd has not taken {quote(agent.name)} over yet: try again")
         if run.ending:
-            live_cell.run_in(self._places.records).impatient = True
+            live_cell.run_at_hand().impatient = True
             live_cell.changed.notify()
             return
-        if agent.runs_first and not live_cell.hold():
+        if agent.runs_first and not self._port.hold(live_cell):
             raise NotRunningError(f"the run {run.id} has just ended")
         change = Change()
         told = not run.aborting and self._agents.messages.takes_cancel(agent)
@@ -252,7 +245,7 @@ class Supervisor(Part, Subscriber):
         if task.status is not TaskStatus.RUNNING:
             raise WrongStateError(f"the task {quote(task.name)} is {task.status.shown}")
         try:
-            taken = live_cell.tasks[task.name].inlet.put(data)
+            taken = live_cell.tasks[task.name].facts.inlet.put(data)
         except (LookupError, OSError):
             raise WrongStateError(
                 f"the task {quote(task.name)} reads no more input: it has just ended, or has "
@@ -333,17 +326,15 @@ class Supervisor(Part, Subscriber):
         return self._port.place(agent.cell.cgroup or self._agents.registry.node_path(agent))
 
     def _make_live_cell(self, agent: Agent) -> LiveCell:
-        records = self._places.records
-        record_path = records / f"{agent.incarnation}-{agent.cell.id}"
-        live_cell = LiveCell(agent, self._place(agent), record_path)
+        live_cell = LiveCell(agent, self._place(agent), self._port.facts)
         if agent.run.id:
-            live_cell.run_in(records)
+            live_cell.run_at_hand()
         for task in self._agents.tasks.known(agent):
             if self._is_led(task):
                 # from the first moment on: an unknown record is removed
-                live_cell.task_in(records, task.name)
+                live_cell.command(task.name)
         for execution in live_cell.entered():
-            if execution.record_path.exists():
+            if execution.facts.exist():
                 execution.note_launched()
         self._live_cells[agent.index] = live_cell
         return live_cell
@@ -446,24 +437,20 @@ class Supervisor(Part, Subscriber):
             live_cell.node.kill()
 
     def _lead_task(self, live_cell: LiveCell, task: Task) -> None:
-        if not self._is_led(task) or task.index in self._led_tasks:
-            return
-        if not live_cell.goes_on:
-            return  # it ends with its agent, led by the task that leads the agent
-        self._led_tasks.add(task.index)
-        live_cell.task_in(self._places.records, task.name)
-        self._nursery.start_soon(self._task_of, live_cell, task)
+        # once its agent is ending, it ends with that, led by the task that leads the agent
+        if self._is_led(task) and live_cell.goes_on:
+            execution = live_cell.command(task.name)
+            if not execution.served:
+                execution.served = True
+                self._nursery.start_soon(self._task_of, live_cell, task)
 
     @staticmethod
     def _is_led(task: Task) -> bool:
         return not task.child and task.status in _LED_TASKS
 
     async def _task_of(self, live_cell: LiveCell, task: Task) -> None:
-        try:
-            with guarded(live_cell.agent):
-                await FollowingTask(self._follower, live_cell, task).run()
-        finally:
-            self._led_tasks.discard(task.index)
+        with guarded(live_cell.agent):
+            await FollowingTask(self._follower, live_cell, task).run()
 
 
 #: who does what a move calls for
@@ -473,7 +460,7 @@ PERFORMED: Final[dict[Effect, Callable[[Supervisor, Agent], None]]] = {
     Effect.END: Supervisor._end,
     Effect.KILL: lambda self, agent: self._ender.kill(agent),
     Effect.FREEZE: Supervisor._freeze,
-    Effect.THAW: Supervisor._thaw,
+    Effect.THAW: partial(Supervisor._freeze, frozen=False),
     Effect.CLEAR: lambda self, agent: self._recorder.clear(agent),
     Effect.RELEASE: lambda self, agent: self._ender.release(agent),
     Effect.FOLLOW: Supervisor._follow,

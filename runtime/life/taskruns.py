@@ -29,7 +29,7 @@ class FollowingTask(Following):
     launched = "task.launched"
 
     def __init__(self, follower: Follower, live_cell: LiveCell, task: Task) -> None:
-        execution = live_cell.task_in(follower.host.places.records, task.name)
+        execution = live_cell.command(task.name)
         super().__init__(follower, live_cell, execution)
         self._task = task
 
@@ -80,7 +80,6 @@ class FollowingTask(Following):
         )
         self._agents.journal.note(change)
         crashpoints.reach("task.recorded")
-        self._live_cell.tasks.pop(task.name, None)
         self._follower.clear(self._live_cell, self._execution)
         why = about(agent, reason=exit_text)
         log.info("%s: task %s: %s %s", agent.name, task.name, task.status, exit_text, extra=why)

@@ -198,23 +198,20 @@ class Change:
 
     def peek(self, item: Item, name: str) -> Any:
         """A field as it will be when all of this is applied."""
-        change: Change | None = self
-        while change is not None:
-            found = change.items.get(id(item))
-            if found is not None and name in found[1]:
-                return found[1][name]
-            change = change._whole
-        return getattr(item, name)
+        return self._peek("items", item, name)
 
     def peek_agent(self, agent: Agent, name: str) -> Any:
         """A field of an agent as it will be when all of this is applied."""
+        return self._peek("agents", agent, name)
+
+    def _peek(self, kind: str, record: Item | Agent, name: str) -> Any:
         change: Change | None = self
         while change is not None:
-            found = change.agents.get(id(agent))
-            if found is not None and name in found[1]:
-                return found[1][name]
+            _, values = getattr(change, kind).get(id(record), (record, {}))
+            if name in values:
+                return values[name]
             change = change._whole
-        return getattr(agent, name)
+        return getattr(record, name)
 
     def newly_made(self, agent: AgentIndex, cls: type[_I]) -> list[_I]:
         """The records of one kind and agent that are made in this change."""

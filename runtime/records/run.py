@@ -136,23 +136,21 @@ NOWHERE: Final = Cell()
 
 def gathered(row: dict[str, Any]) -> dict[str, Any]:
     """The row of an agent as version 7 has it: before, all of this stood in the row itself."""
-    id, status = row.pop("run", NO_RUN), RunStatus.NONE
     pid, started = row.pop("pid", 0), row.pop("run_started", 0.0)
-    ending, cancelling = row.pop("run_cause", None), row.pop("cancelling", "")
-    by, cancelled_by = row.pop("run_caused_by", ""), row.pop("cancelled_by", "")
-    run = BETWEEN_RUNS
-    if id:
-        status = RunStatus.RUNNING if pid else RunStatus.BEGUN
-        run = Run(id=id, status=status, pid=pid, started=started)
-        if ending is not None:
-            run = replace(run, status=RunStatus.ENDING, cause=ending[1], caused_by=by)
-        elif cancelling:
-            cause = {"cause": cancelling, "caused_by": cancelled_by}
-            run = replace(run, status=RunStatus.CANCELLING, **cause)
+    run = Run(id=row.pop("run", NO_RUN), pid=pid, started=started)
+    ending, by = row.pop("run_cause", None), row.pop("run_caused_by", "")
+    cancelling, cancelled_by = row.pop("cancelling", ""), row.pop("cancelled_by", "")
+    if not run.id:
+        run = BETWEEN_RUNS
+    elif ending is not None:
+        run = replace(run, status=_S.ENDING, cause=ending[1], caused_by=by)
+    elif cancelling:
+        run = replace(run, status=_S.CANCELLING, cause=cancelling, caused_by=cancelled_by)
+    else:
+        run = replace(run, status=_S.RUNNING if pid else _S.BEGUN)
     # version 1 did not hold cells
-    cell = Cell(
-        id=row.pop("cell", id), boot=row.pop("boot", NO_BOOT), cgroup=row.pop("cgroup", "")
-    )
+    id, boot = row.pop("cell", run.id), row.pop("boot", NO_BOOT)
+    cell = Cell(id=id, boot=boot, cgroup=row.pop("cgroup", ""))
     said = Said(**{name: row.pop(name) for name in names_of(Said) if name in row})
     paused = row["status"] == Status.PAUSED
     # nor did the first versions say since when it has its status: not before these times

@@ -84,7 +84,7 @@ class Scene:
         agents = mounted.agents
         self.x = mounted.world.live(mounted.make("x", USER))
         world = mounted.world
-        world.agents.journal.update(self.x, mode="turn")
+        world.agents.journal.update(self.x, mode="turn", exec="true")
         self._chain()
         self._items(min(1020, scale))  # with room for what is tried
         self.children = [
@@ -429,6 +429,8 @@ CALLS: Final = {
 async def measure_tools(scene: Scene, meter: LoopMeter) -> dict[str, float]:
     costs = Costs(scene, meter)
     call = partial(registry.call, scene.mounted.base, scene.mounted.fs.root)
+    scene.mounted.live(scene.x)
+    scene.mounted.run_task(scene.x, "T2")
     for tool in registry.TOOLS:
         for caller in (inside(scene.x), USER):
             await costs.call(f"tool {tool.name}", call, caller, tool.name, {})

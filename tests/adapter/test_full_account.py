@@ -12,10 +12,8 @@ import pytest
 
 from runtime.authority.accounts import Resource
 from runtime.caller import Caller
-from runtime.ids import RunId
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
-from runtime.records.run import Run
 from tests.worlds.records import ROOT, inside
 from tests.worlds.tree import CONTEXT, USER, Mounted, complete, mounted_in, refused
 
@@ -107,7 +105,7 @@ def test_agents_have_no_part_in_what_is_kept_for_operators(mounted: Mounted, age
 @pytest.mark.parametrize("verb", ["stop", "kill", "abort"])
 def test_agents_can_be_ended_all_the_same(mounted: Mounted, agent: Agent, verb: str) -> None:
     if verb == "abort":
-        mounted.agents.journal.update(agent, status=Status.BUSY, run=Run(id=RunId("r1")))
+        mounted.live(agent, run="r1")
     fill(mounted)
     with mounted.as_(USER):
         assert answer(lambda: mounted.put(f"{D}/ctl", f"{verb}\n")) == "done"

@@ -18,12 +18,10 @@ import pytest
 from ctxfs.tree.openfiles import OpenRow
 from runtime.authority.accounts import Resource
 from runtime.caller import Caller
-from runtime.ids import RunId
 from runtime.life.metering import Meter
 from runtime.records.change import Subscriber
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
-from runtime.records.run import Run
 from tests.adapter.test_who_may import PLACED, SAYS
 from tests.worlds.records import inside
 from tests.worlds.tree import (
@@ -561,6 +559,7 @@ def test_everyone_who_polls_is_told_once(mounted: Mounted) -> None:
 
 
 def test_verbs_act_line_by_line(mounted: Mounted) -> None:
+    mounted.put(f"{D}/exec", "true\n")
     fh = mounted.open(f"{D}/ctl", WRITE)
     mounted.write(fh, b"start\nsto")
     assert mounted.supervisor.said == [("start", "x")]
@@ -570,11 +569,13 @@ def test_verbs_act_line_by_line(mounted: Mounted) -> None:
 
 
 def test_a_last_verb_without_a_newline_acts_at_close(mounted: Mounted) -> None:
+    mounted.put(f"{D}/exec", "true\n")
     mounted.put(f"{D}/ctl", "start")
     assert mounted.supervisor.said == [("start", "x")]
 
 
 def test_verbs_before_a_refused_one_have_acted_and_later_ones_do_not(mounted: Mounted) -> None:
+    mounted.put(f"{D}/exec", "true\n")
     fh = mounted.open(f"{D}/ctl", WRITE)
     with refused("EBUSY"):
         mounted.write(fh, b"start\nstart\nstop\n")
@@ -611,13 +612,14 @@ def test_a_line_of_what_unicode_calls_blank_is_no_verb(mounted: Mounted, blank: 
 
 
 def test_a_run_is_aborted_by_its_name_or_without(mounted: Mounted) -> None:
-    mounted.world.live(the_agent(mounted))
+    mounted.live(the_agent(mounted))
     with refused("ESRCH"):
         mounted.put(f"{D}/ctl", "abort\n")
-    mounted.agents.journal.update(the_agent(mounted), run=Run(id=RunId("r7")))
+    mounted.live(the_agent(mounted), run="r7")
     mounted.put(f"{D}/ctl", "abort r7\nabort\n")
-    assert mounted.supervisor.said == [("abort", "r7"), ("abort", "")]
     assert mounted.get(f"{D}/status") == "paused\n"
+    run = the_agent(mounted).run
+    assert (run.id, run.ending, run.cause) == ("r7", True, "operator_aborted")
 
 
 def test_pause_and_resume_come_back_to_what_it_was(mounted: Mounted) -> None:
@@ -878,6 +880,7 @@ def test_what_was_written_lasts_although_nobody_may_write_it_any_more(
     """fsync(2) is for who may write a file, whatever the status is by then."""
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    mounted.put(f"{D}/exec", "true\n")
     fh = mounted.open(f"{D}/handoff.md", WRITE)
     mounted.write(fh, b"do this")
     mounted.put(f"{D}/ctl", "start\n")
@@ -891,6 +894,7 @@ def test_what_was_written_lasts_although_nobody_may_write_it_any_more(
 
 
 def test_a_handoff_is_not_changed_after_the_start(mounted: Mounted) -> None:
+    mounted.put(f"{D}/exec", "true\n")
     fh = mounted.open(f"{D}/handoff.md", WRITE)
     mounted.put(f"{D}/ctl", "start\n")
     with refused("EBUSY"):

@@ -21,7 +21,6 @@ from tests.worlds.tree import (
     CONTEXT,
     STRANGER,
     USER,
-    FakeSupervisor,
     Mounted,
     Waiter,
     complete,
@@ -34,29 +33,14 @@ APPEND = os.O_APPEND
 WRITE = os.O_WRONLY
 
 
-class Fed(FakeSupervisor):
-    """Takes input for commands, as much as there is room for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.input = b""
-
-    def write_input(self, task: Task, data: bytes) -> int:
-        taken = data[:8]
-        self.input += taken
-        return len(taken)
-
-
 pytestmark = pytest.mark.settings(tasks=2, messages=3, frame_max=16)
 
 
 @pytest.fixture
 def mounted(mounted: Mounted) -> Mounted:
-    mounted.supervisor = Fed()
-    mounted.supervisor.world = mounted.world
-    mounted.base.runtime.supervisor = mounted.supervisor  # type: ignore[assignment]
-    agent = mounted.world.live(mounted.make("x", USER), Status.IDLE)
+    agent = mounted.make("x", USER)
     mounted.agents.journal.update(agent, mode="turn")
+    mounted.live(agent, Status.IDLE)
     mkdir(mounted, T)
     return mounted
 
@@ -277,10 +261,12 @@ def test_input_goes_to_what_takes_it(mounted: Mounted) -> None:
     assert "accepts_input is 0" in mounted.reason
     mounted.put(f"{T}/accepts_input", "1\n")
     put_status(mounted, TaskStatus.RUNNING)
+    inlet = mounted.run_task(the_agent(mounted), "t").inlet
+    inlet.room = 8
     fh = mounted.open(f"{T}/input", WRITE)
     assert mounted.write(fh, b"hello") == 5
     assert mounted.write(fh, b"more than fits", 5) == 8
-    assert mounted.supervisor.input == b"hellomore tha"  # type: ignore[attr-defined]
+    assert inlet.taken == b"hellomore tha"
     with refused("EACCES"):
         mounted.open(f"{T}/input")
     put_status(mounted, TaskStatus.COMPLETED)

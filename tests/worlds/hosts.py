@@ -14,5 +14,5 @@ def host_with(**parts: Any) -> Host:
     """One with these parts alone."""
     missing: dict[str, Any] = dict.fromkeys((each.name for each in fields(Host)), None)
     given = {**missing, "live_cells": LiveCells(), **parts}
-    port = Port(given["hierarchy"], given["watcher"], given["sweeper"])
+    port = Port(given["hierarchy"], given["watcher"], given["sweeper"], given["places"])
     return Host(**{**given, "port": given["port"] or port})

@@ -1,10 +1,10 @@
-"""The filesystem as the kernel would call it, without a kernel: real rows, fake processes."""
+"""The filesystem as the kernel would call it, without a kernel: real rows, a machine in memory."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,21 +20,21 @@ from ctxfs.operations import Operations
 from runtime.authority.identity import Identity
 from runtime.authority.loop import Gentle, LoopMeter
 from runtime.caller import Caller
-from runtime.cell.cell import Places, native
+from runtime.cell.cell import native
 from runtime.cell.treework import Trees
 from runtime.errors import WrongStateError
-from runtime.kernel.cgroups import Hierarchy
-from runtime.life.metering import Meter
+from runtime.ids import RunId
 from runtime.life.streams import Streams
-from runtime.records.items import Task, TaskStatus
-from runtime.records.lifecycle import Cue
+from runtime.life.supervisor import Supervisor
+from runtime.records.items import Task
+from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
+from runtime.records.run import Run, RunStatus
 from runtime.runtime import Runtime
 from runtime.sockets.operations import Services
 from runtime.sockets.replay import Replays
 from runtime.sockets.server import Sockets
-from runtime.texts.mounts import Source
-from tests.worlds.hosts import host_with
+from tests.worlds.memory import Machine, MemoryFacts, places_in, supervisor_on
 from tests.worlds.natives import Children
 from tests.worlds.records import ROOT, World, operator, world_in
 
@@ -55,70 +55,30 @@ class FixedIdentity(Identity):
         return self.caller
 
 
-def places_in(world: World) -> Places:
-    return Places(mount=Path("/ctx"), state=world.state, runtime=world.path / "run")
+class Noted(Supervisor):
+    """Remembers the verbs that it was told."""
 
-
-class FakeSupervisor:
-    """Does what verbs mean for the state, with no process anywhere."""
-
-    def __init__(self) -> None:
-        self.world: World
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.said: list[tuple[str, str]] = []
 
-    @property
-    def meter(self) -> Meter:
-        hierarchy = cast(Hierarchy, SimpleNamespace(controllers=()))
-        places = places_in(self.world)
-        host = host_with(agents=self.world.agents, hierarchy=hierarchy, places=places)
-        return Meter(host, cast(Any, None))
+    def start(self, agent: Agent) -> None:
+        super().start(agent)
+        self.said.append(("start", agent.name))
 
-    @property
-    def networks(self) -> SimpleNamespace:
-        return SimpleNamespace(trouble=lambda agent: None)
-
-    async def look(self, agent: Agent, paths: Iterable[str]) -> dict[str, Source]:
-        return {path: Source(path, "1:1") for path in paths}
+    def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
+        super().stop(agent, reason, kill=kill)
+        self.said.append(("kill" if kill else reason, agent.name))
 
     def fetch(self, task: Task) -> None:
         self.said.append(("fetch", task.name))
 
-    def start(self, agent: Agent) -> None:
-        self._move(agent, Cue.START)
-        self.said.append(("start", agent.name))
 
-    def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
-        self._move(agent, Cue.KILL if kill else Cue.STOP)
-        self.said.append(("kill" if kill else reason, agent.name))
+class _Nobody:
+    """Stands for a nursery: what an operation begins goes on after the test."""
 
-    def pause(self, agent: Agent) -> None:
-        self._move(agent, Cue.PAUSE)
-
-    def resume(self, agent: Agent) -> None:
-        self._move(agent, Cue.RESUME)
-
-    def abort(self, agent: Agent, run: str | None) -> None:
-        self._move(agent, Cue.ABORT)
-        self.said.append(("abort", run or ""))
-
-    def _move(self, agent: Agent, cue: Cue) -> None:
-        with self.world.agents.journal.changing() as change:
-            change.move(agent, cue)
-
-    def reset(self, agent: Agent) -> None:
-        self.world.agents.births.renew(agent)
-
-    def write_input(self, task: Task, data: bytes) -> int:
-        if task.status is not TaskStatus.RUNNING:
-            raise WrongStateError(f"{task.name} is {task.status}")
-        self.said.append(("input", data.decode()))
-        return len(data)
-
-    def check_limits(self, limits: dict[str, str]) -> None:
-        pass
-
-    def apply_limits(self, agent: Agent, limits: dict[str, str]) -> None:
-        self.said.append(("limits", str(limits)))
+    def start_soon(self, *_: object) -> None:
+        """It never does."""
 
 
 class Waiter:
@@ -156,8 +116,9 @@ class Mounted:
         )
         world.agents.identity = self.identity
         self.agents = world.agents
-        self.supervisor = FakeSupervisor()
-        self.supervisor.world = world
+        self.machine = Machine()
+        nobody = cast(trio.Nursery, _Nobody())
+        self.supervisor = cast(Noted, supervisor_on(self.machine, world, nobody, Noted))
         places = places_in(world)
         runtime = SimpleNamespace(
             agents=world.agents,
@@ -192,6 +153,20 @@ class Mounted:
             yield
         finally:
             self.identity.caller = before
+
+    def live(self, agent: Agent, status: Status = Status.BUSY, run: str = "") -> Agent:
+        """One that runs on the machine."""
+        self.world.live(agent, status)
+        if run:
+            self.agents.journal.update(agent, run=Run(id=RunId(run), status=RunStatus.RUNNING))
+        self.machine.born(self.supervisor._make_live_cell(agent))
+        return agent
+
+    def run_task(self, agent: Agent, name: str) -> MemoryFacts:
+        """A command that runs on the machine beside an agent; what is known of it."""
+        execution = self.supervisor._live_cells[agent.index].command(name)
+        self.machine.born(execution)
+        return self.machine.facts(execution.facts.key)
 
     def make(self, name: str, caller: Caller = ROOT) -> Agent:
         with self.as_(caller):

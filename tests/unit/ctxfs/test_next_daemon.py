@@ -40,6 +40,7 @@ def _used(mounted: Mounted) -> int:
 def _with_messages(mounted: Mounted, count: int, size: int) -> str:
     agent = mounted.make("a", USER)
     mounted.put("agent/a.d/mode", "turn")
+    mounted.put("agent/a.d/exec", "true")
     mounted.supervisor.start(agent)
     mounted.agents.messages.send(USER, agent, "first")
     for _ in range(count):

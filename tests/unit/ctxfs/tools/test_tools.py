@@ -65,7 +65,7 @@ class Desk:
         self.agents.journal.update(
             agent, exec="sh -c true", mode="turn", policy=agent.policy + more
         )
-        return self.mounted.world.live(agent)
+        return self.mounted.live(agent)
 
     def call(self, name: str, given: Any = None, caller: Caller | None = None) -> dict[str, Any]:
         who = caller if caller is not None else self.me
@@ -79,6 +79,16 @@ class Desk:
             if found.status is TaskStatus.QUEUED:
                 change.put(found, status=TaskStatus.RUNNING)
             self.agents.tasks.end(change, self.coder, found, cue, exit_text=text)
+
+    def go_on(self, name: str) -> Agent:
+        """A child that takes messages is done with its task."""
+        child = self.agents.registry.named(name)
+        assert child is not None
+        (task,) = self.agents.messages.pending(child)
+        with self.agents.journal.changing() as change:
+            self.agents.messages.deliver(change, child, task, RunId("r0"))
+            self.agents.messages.end(change, child, task, MessageStatus.PROCESSED)
+        return child
 
     def gone(self, name: str) -> Agent:
         """A child that has ended."""
@@ -146,6 +156,7 @@ def _running(desk: Desk) -> None:
     task = desk.agents.tasks.find(desk.coder, "t")
     with desk.agents.journal.changing() as change:
         change.put(task, status=TaskStatus.RUNNING)
+    desk.mounted.run_task(desk.coder, "t")
 
 
 def _ended(desk: Desk) -> None:
@@ -168,6 +179,7 @@ def _wait(desk: Desk) -> None:
 def _kid(desk: Desk) -> None:
     """A child that takes messages."""
     desk.call("SpawnAgent", {"initial_message": "look", "name": "kid", "mode": "turn"})
+    desk.go_on("kid")
 
 
 def _helper(desk: Desk) -> None:
@@ -531,9 +543,9 @@ def test_a_limit_is_a_limit_for_tools_too(tmp_path: Path) -> None:
         _task(desk)
         _work(desk)
         _wait(desk)
+        # its task is the one message that may wait
         desk.call("SpawnAgent", {"initial_message": "x", "mode": "turn"})
         message = {"agent_id": "coder-1", "text": "x"}
-        desk.call("SendMessage", message)
         before = _everything(desk)
         for name, given, remedy in (
             ("ExecCommand", {"cmd": "x"}, "remove tasks .* with rmdir or TaskRemove$"),
@@ -1019,7 +1031,8 @@ def test_a_supervisor_is_told_even_where_it_is_hidden(desk: Desk) -> None:
         with refused(MissingError):
             desk.call(tool, {"agent_id": "kid"}, me)
     desk.call("SendMessage", {"agent_id": "kid", "text": "look"}, me)
-    assert [m.provenance for m in desk.agents.messages.pending(kid)] == ["child"]
+    waiting = desk.agents.messages.pending(kid)
+    assert [m.provenance for m in waiting] == ["delegation", "child"]
 
 
 def _asked(desk: Desk, child: str = "kid") -> list[str]:
@@ -1194,9 +1207,8 @@ def test_input_needs_somebody_who_reads(desk: Desk) -> None:
     with refused(DeniedError, "accepts_input"):
         desk.call("TaskInput", {"task_id": "deaf", "text": "x"})
     desk.call("SpawnAgent", {"initial_message": "x", "name": "rev", "mode": "turn"})
+    child = desk.go_on("rev")
     assert desk.call("TaskInput", {"task_id": "rev", "text": "more"})["accepted"] == 4
-    child = desk.agents.registry.named("rev")
-    assert child is not None
     assert [message.text for message in desk.agents.messages.pending(child)] == ["more"]
 
 
@@ -1518,7 +1530,6 @@ def test_a_result_that_was_written_is_not_made_anew(desk: Desk) -> None:
 def test_an_agent_is_what_its_files_show(desk: Desk) -> None:
     given = {"mode": "turn", "model": "big", "workspace_mode": "explicit_root:/srv", "life": "temp"}
     desk.call("SpawnAgent", {"initial_message": "look", "name": "rev", **given})
-    desk.call("SendMessage", {"agent_id": "rev", "text": "more"})
     for name, caller in (("rev", desk.me), ("coder", desk.me), ("rev", USER)):
         seen = desk.call("AgentGet", {"agent_id": name}, caller)
         with desk.mounted.as_(caller):
@@ -1536,8 +1547,11 @@ def test_an_agent_is_what_its_files_show(desk: Desk) -> None:
         {"agent_id": "rev", "status": "starting", "outcome": ""}
     ]
     desk.end_child("rev")
+    assert desk.call("AgentGet")["children"] == [], "it was there for a time"
+    desk.call("SpawnAgent", {"initial_message": "look", "name": "kept"})
+    desk.end_child("kept")
     assert desk.call("AgentGet")["children"] == [
-        {"agent_id": "rev", "status": "dead", "outcome": "done"}
+        {"agent_id": "kept", "status": "dead", "outcome": "done"}
     ]
 
 
@@ -1597,6 +1611,7 @@ def _running_task(desk: Desk) -> None:
     task = desk.agents.tasks.find(desk.coder, "task-1")
     with desk.agents.journal.changing() as change:
         change.put(task, status=TaskStatus.RUNNING)
+    desk.mounted.run_task(desk.coder, "task-1")
 
 
 def _reviewed(desk: Desk) -> None:

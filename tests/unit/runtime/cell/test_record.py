@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.cell.execution import Execution
-from runtime.cell.record import VERSION, RunRecord, read_record
+from runtime.cell.record import VERSION, Facts, RunRecord, read_record
 from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.inotify import Wakeup
-from runtime.life.conclusions import LOST, is_lost, judge_run
+from runtime.life.conclusions import LOST, judge_run
 from tests.worlds.records import World, operator
 
 WHOLE = (
@@ -171,9 +171,9 @@ def test_a_run_of_a_newer_monitor_is_lost_and_that_is_logged_once(
 ) -> None:
     path = tmp_path / "record"
     path.write_text(f"version {VERSION + 1}\nmonitor 10\nexit 0 2000\n")
-    execution = Execution(Cgroup(tmp_path / "leaf"), path, Wakeup())
+    execution = Execution(Cgroup(tmp_path / "leaf"), Facts(path), Wakeup())
     agent = world.agents.births.create(operator(1000), "x")
-    assert is_lost(execution)
+    assert execution.lost
     assert judge_run(world.agents, agent, execution) == LOST
     (line,) = caplog.messages
     assert line.startswith(f"{path}: a newer ctxd began this run: its record has version")
@@ -184,5 +184,5 @@ def test_a_known_record_is_not_complained_about(
 ) -> None:
     path = tmp_path / "record"
     path.write_text(f"version {VERSION}\nmonitor 10\nexit 0 2000\n")
-    assert not is_lost(Execution(Cgroup(tmp_path / "leaf"), path, Wakeup()))
+    assert not Execution(Cgroup(tmp_path / "leaf"), Facts(path), Wakeup()).lost
     assert caplog.messages == []

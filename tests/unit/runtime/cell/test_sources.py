@@ -26,8 +26,15 @@ class Cell:
         self.told = trio.Event()
         self.node = SimpleNamespace(child=lambda _: None)
 
-    def open_keeper(self) -> int:
-        if not self.told.is_set():
+
+class Port:
+    """Of a machine on which it is."""
+
+    async def wait_settled(self, cell: Cell) -> None:
+        await cell.told.wait()
+
+    def open_keeper(self, cell: Cell) -> int:
+        if not cell.told.is_set():
             raise ProcessLookupError
         return os.open("/dev/null", os.O_RDONLY)
 
@@ -47,7 +54,7 @@ def looker(world: World, child: Agent, cell: Cell, monkeypatch: pytest.MonkeyPat
     assert parent is not None
     anything = cast(Any, SimpleNamespace(own=Path("/")))
     cells = LiveCells({parent.index: cast(Any, cell)})
-    port = cast(Any, SimpleNamespace(wait_settled=lambda cell: cell.told.wait()))
+    port = cast(Any, Port())
     host = host_with(agents=world.agents, places=anything, live_cells=cells, port=port)
     return Looker(host, cast(Any, None))
 

@@ -19,6 +19,7 @@ from runtime.cell.cell import Places
 from runtime.errors import KernelError, NoSpaceError, QuotaError
 from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.inotify import Watcher
+from runtime.kernel.processes import Census
 from runtime.kernel.sweeper import Sweeper
 from runtime.life import ending
 from runtime.life.streams import Streams
@@ -76,7 +77,9 @@ class Scene:
             nursery=nursery,
         )
         streams = Streams(Gentle(world.agents.accounts.time))
-        self.supervisor = Supervisor(host, helpers, streams, cast(Any, None))
+        nothing = cast(Any, None)
+        census = Census(places.program("census"), helpers)
+        self.supervisor = Supervisor(host, nothing, nothing, census, streams)
         self.agent = self.live("x")
 
     def live(self, name: str) -> Agent:

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from runtime.cell.execution import Execution, LiveCell
-from runtime.cell.record import RunRecord
+from runtime.cell.record import Facts, RunRecord
 from runtime.errors import QuotaError
 from runtime.ids import AgentIndex, Incarnation
 from runtime.kernel.cgroups import Cgroup
@@ -28,12 +28,12 @@ class Followed(Following):
     """Nothing that ends once the kernel has refused that as often as ``refusals`` says."""
 
     def __init__(self, path: Path, watcher: Watcher, *, refusals: int = 0) -> None:
-        self.execution = Execution(Cgroup(path / "leaf"), path / "record", Wakeup())
+        self.execution = Execution(Cgroup(path / "leaf"), Facts(path / "record"), Wakeup())
         follower = Follower(host_with(watcher=watcher), cast(Any, None), cast(Any, None))
         agent = Agent(
             index=AgentIndex(1), incarnation=Incarnation("i"), name="x", owner=1, uid=1, gid=1
         )
-        live_cell = LiveCell(agent, Cgroup(path), path / "cell")
+        live_cell = LiveCell(agent, Cgroup(path), lambda key: Facts(path / key))
         super().__init__(follower, live_cell, self.execution)
         self.refusals = refusals
         self.unwanted, self.gone, self.tries, self.looks = True, False, 0, 0
@@ -105,7 +105,7 @@ def test_a_program_that_cannot_start_has_ended(tmp_path: Path, error: Exception)
     found = follow(tmp_path, cannot_start=error, gone=True, unwanted=False)
     assert found.error is error
     assert found.failure == str(error).replace("\n", "\\n")
-    assert found.execution.launched and not found.execution.monitored
+    assert found.execution.launched and not found.execution.facts.exist()
     assert (found.looks, found.tries) == (1, 0)
 
 

@@ -11,6 +11,7 @@ import trio
 
 from runtime.cell.cell import Places
 from runtime.cell.execution import LiveCell, LiveCells
+from runtime.cell.record import Facts
 from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.processes import Census, Place
 from runtime.life.metering import Meter
@@ -36,8 +37,8 @@ def metered(
 ) -> Meter:
     cells = LiveCells()
     for agent in agents:
-        path = world.path / f"cgroup-{agent.name}"
-        cells[agent.index] = LiveCell(agent, Cgroup(path), path / "record")
+        node = Cgroup(world.path / f"cgroup-{agent.name}")
+        cells[agent.index] = LiveCell(agent, node, lambda key: Facts(world.path / key))
     hierarchy = cast(Hierarchy, SimpleNamespace(controllers=controllers))
     places = Places(mount=world.path, state=world.state, runtime=world.path / "run")
     host = host_with(agents=world.agents, hierarchy=hierarchy, places=places, live_cells=cells)
