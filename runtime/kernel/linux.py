@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
+import socket
 import struct
 from functools import cache
 from pathlib import Path
@@ -41,6 +43,8 @@ _IN_CLOEXEC: Final = os.O_CLOEXEC
 
 SO_PEERPIDFD: Final = 77
 SO_PEERGROUPS: Final = 59
+#: of Linux 6.16
+SO_PASSRIGHTS: Final = 83
 
 #: in the flags of a process (include/linux/sched.h)
 _PF_EXITING: Final = 0x4
@@ -268,3 +272,13 @@ def groups_of(pid: int) -> tuple[int, ...]:
     """The supplementary groups of a process; none if it is gone (proc(5))."""
     _, _, rest = _read_proc(pid, "status").partition(b"\nGroups:")
     return tuple(int(word) for word in rest.partition(b"\n")[0].split())
+
+
+def refuse_descriptors(connection: socket.socket) -> None:
+    """Has the kernel refuse descriptors that are sent there, with ``EPERM`` for who sends them.
+
+    Nobody would take them, so that reading closed them, and closing may take as long as the sender
+    likes (SO_LINGER in socket(7)). Before Linux 6.16 they cannot be refused.
+    """
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)

@@ -26,11 +26,14 @@
 #include "orders.h"
 
 #define BACKLOG 128
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83
+#endif
 
 static int bind_socket(const char *directory, const char *name)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	int held, made;
+	int held, made, no = 0;
 
 	held = open(directory, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (held < 0)
@@ -38,6 +41,8 @@ static int bind_socket(const char *directory, const char *name)
 	made = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	/* independent of the length of the mount's path: sun_path holds 108 bytes */
 	snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/%.64s", held, name);
+	/* read by the daemon, which would have to close what is sent; before Linux 6.16 it has to */
+	setsockopt(made, SOL_SOCKET, SO_PASSRIGHTS, &no, sizeof no);
 	if (made >= 0 && (bind(made, (struct sockaddr *)&address, sizeof address) < 0 ||
 			  listen(made, BACKLOG) < 0)) {
 		close_quietly(made);

@@ -26,6 +26,7 @@ from runtime.caller import Caller, Role
 from runtime.cell.cell import Places
 from runtime.errors import CtxError, QuotaError
 from runtime.ids import AgentIndex
+from runtime.kernel import linux
 from runtime.kernel.binder import Binder
 from runtime.kernel.handover import Descriptors, unpack_caller
 from runtime.records.change import Subscriber
@@ -133,6 +134,7 @@ class Sockets(Subscriber):
 
     def _listen(self, server: Server, listener: socket.socket) -> None:
         server.listener = listener
+        linux.refuse_descriptors(listener)
         self._nursery.start_soon(self._accept, server, listener)
 
     async def open_daemon(self) -> None:
@@ -483,6 +485,7 @@ def _operations_of(server: Server) -> dict[str, Operation]:
 
 
 def _stream_of(peer: socket.socket) -> trio.SocketStream:
+    linux.refuse_descriptors(peer)  # an older daemon's listener may have accepted it
     return trio.SocketStream(trio.socket.from_stdlib_socket(peer))
 
 
@@ -497,6 +500,7 @@ def _bound(path: Path) -> socket.socket:
     finally:
         os.close(directory)
     path.chmod(0o666)
+    linux.refuse_descriptors(listener)
     listener.listen(_BACKLOG)
     return listener
 

@@ -36,6 +36,7 @@ pytestmark = pytest.mark.settings(grace="1s")
 HERE = Path(__file__).parent / "requests"
 #: whatever others do, an answer comes in this time on a busy machine
 PATIENCE = 5.0
+KERNEL = tuple(int(number) for number in os.uname().release.split(".")[:2])
 
 
 def compiled(daemon: Daemon, name: str) -> Path:
@@ -230,3 +231,20 @@ def test_processes_that_wait_for_a_file_keep_nobody_from_files() -> None:
         wait_until(lambda: read(agent, "out").count("seen") >= 5, "it sees itself", timeout=20)
         assert took(["cat", str(agent / "processes")]) < PATIENCE
     REMOVALS.begin(state)
+
+
+@pytest.mark.skipif(KERNEL < (6, 16), reason="descriptors can be refused since Linux 6.16")
+@pytest.mark.usefixtures("guard")
+@pytest.mark.alone
+def test_a_descriptor_that_closes_slowly_is_not_taken(daemon: Daemon) -> None:
+    program = compiled(daemon, "linger")
+    agent = run(daemon, "sender", f"/programs/linger {daemon.root}/agent/sender.sock 5", policy="")
+    wait_until(lambda: read(agent, "out"), "the agent was told")
+    said = [read(agent, "out")]
+    for path in (daemon.root / "ctxd.sock", daemon.runtime / "ctxd.sock"):
+        words = [program, path, "5"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as stranger:
+            assert stranger.stdout is not None
+            said.append(stranger.stdout.readline())
+            stranger.kill()
+    assert said == ["EPERM\n"] * 3
