@@ -1,4 +1,6 @@
-"""Signals and removals in cgroups that agents were in, by a helper (sweep.c), beside the loop.
+"""Signals, priorities and removals in cgroups that agents were in, by a helper (sweep.c).
+
+All of it is done beside the loop.
 
 An agent may hold the lock of a directory of its own cgroups, and make cgroups there if the daemon
 has no other uid than it. So the daemon opens, lists and removes none of them.
@@ -50,6 +52,11 @@ class Sweeper:
         told = ("signal", number, sorted(spared), [str(each) for each in cgroups])
         ask = self._helpers.tell
         return int(await ask(owner, "signal", self._program, *told, seconds=_SIGNAL_SECONDS))
+
+    async def hurry(self, owner: int, cgroup: Cgroup) -> None:
+        """Gives what is in and below a cgroup the priority of others. ``CtxError``, ``OSError``."""
+        told = ("hurry", [str(cgroup)])
+        await self._helpers.tell(owner, "signal", self._program, *told, seconds=_SIGNAL_SECONDS)
 
     def remove(self, owner: int, cgroup: Cgroup) -> None:
         """Kills what is left in a cgroup, and removes it, soon; again and again if it must."""

@@ -277,6 +277,18 @@ class Ender(Part):
     def _kill_now(self, agent: Agent, live_cell: LiveCell) -> None:
         if not live_cell.over:  # a later life may have the path of its cgroup by now
             self._kill_place(agent, live_cell.node)
+            self._nursery.start_soon(self._hurry, agent, live_cell.node)
+
+    async def _hurry(self, agent: Agent, place: Place) -> None:
+        """Helps what was killed to its end: it may wait for a processor behind all others, as each
+        process may choose that for itself (sched(7))."""
+        with trio.move_on_after(_AT_ONCE_SECONDS):
+            await self._port.wait_empty(place)
+            return
+        try:
+            await self._port.hurry(agent.owner, place)
+        except (CtxError, OSError) as error:
+            log.error("%s: cannot hurry it: %s", agent.name, error, extra=about(agent))
 
     @staticmethod
     def _kill_place(agent: Agent, place: Place) -> None:
@@ -318,15 +330,14 @@ class Ender(Part):
         if node.populated():
             self._tell_log(top, "the grace period is over: SIGKILL")
             with trio.move_on_after(_KILL_SECONDS):
-                await self._kill_all(members[0])
+                await self._kill_all(top, node)
             for each in members:
                 if each.node.populated() and not each.over:
                     each.unkillable = True
                     each.changed.notify()
 
-    async def _kill_all(self, execution: Execution) -> None:
+    async def _kill_all(self, agent: Agent, node: Place) -> None:
         """SIGKILL until nothing is left: the kernel may refuse it for want of something."""
-        node = execution.node if isinstance(execution, LiveCell) else execution.leaf
         while True:
             try:
                 node.kill()
@@ -335,6 +346,7 @@ class Ender(Part):
                 log.error("%s: cannot kill it yet: %s", node.path, error.strerror)
                 await trio.sleep(_REPEAT_SECONDS)
         crashpoints.reach("cancel.killed")
+        await self._hurry(agent, node)
         await self._port.wait_empty(node)
 
     async def _tell_end(self, live_cell: LiveCell, execution: Execution) -> None:
@@ -375,7 +387,7 @@ class Ender(Part):
             if is_first:
                 await self._kill_around(agent, execution)
             else:
-                await self._kill_all(execution)
+                await self._kill_all(agent, execution.leaf)
         if is_first and not execution.emptied:
             execution.leaf.kill()  # the cell with it: it is the agent's end
 

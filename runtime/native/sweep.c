@@ -11,12 +11,16 @@
  *         says how many there are. SIGTERM is followed by SIGCONT, and by thawing what is frozen,
  *         for who is stopped or frozen would not see it. A process that forks faster than it
  *         is looked at is not waited for. 0 sends nothing.
+ *     hurry GROUPS
+ *         Gives all threads in and below GROUPS the priority of others: behind them, what is
+ *         killed ends as late as its agent likes.
  *     remove GROUPS
  *         Kills what is in and below GROUPS and removes them. Says the numbers of those that
  *         are still there, from 0 on.
  */
 #define _GNU_SOURCE
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
 
@@ -124,6 +128,51 @@ static void signal_groups(struct orders *orders)
 	printf("%zu\n", left);
 }
 
+/* Priorities. */
+
+static void hurry_process(pid_t pid)
+{
+	struct dirent *entry;
+	char path[64];
+	DIR *list;
+
+	snprintf(path, sizeof path, "/proc/%d/task", pid);
+	list = opendir(path);
+	while (list && (entry = readdir(list))) {
+		struct sched_param plain = {.sched_priority = 0};
+		pid_t thread = (pid_t)atoi(entry->d_name);
+
+		if (thread <= 0)
+			continue;
+		/* by the call: musl has no function that does it */
+		syscall(SYS_sched_setscheduler, thread, SCHED_OTHER, &plain);
+		setpriority(PRIO_PROCESS, (id_t)thread, 0);
+	}
+	if (list)
+		closedir(list);
+}
+
+static void hurry_group(int group, void *context)
+{
+	size_t count;
+	pid_t *pids = list_processes(group, &count);
+
+	(void)context;
+	for (size_t i = 0; pids && i < count; i++)
+		hurry_process(pids[i]);
+	free(pids);
+}
+
+static void hurry_groups(struct orders *orders)
+{
+	struct list groups = take_list(orders);
+
+	if (!all_taken(orders))
+		die("damaged orders");
+	for (size_t i = 0; i < groups.count; i++)
+		visit_groups(open_group(AT_FDCWD, groups.items[i]), 0, hurry_group, NULL);
+}
+
 /* Removal. */
 
 /* Removes what is in the cgroup of an open directory, as far as nothing lives there; closes it. */
@@ -216,6 +265,8 @@ int main(int argc, char **argv)
 	orders = read_orders(orders_fd);
 	if (take_if(&orders, "signal"))
 		signal_groups(&orders);
+	else if (take_if(&orders, "hurry"))
+		hurry_groups(&orders);
 	else if (take_if(&orders, "remove"))
 		remove_groups(&orders);
 	else

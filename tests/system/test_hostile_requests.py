@@ -242,7 +242,7 @@ def test_a_descriptor_that_closes_slowly_is_not_taken(daemon: Daemon) -> None:
     wait_until(lambda: read(agent, "out"), "the agent was told")
     said = [read(agent, "out")]
     for path in (daemon.root / "ctxd.sock", daemon.runtime / "ctxd.sock"):
-        words = [program, path, "5"]
+        words: list[str | Path] = [program, path, "5"]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as stranger:
             assert stranger.stdout is not None
             said.append(stranger.stdout.readline())

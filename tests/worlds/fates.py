@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from runtime.kernel import linux
-from tests.worlds.daemon import Daemon, wait_status, wait_until
+from tests.worlds.daemon import TIMEOUT, Daemon, wait_status, wait_until
 from tests.worlds.invariants import Crashed, Invariants, Operator
 
 CRASH_AT: Final = "CTXD_CRASH_AT"
@@ -75,7 +75,7 @@ class Scene:
         try:
             return operation()
         except OSError as error:
-            if self.daemon.has_ended(5.0):
+            if self.daemon.has_ended(TIMEOUT):
                 raise Crashed from error
             raise
 

@@ -106,7 +106,7 @@ class Operator:
             self.said[name].append(what)
         except OSError as error:
             self.said[name].append(f"{what}: {error.strerror}")
-            if error.errno in GONE and self._daemon.has_ended(5.0):
+            if error.errno in GONE and self._daemon.has_ended(TIMEOUT):
                 unknown()
                 raise Crashed from error
             raise

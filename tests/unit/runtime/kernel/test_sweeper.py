@@ -182,3 +182,17 @@ def test_more_processes_than_are_held_at_once_are_signalled(top: Cgroup) -> None
 
         swept(top, act)
         wait_until(lambda: not leaf.populated(), "all have ended")
+
+
+def test_what_waits_behind_others_waits_no_longer_than_they_do(top: Cgroup) -> None:
+    group = top.child("group").child("below")
+    group.path.mkdir(parents=True)
+    with asleep(group, "exec nice -n 19 chrt --idle 0 sleep 1000") as process:
+        wait_until(lambda: os.sched_getscheduler(process.pid) == os.SCHED_IDLE, "it waits")
+
+        async def hurry(sweeper: Sweeper) -> None:
+            await sweeper.hurry(OWNER, top.child("group"))
+
+        swept(top, hurry)
+        assert os.sched_getscheduler(process.pid) == os.SCHED_OTHER
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == 0
