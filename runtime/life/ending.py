@@ -26,7 +26,7 @@ from runtime import crashpoints
 from runtime.cell.execution import Execution, LiveCell
 from runtime.cell.host import Host, Part, about, guarded
 from runtime.cell.port import Place
-from runtime.errors import CtxError, KernelError
+from runtime.errors import AgainError, CtxError, KernelError
 from runtime.ids import AgentIndex
 from runtime.records.change import Change
 from runtime.records.items import Message
@@ -37,6 +37,8 @@ from runtime.texts.names import quote
 log = logging.getLogger("ctxd.ending")
 
 _REPEAT_SECONDS: Final = 0.5
+#: a signal that a busy machine did not get to in time is sent again
+_TRIES: Final = 3
 #: SIGKILL is given this long before an agent is recorded as unkillable
 _KILL_SECONDS: Final = 10.0
 #: agents of a tree that are told to end in one step
@@ -228,11 +230,14 @@ class Ender(Part):
         live_cell = self._live_cells.get(top.index)
         if live_cell is not None and live_cell.given_up:
             return  # it was sent SIGKILL
-        try:
-            await self._port.signal_cells(top.owner, signal.SIGTERM, members)
-        except (CtxError, OSError) as error:
-            why = about(top)
-            log.error("%s: cannot signal it: %s", top.name, error, extra=why)
+        for _ in range(_TRIES):
+            try:
+                await self._port.signal_cells(top.owner, signal.SIGTERM, members)
+                return
+            except (CtxError, OSError) as error:
+                log.error("%s: cannot signal it: %s", top.name, error, extra=about(top))
+                if not isinstance(error, AgainError):
+                    return
 
     def kill(self, agent: Agent) -> None:
         """SIGKILL to the subtree of an ending agent, without the rest of its grace.
