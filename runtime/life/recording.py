@@ -1,7 +1,7 @@
 """Recording ends: what became of a run, and whether another follows.
 
-All ends that are due when the recorder comes round go into one
-transaction: a tree of a thousand agents costs one commit, not a thousand.
+Ends that are due when the recorder comes round go into few transactions: a tree of a thousand
+agents costs one commit for each eight, not a thousand.
 
 A parent has ended when all that it owns is recorded. Only then does the daemon remove records and
 tell the waiting callers; a helper removes the cgroups soon afterwards, since an agent may hold
