@@ -466,10 +466,9 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     # Without root, what is there belongs to the agents' own uid: not its to change. The
     # filesystem, mounted below, is another mount and stays writable. After a crash it is a
     # new one, which is to come along.
-    shared = str(places.shared)
-    view.append(bind(shared, shared, "sR" if agents.privilege.rootless else "s"))
-    if agents.privilege.rootless:
-        view.append(("hide", str(places.released)))
+    shared, rootless = str(places.shared), agents.privilege.rootless
+    view.append(bind(shared, shared, "sR" if rootless else "s"))
+    view += [("hide", str(places.released))] if rootless else []
     bare = parent is None or agent.root or _inside(str(places.mount), fresh)
     if bare and agent.iso != "shared":
         view.append(("symlink", str(places.fuse), str(places.mount)))

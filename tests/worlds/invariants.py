@@ -34,6 +34,8 @@ _LOOKS: Final = 3
 #: what most files fit in
 _BLOCK: Final = 1 << 16
 
+#: agents of a soak that only disturb
+_HOSTILE: Final = re.compile(r"h[0-9]+-[0-9]+")
 GONE: Final = (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO)
 _LIVE: Final = frozenset({"starting", "ready", "busy", "idle", "paused", "stopping"})
 _ENDING: Final = frozenset({"stopping", "dead"})
@@ -564,6 +566,8 @@ class Invariants:
         their standard output, and ``made NAME`` after a mkdir.
         """
         wanted: dict[str, list[str]] = {}
+        if _HOSTILE.fullmatch(name):
+            return  # it says nothing of this kind, and perhaps more than can be read
         with contextlib.suppress(FileNotFoundError):
             # a line that is not ended may still grow
             for line in _text(directory / "out").split("\n")[:-1]:
