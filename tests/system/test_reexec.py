@@ -299,7 +299,7 @@ def _write_newer_state(daemon: Replaceable) -> str:
 
 
 def _read_only_older(daemon: Replaceable) -> str:
-    change(daemon.program, "runtime/records/store.py", "    Store._add_answers,\n", "")
+    change(daemon.program, "runtime/records/store.py", '    ("", Store._gather_runs),\n', "")
     return "written by a newer ctxd"
 
 
