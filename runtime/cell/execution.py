@@ -105,6 +105,8 @@ class LiveCell(Execution):
         self.reachable = False
         #: somebody wants it dead, so that it is not started again
         self.given_up = False
+        #: somebody helps what was killed to its end
+        self.hurried = False
         #: the current run, if it has entered the cell
         self.run: Execution | None = None
         self.tasks: dict[str, Execution] = {}

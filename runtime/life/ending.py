@@ -282,18 +282,22 @@ class Ender(Part):
     def _kill_now(self, agent: Agent, live_cell: LiveCell) -> None:
         if not live_cell.over:  # a later life may have the path of its cgroup by now
             self._kill_place(agent, live_cell.node)
-            self._nursery.start_soon(self._hurry, agent, live_cell.node)
+            # once: a kill may be said again and again
+            if not live_cell.hurried:
+                live_cell.hurried = True
+                self._nursery.start_soon(self._hurry, agent, live_cell.node)
 
     async def _hurry(self, agent: Agent, place: Place) -> None:
         """Helps what was killed to its end: it may wait for a processor behind all others, as each
         process may choose that for itself (sched(7))."""
-        with trio.move_on_after(_AT_ONCE_SECONDS):
-            await self._port.wait_empty(place)
-            return
-        try:
-            await self._port.hurry(agent.owner, place)
-        except (CtxError, OSError) as error:
-            log.error("%s: cannot hurry it: %s", agent.name, error, extra=about(agent))
+        with guarded(agent):
+            with trio.move_on_after(_AT_ONCE_SECONDS):
+                await self._port.wait_empty(place)
+                return
+            try:
+                await self._port.hurry(agent.owner, place)
+            except (CtxError, OSError) as error:
+                log.error("%s: cannot hurry it: %s", agent.name, error, extra=about(agent))
 
     @staticmethod
     def _kill_place(agent: Agent, place: Place) -> None:

@@ -103,17 +103,21 @@ class MemoryPlace(Cgroup):
         (self.machine.frozen.add if frozen else self.machine.frozen.discard)(str(self))
 
     def kill(self) -> None:
-        for execution in list(self.machine.within(self)):
-            self.machine.ended(execution, signal=signal.SIGKILL)
+        if not self.machine.crowded:
+            self.machine.killed(self)
 
     def read(self, file: str) -> str | None:
         return None
 
 
 class Machine(Port):
-    """``obedient`` programs end when they are told to."""
+    """``obedient`` programs end when they are told to. Where it is ``crowded``, what is killed
+    waits for a processor until somebody hurries it."""
 
-    def __init__(self, *, obedient: bool = True) -> None:
+    def __init__(self, *, obedient: bool = True, crowded: bool = False) -> None:
+        self.crowded = crowded
+        #: how often something was hurried
+        self.hurries = 0
         self.boot = BootId("this boot")
         self.obedient = obedient
         self.frozen: set[str] = set()
@@ -215,6 +219,14 @@ class Machine(Port):
         for each in there if number and self.obedient else ():
             self.ended(each, signal=number)
         return len(there)
+
+    def killed(self, place: Cgroup) -> None:
+        for execution in list(self.within(place)):
+            self.ended(execution, signal=signal.SIGKILL)
+
+    async def hurry(self, owner: int, place: Cgroup) -> None:
+        self.hurries += 1
+        self.killed(place)
 
     def hold(self, live_cell: LiveCell) -> bool:
         self._say(live_cell, held=True)

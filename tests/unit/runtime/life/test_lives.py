@@ -138,6 +138,21 @@ async def working(stage: Stage) -> tuple[Agent, Message]:
     return agent, message
 
 
+def test_what_is_killed_and_still_there_is_hurried_once(world: World) -> None:
+    machine = Machine(crowded=True)
+
+    async def act(stage: Stage) -> None:
+        agent = await stage.begin()
+        machine.began(stage.cell(agent))
+        await stage.be(agent, Status.BUSY)
+        for _ in range(3):
+            stage.supervisor.stop(agent, "operator_kill", kill=True)
+        await stage.be(agent, Status.DEAD)
+
+    on_stage(world, act, machine)
+    assert machine.hurries == 1
+
+
 def test_a_run_for_each_message_leaves_the_cell(world: World) -> None:
     async def act(stage: Stage) -> None:
         agent, message = await working(stage)
