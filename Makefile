@@ -177,10 +177,10 @@ chart: $(STAMP)
 	$(PYTHON) -m bench.chart $(or $(JSON),bench.json) $(or $(SVG),bench.svg)
 
 man: $(STAMP)
-	$(PYTHON) -m ctxfs.manual man
+	$(PYTHON) -m contrib.generate.manual man
 
 words: $(STAMP)
-	$(PYTHON) -m ctxfs.words client/words.py
+	$(PYTHON) -m contrib.generate.words client/words.py
 
 schema: $(STAMP)
 	$(PYTHON) -m ctxfs.daemon --print-schema > contrib/ctxfs-agent.schema.json

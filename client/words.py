@@ -1,4 +1,7 @@
-"""The words of the runtime's tables. Written by `make words` (ctxfs/words.py): do not edit."""
+"""The words of the runtime's tables: do not edit.
+
+Written by `make words` (contrib/generate/words.py).
+"""
 
 from __future__ import annotations
 

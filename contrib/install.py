@@ -28,7 +28,7 @@ CONTRIB: Final = CHECKOUT / "contrib"
 #: the path of programs in contrib/systemd
 UNITS_SAY: Final = "/usr/local/bin/"
 #: what is not for an installed system, or is installed elsewhere
-NOT_EXAMPLES: Final = ("agents", "completion", "demo", "systemd")
+NOT_EXAMPLES: Final = ("agents", "completion", "demo", "generate", "systemd")
 MANIFEST: Final = "manifest"
 PROGRAMS: Final = {"ctxd": "ctxfs.daemon", "ctx": "client.start"}
 #: where each shell looks for the completion of ctx, by the name of the file in contrib/completion

@@ -11,7 +11,9 @@ import pytest
 
 HOUSE = Path(__file__).resolve().parents[2]
 MODULES = sorted(
-    path for package in ("client", "ctxfs", "runtime") for path in (HOUSE / package).rglob("*.py")
+    path
+    for folder in ("client", "ctxfs", "runtime", "contrib/generate")
+    for path in (HOUSE / folder).rglob("*.py")
 )
 #: "What is open", "The same, without root": half of a sentence whose other half is elsewhere
 HALF = re.compile(r"(Of|The same|Who|What)\b")

@@ -1,6 +1,6 @@
 """The tables of the man pages, written from the rows.
 
-``python -m ctxfs.manual man`` renews the parts of the pages in that directory that lie
+``python -m contrib.generate.manual man`` renews the parts of the pages in that directory that lie
 between marker comments::
 
     .\\" BEGIN agent files
@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ctxfs import declared, generating
+from contrib.generate import renewing
+from ctxfs import declared
 from ctxfs.errnos import name_of
 from ctxfs.files import agent, home, root, session, shared, task, tool, waiting, work
 from ctxfs.files.verbs import VERBS, Verb
-from ctxfs.generating import GeneratedError
 from ctxfs.tools.registry import TOOLS
 from ctxfs.tools.schemas import Schema
 from ctxfs.tools.tool import Concerns
@@ -275,7 +275,7 @@ def renew(page: str, sections: Mapping[str, Callable[[], Iterator[str]]]) -> str
         _, closed, tail = rest.partition(end)
         if not found or not closed:
             markers = f"{begin.strip()}, {end.strip()}"
-            raise GeneratedError(f"the page has no place for {name}: {markers}")
+            raise renewing.RenewingError(f"the page has no place for {name}: {markers}")
         page = head + begin + "".join(f"{line}\n" for line in write()) + end + tail
     return page
 
@@ -289,7 +289,7 @@ def _renewed(directory: Path) -> Iterator[tuple[Path, str]]:
 def main(argv: list[str] | None = None) -> int:
     what = "Write the tables of the man pages from the rows."
     where = "the directory of the pages, such as man"
-    return generating.run("manual", what, where, _renewed, argv, target="man")
+    return renewing.run("manual", what, where, _renewed, argv, target="man")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The words of the runtime and the names of files that the client knows: `client/words.py`.
 
-``python -m ctxfs.words client/words.py`` writes that module from the tables that decide. The client
-cannot import these: it runs where the daemon is not installed, and starts fast.
+``python -m contrib.generate.words client/words.py`` writes that module from the tables that decide.
+The client cannot import these: it runs where the daemon is not installed, and starts fast.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import pprint
 import sys
 from typing import Any, Final
 
-from ctxfs import declared, generating
+from contrib.generate import renewing
+from ctxfs import declared
 from ctxfs.files import agent
 from ctxfs.files.verbs import VERBS
 from ctxfs.filesystem import LAYOUTS
@@ -36,7 +37,10 @@ from runtime.texts import mounts
 from runtime.texts.names import SECONDS
 
 _HEAD: Final = '''\
-"""The words of the runtime's tables. Written by `make words` (ctxfs/words.py): do not edit."""
+"""The words of the runtime's tables: do not edit.
+
+Written by `make words` (contrib/generate/words.py).
+"""
 
 from __future__ import annotations
 
@@ -155,7 +159,7 @@ def _literal(words: Any) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     what, where = "Write the words that the client knows.", "the module, such as client/words.py"
-    return generating.run(
+    return renewing.run(
         "words", what, where, lambda path: iter([(path, module())]), argv, target="words"
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
-class GeneratedError(Exception):
+class RenewingError(Exception):
     """A file cannot be renewed, or is out of date; one sentence."""
 
 
@@ -20,9 +20,9 @@ def run(
     argv: list[str] | None,
     target: str,
 ) -> int:
-    """The program ``ctxfs.NAME``, which ``make TARGET`` runs: renews files, or says which are not
-    up to date."""
-    parser = argparse.ArgumentParser(prog=f"python -m ctxfs.{name}", description=what)
+    """The program ``contrib.generate.NAME``, which ``make TARGET`` runs: renews files, or says
+    which are not up to date."""
+    parser = argparse.ArgumentParser(prog=f"python -m contrib.generate.{name}", description=what)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if it would")
     parser.add_argument("path", type=Path, help=where)
     arguments = parser.parse_args(argv)
@@ -31,9 +31,9 @@ def run(
             if path.exists() and path.read_text(encoding="utf-8") == new:
                 continue
             if arguments.check:
-                raise GeneratedError(f"{path} is out of date: run make {target}")
+                raise RenewingError(f"{path} is out of date: run make {target}")
             path.write_text(new, encoding="utf-8")
-    except (OSError, GeneratedError) as error:
+    except (OSError, RenewingError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
     return 0

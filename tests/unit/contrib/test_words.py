@@ -11,7 +11,7 @@ import pytest
 import client.words
 from client import events, messages, planes, root, sockets, tools
 from client.commands import all_commands
-from ctxfs import words
+from contrib.generate import words
 from ctxfs.errnos import ERRNOS
 from ctxfs.files import agent as agent_files
 from ctxfs.files import task as task_files

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxfs import manual
+from contrib.generate import manual
 from runtime.records.config import Config
 from runtime.sockets.operations import DAEMON_OPERATIONS, OPERATIONS
 from runtime.texts.policy import PERMS
