@@ -54,6 +54,7 @@ _LIMIT: Final = 1 << 32
 _FIRST: Final = 64
 _LINE: Final = 192
 _NAME: Final = 72
+_HEAD: Final = struct.pack("=Q", VERSION)
 #: in ``listens``: not in this cell, or on the socket alone; else it is the port
 NOWHERE: Final = 0
 SOCKET: Final = 1
@@ -102,10 +103,6 @@ def family(registry: Registry, agent: Agent) -> list[Agent]:
     return found
 
 
-def counters_path(directory: Path, agent: Agent) -> Path:
-    return directory / agent.incarnation
-
-
 def hand_path(directory: Path, agent: Agent) -> Path:
     """The socket at which the cell's keeper hands out what it listens on."""
     return directory / f"{agent.incarnation}-{agent.cell.id}"
@@ -120,7 +117,7 @@ def remove(directory: Path, agent: Agent, cell: str) -> None:
     """Removes what is left of a cell that is over; the counters go with the agent's life."""
     (directory / cell).unlink(missing_ok=True)
     if not agent.live:
-        counters_path(directory, agent).unlink(missing_ok=True)
+        counters(directory, agent).path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,51 +166,34 @@ def position(number: int, field: str) -> int:
 
 
 class Counters:
-    """The file of one incarnation."""
+    """The file of one incarnation. Without one it has used no network, and neither has what it
+    owns."""
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
-    @classmethod
-    def open(cls, path: Path) -> Counters | None:
-        """None if there is none; it has used no network then, and neither has what it owns."""
+    def _read(self) -> bytes:
+        """What is in it; nothing if there is none, or this daemon does not know what that is."""
         try:
-            return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+            data = self.path.read_bytes()
         except FileNotFoundError:
-            return None
+            return b""
+        return data if data.startswith(_HEAD) else b""
 
-    @classmethod
-    def make(cls, path: Path) -> Counters:
-        """The file that is there, or a new one, which appears as a whole; also in place of one
+    def make(self) -> Counters:
+        """Makes the file, which appears as a whole, unless it is there; also in place of one
         that another version made."""
-        found = cls.open(path)
-        if found is not None and found.understood:
-            return found
-        if found is not None:
-            os.close(found.fd)
-        new = path.with_name(f".{path.name}")
-        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        os.write(fd, struct.pack("=Q", VERSION).ljust(SIZE, b"\0"))
-        os.rename(new, path)
-        return cls(fd)
-
-    def __enter__(self) -> Counters:
+        if not self._read():
+            new = self.path.with_name(f".{self.path.name}")
+            new.touch(0o600)
+            new.write_bytes(_HEAD.ljust(SIZE, b"\0"))
+            new.rename(self.path)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        os.close(self.fd)
-
-    @property
-    def understood(self) -> bool:
-        """Whether this daemon knows what is in it."""
-        return os.pread(self.fd, 8, 0) == struct.pack("=Q", VERSION)
-
     def lines(self) -> list[Line]:
-        if not self.understood:
-            return []
-        data = os.pread(self.fd, SIZE, 0)
+        data = self._read()
         found = []
-        for number in range(LINES):
+        for number in range(LINES if data else 0):
             at = _FIRST + number * _LINE
             name = data[at : at + _NAME].rstrip(b"\0").decode("ascii")
             if not name:
@@ -221,10 +201,6 @@ class Counters:
             numbers = struct.unpack_from(f"={len(_FIELDS)}Q", data, at + _NAME)
             found.append(Line(number, name, *numbers))
         return found
-
-    def usage(self) -> dict[str, int]:
-        """The bytes that the agent and all that it owns have passed through networks."""
-        return {key: value for line in self.lines() for key, value in line.usage.items()}
 
     def number_of(self, name: str) -> int:
         """The line of a network, which is made if there is none; ``QuotaError``."""
@@ -239,12 +215,16 @@ class Counters:
             )
         number = len(lines)
         self.write(number, "max", NO_LIMIT)
-        os.pwrite(self.fd, name.encode("ascii"), _FIRST + number * _LINE)
+        self._put(_FIRST + number * _LINE, name.encode("ascii"))
         return number
 
     def write(self, number: int, field: str, value: int) -> None:
         """One of the numbers that are the daemon's."""
-        os.pwrite(self.fd, struct.pack("=Q", value), position(number, field))
+        self._put(position(number, field), struct.pack("=Q", value))
+
+    def _put(self, at: int, data: bytes) -> None:
+        with open(self.path, "r+b", buffering=0) as file:
+            os.pwrite(file.fileno(), data, at)
 
     def limit(self, wanted: Mapping[str, str]) -> None:
         """Sets what the agent's limits say."""
@@ -255,35 +235,30 @@ class Counters:
                 self.write(line.number, "max", value)
 
 
-def lines_of(directory: Path, agent: Agent) -> list[Line]:
-    """``Counters.lines`` of an agent; none if it has no file."""
-    counters = Counters.open(counters_path(directory, agent))
-    if counters is None:
-        return []
-    with counters:
-        return counters.lines()
+def counters(directory: Path, agent: Agent) -> Counters:
+    """The counters of an agent."""
+    return Counters(directory / agent.incarnation)
 
 
 def of_cell(directory: Path, agent: Agent) -> dict[str, int]:
     """The networks that an agent's cell was made with and that are open, as ``wanted``."""
-    lines = lines_of(directory, agent)
+    lines = counters(directory, agent).lines()
     return {line.name: line.listens for line in lines if line.listens and not line.closed}
 
 
 def usage(directory: Path, agent: Agent) -> dict[str, int]:
     """The bytes that an agent and all that it owns have passed through networks."""
-    return {k: used for line in lines_of(directory, agent) for k, used in line.usage.items()}
+    lines = counters(directory, agent).lines()
+    return {key: used for line in lines for key, used in line.usage.items()}
 
 
 def prepare(agents: Agents, agent: Agent, directory: Path, networks: Mapping[str, int]) -> None:
     """Makes the lines of a new cell's networks, its own and those of the agents above;
     ``QuotaError`` if there is no room for one of them, or too many are above."""
+    own = counters(directory, agent)
     if not networks:
-        counters = Counters.open(counters_path(directory, agent))
-        if counters is not None:  # of an earlier cell of this incarnation
-            with counters:
-                for line in counters.lines():
-                    counters.write(line.number, "listens", NOWHERE)
+        for line in own.lines():  # of an earlier cell of this incarnation
+            own.write(line.number, "listens", NOWHERE)
         return
     members = family(agents.registry, agent)
     if len(members) > LEVELS:
@@ -292,14 +267,13 @@ def prepare(agents: Agents, agent: Agent, directory: Path, networks: Mapping[str
             f"and the bytes of {LEVELS} are counted: make it higher up, or without a network"
         )
     for member in members:
-        with Counters.make(counters_path(directory, member)) as counters:
-            for name in networks:
-                counters.number_of(name)
-            counters.limit(member.limits)
-            if member is agent:
-                for line in counters.lines():
-                    counters.write(line.number, "closed", 0)
-                    counters.write(line.number, "listens", networks.get(line.name, NOWHERE))
+        counts = counters(directory, member).make()
+        for name in networks:
+            counts.number_of(name)
+        counts.limit(member.limits)
+    for line in own.lines():
+        own.write(line.number, "closed", 0)
+        own.write(line.number, "listens", networks.get(line.name, NOWHERE))
 
 
 def describe_trouble(registry: Registry, agent: Agent, line: Line, path: str) -> str:

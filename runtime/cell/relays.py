@@ -23,9 +23,8 @@ import trio
 
 from runtime import crashpoints
 from runtime.cell import networks
-from runtime.cell.execution import LiveCell
-from runtime.cell.host import Host, Part, about, guarded
 from runtime.cell.networks import Counters
+from runtime.cell.port import Host, LiveCell, Part, about, guarded
 from runtime.errors import CtxError
 from runtime.ids import AgentIndex
 from runtime.kernel import orders
@@ -95,27 +94,24 @@ class Networks(Part):
 
     def limits_changed(self, agent: Agent) -> None:
         """Its limits of networks hold from now on, for all that it owns."""
-        counters = Counters.open(networks.counters_path(self._places.networks, agent))
-        if counters is not None:
-            with counters:
-                counters.limit(agent.limits)
+        self._counters(agent).limit(agent.limits)
+
+    def _counters(self, agent: Agent) -> Counters:
+        return networks.counters(self._places.networks, agent)
 
     def _write(self, agent: Agent) -> None:
         """Writes what holds for its cell now; a relay looks by itself, or is killed if it does
         not."""
-        counters = Counters.open(networks.counters_path(self._places.networks, agent))
-        if counters is None:
-            return
+        counters = self._counters(agent)
         busy = False
-        with counters:
-            for line in counters.lines():
-                closed = not networks.may_use(self._agents, agent, line.name)
-                if line.closed != closed:
-                    counters.write(line.number, "closed", int(closed))
-                    crashpoints.reach("relay.told")
-                    word = "closed" if closed else "open again"
-                    self._say(agent, f"network:{line.name} is {word}")
-                    busy |= closed and line.open > 0
+        for line in counters.lines():
+            closed = not networks.may_use(self._agents, agent, line.name)
+            if line.closed != closed:
+                counters.write(line.number, "closed", int(closed))
+                crashpoints.reach("relay.told")
+                word = "closed" if closed else "open again"
+                self._say(agent, f"network:{line.name} is {word}")
+                busy |= closed and line.open > 0
         if busy:
             self._nursery.start_soon(self._insist, agent)
 
@@ -128,11 +124,8 @@ class Networks(Part):
         with trio.move_on_after(_CLOSING_SECONDS):
             await live_cell.wait_over()
             return
-        counters = Counters.open(networks.counters_path(self._places.networks, agent))
-        if counters is None:
-            return
-        with counters:
-            left = [line.name for line in counters.lines() if line.closed and line.open]
+        lines = self._counters(agent).lines()
+        left = [line.name for line in lines if line.closed and line.open]
         if left:
             what = f"its relay does not close {left[0]}: it is killed"
             why = about(agent)
@@ -186,9 +179,7 @@ class Networks(Part):
     async def _take_over(self, agent: Agent, leaf: Cgroup) -> None:
         """Writes what a daemon before may have recorded and not written, or a newer one
         written."""
-        with Counters.make(networks.counters_path(self._places.networks, agent)) as counters:
-            lines = counters.lines()
-        if not lines:  # the counts of another version are lost
+        if not self._counters(agent).make().lines():  # the counts of another version are lost
             leaf.kill()
             wanted = networks.wanted(self._agents, agent)
             networks.prepare(self._agents, agent, self._places.networks, wanted)
@@ -200,7 +191,7 @@ class Networks(Part):
         places, config = self._places, self._agents.settings.config
         with contextlib.ExitStack() as stack:
             levels = [
-                stack.enter_context(Counters.make(networks.counters_path(places.networks, member)))
+                self._counters(member).make()
                 for member in networks.family(self._agents.registry, agent)
             ]
             table: list[list[str]] = []
@@ -208,10 +199,12 @@ class Networks(Part):
                 if line.listens:
                     numbers = [str(each.number_of(line.name)) for each in levels]
                     table.append([line.name, _path(config, line.name), *numbers])
-            path = networks.owners_path(places.networks, agent.owner)
-            owners = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            stack.callback(os.close, owners)
-            fds = [None, None, 2, owners, *(each.fd for each in levels)]
+            owners = networks.owners_path(places.networks, agent.owner)
+            shared = []
+            for path in (owners, *(each.path for each in levels)):
+                shared.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                stack.callback(os.close, shared[-1])
+            fds = [None, None, 2, *shared]
             privilege = self._agents.privilege
             ids = (privilege.uid, privilege.gid, "=") if privilege.rootless else config.relay_ids()
             words = orders.words(
@@ -236,7 +229,7 @@ class Networks(Part):
     async def _until_gone(self, agent: Agent, leaf: Cgroup) -> None:
         """Until there is no relay; meanwhile what it reports is told."""
         wakeup = Wakeup()
-        path = networks.counters_path(self._places.networks, agent)
+        path = self._counters(agent).path
         with contextlib.ExitStack() as watches:
             for each in (leaf.path / "cgroup.events", path):
                 with contextlib.suppress(OSError):
@@ -256,24 +249,19 @@ class Networks(Part):
 
     def _tell(self, agent: Agent) -> None:
         """Troubles that have not been told, by whichever daemon."""
-        counters = Counters.open(networks.counters_path(self._places.networks, agent))
-        if counters is None:
-            return
+        counters = self._counters(agent)
         config, registry = self._agents.settings.config, self._agents.registry
-        with counters:
-            for line in counters.lines():
-                if line.trouble == line.told:
-                    continue
-                counters.write(line.number, "told", line.trouble)
-                path = _path(config, line.name)
-                if what := networks.describe_trouble(registry, agent, line, path):
-                    self._troubles[agent.index] = Trouble(time.time(), what)
-                    self._say(agent, what)
+        for line in counters.lines():
+            if line.trouble == line.told:
+                continue
+            counters.write(line.number, "told", line.trouble)
+            path = _path(config, line.name)
+            if what := networks.describe_trouble(registry, agent, line, path):
+                self._troubles[agent.index] = Trouble(time.time(), what)
+                self._say(agent, what)
 
     def _say(self, agent: Agent, what: str) -> None:
-        log.warning(
-            "%s: %s", agent.name, what, extra=about(agent)
-        )
+        log.warning("%s: %s", agent.name, what, extra=about(agent))
         self._tell_log(agent, what)
 
 

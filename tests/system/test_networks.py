@@ -777,10 +777,8 @@ def test_a_busy_socket_holds_up_no_other_network() -> None:
 
 def _trouble(world: World, agent: Path) -> int:
     incarnation = read(agent, "incarnation").strip()
-    counters = networks.Counters.open(world.daemon.runtime / "net" / incarnation)
-    assert counters is not None
-    with counters:
-        return sum(line.trouble for line in counters.lines())
+    counters = networks.Counters(world.daemon.runtime / "net" / incarnation)
+    return sum(line.trouble for line in counters.lines())
 
 
 def _cpu(pid: int) -> int:

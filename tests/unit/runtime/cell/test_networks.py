@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -18,32 +17,32 @@ API = {"api": Network(socket="/srv/api.sock", port=8080)}
 
 
 def test_a_line_is_made_once(tmp_path: Path) -> None:
-    with Counters.make(tmp_path / "f") as counters:
-        assert [counters.number_of(name) for name in ("a", "b", "a")] == [0, 1, 0]
-        counters.write(1, "listens", 8080)
-        counters.limit({"net.b.max": "5"})
-    with Counters.make(tmp_path / "f") as counters:
-        first, second = counters.lines()
+    counters = Counters(tmp_path / "f").make()
+    assert [counters.number_of(name) for name in ("a", "b", "a")] == [0, 1, 0]
+    counters.write(1, "listens", 8080)
+    counters.limit({"net.b.max": "5"})
+    first, second = Counters(tmp_path / "f").make().lines()
     assert (first.name, first.max, first.listens) == ("a", networks.NO_LIMIT, networks.NOWHERE)
     assert (second.name, second.max, second.listens) == ("b", 5, 8080)
 
 
 def test_there_is_room_for_so_many(tmp_path: Path) -> None:
-    with Counters.make(tmp_path / "f") as counters:
-        for number in range(networks.LINES):
-            counters.number_of(f"{'n' * 60}{number}")
-        assert os.fstat(counters.fd).st_size == networks.SIZE
-        with pytest.raises(QuotaError, match="have had 42 networks"):
-            counters.number_of("more")
+    counters = Counters(tmp_path / "f").make()
+    for number in range(networks.LINES):
+        counters.number_of(f"{'n' * 60}{number}")
+    assert counters.path.stat().st_size == networks.SIZE
+    with pytest.raises(QuotaError, match="have had 42 networks"):
+        counters.number_of("more")
 
 
 def test_what_another_version_made_is_replaced(tmp_path: Path) -> None:
-    with Counters.make(tmp_path / "f") as counters:
-        counters.number_of("a")
-        os.pwrite(counters.fd, b"\2", 0)
-        assert counters.lines() == [], "nothing that this version would understand"
-    with Counters.make(tmp_path / "f") as counters:
-        assert counters.understood and counters.lines() == []
+    counters = Counters(tmp_path / "f").make()
+    counters.number_of("a")
+    other = b"\2" + counters.path.read_bytes()[1:]
+    counters.path.write_bytes(other)
+    assert counters.lines() == [], "nothing that this version would understand"
+    assert counters.make().lines() == []
+    assert counters.path.read_bytes() == b"\1".ljust(networks.SIZE, b"\0")
 
 
 @pytest.mark.settings(networks=API)
@@ -59,8 +58,7 @@ def test_a_child_counts_with_all_whose_it_is(world: World, tmp_path: Path) -> No
     networks.prepare(agents, kid, tmp_path, {"api": 8080})
     assert networks.of_cell(tmp_path, kid) == {"api": 8080}
     assert networks.of_cell(tmp_path, boss) == {}, "it has no cell with that network"
-    with Counters.make(networks.counters_path(tmp_path, boss)) as counters:
-        assert [line.max for line in counters.lines()] == [7]
+    assert [line.max for line in networks.counters(tmp_path, boss).lines()] == [7]
     assert networks.usage(tmp_path, boss) == {
         "net.api.connections": 0, "net.api.sent": 0, "net.api.received": 0,
     }
@@ -90,9 +88,9 @@ def test_a_trouble_is_told_with_what_to_do(world: World, tmp_path: Path) -> None
     networks.prepare(agents, kid, tmp_path, {"api": 8080})
 
     def told(trouble: int) -> str:
-        with Counters.make(networks.counters_path(tmp_path, kid)) as counters:
-            counters.write(0, "trouble", trouble)
-            line = counters.lines()[0]
+        counters = networks.counters(tmp_path, kid)
+        counters.write(0, "trouble", trouble)
+        line = counters.lines()[0]
         return networks.describe_trouble(agents.registry, kid, line, "/srv/api.sock")
 
     assert told(0) == ""
