@@ -22,8 +22,7 @@ from runtime.authority.accounts import Accounts
 from runtime.authority.loop import Gentle, LoopMeter
 from runtime.cell import cell, treework
 from runtime.cell.cell import Places
-from runtime.cell.host import Host
-from runtime.cell.port import Port
+from runtime.cell.port import Host, Port
 from runtime.cell.sources import Looker
 from runtime.cell.starting import Starter
 from runtime.errors import KernelError, StartupError

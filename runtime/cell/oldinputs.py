@@ -11,8 +11,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from runtime.cell.execution import LiveCell
-from runtime.cell.host import Host
+from runtime.cell.port import Host, LiveCell
 from runtime.kernel import orders, seqpackets
 
 

@@ -23,7 +23,7 @@ from typing import Final
 import trio
 
 from runtime.cell import networks
-from runtime.cell.host import Host, Part
+from runtime.cell.port import Host, Part
 from runtime.errors import (
     CtxError,
     ExceedingError,

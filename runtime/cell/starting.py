@@ -21,9 +21,10 @@ executes three of them. Almost nothing in the chain sleeps, so only less work ma
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -32,14 +33,12 @@ import trio
 
 from runtime import crashpoints
 from runtime.cell import cell, networks
-from runtime.cell.cell import Command
-from runtime.cell.execution import Execution, LiveCell
-from runtime.cell.host import Host, Part
-from runtime.cell.passing import passed_files
+from runtime.cell.cell import Command, Places, Plan
+from runtime.cell.port import Execution, Host, LiveCell, Part
 from runtime.cell.sources import Looker
 from runtime.cell.treework import Trees
 from runtime.errors import UnsupportedError, WrongStateError
-from runtime.kernel import orders
+from runtime.kernel import orders, seqpackets
 from runtime.kernel.users import find_user
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
@@ -157,7 +156,7 @@ class Starter(Part):
         self,
         agent: Agent,
         execution: Execution,
-        plan: cell.Plan,
+        plan: Plan,
         command: Command,
         inside: Agent | None,
         hand: Path | None = None,
@@ -165,7 +164,7 @@ class Starter(Part):
         """Has a monitor (monitor.c) run a plan, which enters the cell of an agent, if any; it
         outlives the daemon. A new cell hands out at ``hand`` what it listens on."""
         places = self._places
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
 
             def held(fd: int) -> int:
                 stack.callback(os.close, fd)
@@ -257,3 +256,61 @@ async def _read_all(pipe: int) -> str:
 
 def _null() -> int:
     return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def open_program(places: Places, name: str, *, rootless: bool) -> int:
+    """A descriptor to execute one of the programs by.
+
+    Nobody who executes it can read it, so that no agent can trace what it becomes
+    (PR_SET_DUMPABLE in prctl(2)). Without root the file is the agents' own uid's: it is a
+    sealed copy then, which they cannot change even if they get at it.
+    """
+    path = places.program(name)
+    if not rootless:
+        return os.open(path, os.O_PATH | os.O_CLOEXEC)
+    fd = orders.sealed_file(name, path.read_bytes())
+    try:
+        os.fchmod(fd, 0o111)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+@contextmanager
+def passed_files(
+    prepared: Plan,
+    places: Places,
+    parent_cell: int | None,
+    *,
+    rootless: bool,
+    hand: Path | None = None,
+) -> Iterator[list[int]]:
+    """The descriptors that the steps find from 4 on, in order.
+
+    ``parent_cell`` is a pidfd of the parent's keeper, ``hand`` where the cell's own keeper hands
+    out what it listens on.
+    """
+    with ExitStack() as stack:
+        opened: list[int] = []
+
+        def add(fd: int) -> None:
+            stack.callback(os.close, fd)
+            opened.append(fd)
+
+        add(orders.memory_file("spec", prepared.spec))
+        if prepared.networks:
+            assert hand is not None
+            add(seqpackets.listen(hand))
+        add(open_program(places, "keeper", rootless=rootless))
+        if prepared.view:
+            add(orders.memory_file("view", orders.message(prepared.view)))
+        for name in prepared.programs[1:]:
+            add(open_program(places, name, rootless=rootless))
+        if prepared.stage:
+            add(orders.memory_file("stage", prepared.stage))
+        if parent_cell is not None:
+            opened.append(parent_cell)
+        if prepared.lend:
+            add(orders.memory_file("lend", prepared.lend))
+        yield opened

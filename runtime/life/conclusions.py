@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from runtime.agents.messages import OWN, provenance_of_handoff
 from runtime.agents.parts import Agents
-from runtime.cell.execution import Execution, LiveCell
-from runtime.cell.host import about
+from runtime.cell.port import Execution, LiveCell, about
 from runtime.cell.record import RunRecord, judge
 from runtime.ids import RunId
 from runtime.kernel import output

@@ -23,9 +23,7 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
-from runtime.cell.execution import Execution, LiveCell
-from runtime.cell.host import Host, Part, about, guarded
-from runtime.cell.port import Place
+from runtime.cell.port import Execution, Host, LiveCell, Part, Place, about, guarded
 from runtime.errors import AgainError, CtxError, KernelError
 from runtime.ids import AgentIndex
 from runtime.records.change import Change

@@ -1,34 +1,52 @@
 """Following one program, from wherever it is until nothing of it is left.
 
 Everything is learned from what outlives the daemon, the monitor's record and the cgroup, so that a
-program that was adopted after a crash is followed by the same code. Cells, runs in them, commands
-of tasks and the runtime's own are followed alike; what they have in common is in ``Following``, and
-a command of the runtime's own has nothing else.
+program that was adopted after a crash is followed by the same code. What all programs have in
+common is in ``Following``: cells, commands of tasks and the runtime's own are here, and runs in
+cells in ``runtime.life.runs``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
+import math
+import shutil
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import ClassVar, Final
 
 import trio
 
 from runtime import crashpoints
+from runtime.agents.tasks import stop_reason
+from runtime.cell import cell
 from runtime.cell.cell import Command
-from runtime.cell.execution import Execution, LiveCell
-from runtime.cell.host import Host, Part
+from runtime.cell.port import Execution, Host, LiveCell, Part, about
 from runtime.cell.record import RunRecord
+from runtime.cell.relays import Networks
 from runtime.cell.starting import Starter
-from runtime.errors import CtxError
+from runtime.errors import CtxError, WrongStateError
+from runtime.kernel import output
+from runtime.kernel.output import Segments
+from runtime.life.conclusions import LOST, judge_agent, judge_task, see_run
 from runtime.life.ending import Ender
-from runtime.texts.names import escape
+from runtime.life.worktrees import Worktrees
+from runtime.records.change import RUNTIME, Change
+from runtime.records.items import Task, TaskCue, TaskStatus
+from runtime.records.lifecycle import Cue, Status
+from runtime.records.model import Agent, Outcome
+from runtime.texts.names import escape, parse_env_line, quote
 
 log = logging.getLogger("ctxd.following")
 
 _RETRY_SECONDS: Final = 0.5
 #: how often a program is looked at though nothing changed, in seconds
 _LOOK_AGAIN: Final = 3600.0
+#: bytes of what a command of the runtime's own says
+_OUTPUT_MAX: Final = 256 << 10
 
 
 class Follower(Part):
@@ -214,3 +232,248 @@ class Following(Part):
                 log.error("%s: cannot end it yet: %s", self._execution.leaf.path, error.strerror)
                 await trio.sleep(_RETRY_SECONDS)
         self._execution.changed.notify()
+
+
+class FollowingCell(Following):
+    """Follows the cell of a live agent. ``serve`` begins the programs inside it."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        live_cell: LiveCell,
+        *,
+        worktrees: Worktrees,
+        networks: Networks,
+        serve: Callable[[LiveCell], None],
+        launch: bool,
+    ) -> None:
+        super().__init__(follower, live_cell, live_cell)
+        self._worktrees = worktrees
+        self._ender = follower.ender
+        self._networks = networks
+        self._serve = serve
+        self._is_new = launch
+
+    async def start(self) -> None:
+        if self._is_new:
+            await self._worktrees.make(self._agent)
+            await self._follower.starter.launch(self._live_cell)
+
+    def watch_empty(self, watches: ExitStack) -> None:
+        live_cell = self._live_cell
+        watches.enter_context(self._port.watching_place(live_cell.node, live_cell.changed))
+
+    def beside(self, nursery: trio.Nursery) -> None:
+        # the monitor is reaped whenever it ends
+        self._nursery.start_soon(self._port.watch_monitor, self._live_cell)
+        # and so is a relay
+        self._nursery.start_soon(self._networks.lead, self._live_cell)
+        self._serve(self._live_cell)
+
+    def look(self, record: RunRecord) -> None:
+        agent, live_cell = self._agent, self._live_cell
+        if self.is_unwanted(record):
+            return
+        if record.held and not live_cell.settled:
+            live_cell.note_settled()
+            live_cell.changed.notify()
+        own = agent.runs_first
+        ends = record.over and (record.finished or (own and not agent.run.ending))
+        # A parent that ended before this agent is the cause, however late we look.
+        causes = [
+            above
+            for ancestor in self._agents.registry.ancestors(agent)
+            if ends
+            and (above := self._live_cells.get(ancestor.index)) is not None
+            and _ended_before(above, record)
+        ]
+        change = Change()
+        if own and agent.status is Status.STARTING and record.started:
+            see_run(change, agent, record)
+            change.move(agent, Cue.RUNNING)
+            if causes or not ends or self.error is not None:  # else both in one transaction
+                self._agents.journal.note(change)
+                change = Change()
+                crashpoints.reach("start.running")
+        if self.error is not None:
+            self._ender.end(agent, Outcome.ERROR, f"start_failed: {self.failure}")
+        elif ends:
+            for above in causes:
+                self._ender.end(above.agent, *judge_agent(self._agents, above))
+            self._ender.end(agent, *judge_agent(self._agents, live_cell), change=change)
+        elif live_cell.monitor_gone:
+            self._ender.end(agent, Outcome.INTERRUPTED, "runtime_lost")
+
+    def hand_over(self, *, ended: bool) -> bool:
+        return False
+
+    def has_ended(self, record: RunRecord) -> bool:
+        return False  # every end of an agent is a status, and looked for by ``is_unwanted``
+
+    def is_unwanted(self, record: RunRecord) -> bool:
+        return self._agent.status in (Status.STOPPING, Status.DEAD)
+
+    async def terminate(self) -> None:
+        """The end of an agent is led together with all that it owns (``Ender``)."""
+
+    def is_gone(self, record: RunRecord) -> bool:
+        """Whether the end that was begun is complete, down to the last descendant."""
+        agent, live_cell = self._agent, self._live_cell
+        if agent.status is Status.DEAD or live_cell.unkillable:
+            return True
+        if live_cell.node.populated():
+            return False
+        # a new descendant has not been cancelled yet
+        below = self._agents.registry.each_descendant(agent)
+        if any(member.live or member.status is Status.NEW for member in below):
+            return False
+        return all(each.monitor_gone or each.record().finished for each in live_cell.programs())
+
+    def deadline(self) -> float:
+        """The agent's ``timeout``; in mode ``turn`` that is one of each run."""
+        timeout = self._agents.settings.timeout(self._agent)
+        if timeout is None or self._agent.how.run_per_message:
+            return math.inf
+        return trio.current_time() + self._agent.started + timeout - time.time()
+
+    def be_late(self) -> None:
+        self._ender.end(self._agent, Outcome.CANCELLED, "timeout")
+
+
+def _ended_before(above: LiveCell, record: RunRecord) -> bool:
+    """Whether an owner's run ended no later than one below it."""
+    owner = above.record()
+    if owner.ended:
+        return not record.ended or owner.ended <= record.ended
+    # Nothing tells when: its PID 1 or its monitor was killed, and what was below
+    # died of that, unless it exited by itself.
+    gone = not (above.facts.has_keeper() and above.facts.has_monitor())
+    return record.exit_code is None and bool(owner.keeper) and gone
+
+
+class FollowingTask(Following):
+    """Follows a command of an agent's."""
+
+    launched = "task.launched"
+
+    def __init__(self, follower: Follower, live_cell: LiveCell, task: Task) -> None:
+        execution = live_cell.command(task.name)
+        super().__init__(follower, live_cell, execution)
+        self._task = task
+
+    def command(self) -> Command | None:
+        agent, task = self._agent, self._task
+        if task.status is not TaskStatus.QUEUED:
+            return None
+        lines = [line for line in task.env.split("\n") if line]
+        return Command(
+            words=("/bin/sh", "-c", task.cmd),
+            cwd=task.cwd or cell.working_directory(self._agents, agent),
+            run=agent.run.id,
+            out=self._agents.results.directory(agent, task),
+            env=tuple(parse_env_line(line) for line in lines),
+            fed=task.accepts_input,
+        )
+
+    def look(self, record: RunRecord) -> None:
+        agent, task = self._agent, self._task
+        if task.pid or not record.started:
+            return
+        change = Change(by=task.by)
+        change.put(task, pid=record.program, started=record.started / 1e9)
+        if task.status is TaskStatus.QUEUED:
+            change.step(task, TaskCue.RUN)
+        change.tell(agent, "task.start", task=task.name, pid=record.program)
+        self._agents.journal.note(change)
+        crashpoints.reach("task.running")
+
+    def is_unwanted(self, record: RunRecord) -> bool:
+        # before it has begun or failed SIGTERM cannot reach it
+        return self._task.status is TaskStatus.CANCELLING and record.settled
+
+    def is_impatient(self) -> bool:
+        return self._task.given_up
+
+    def conclude(self) -> None:
+        agent, task, record = self._agent, self._task, self._execution.record()
+        cue, exit_text = judge_task(task, record)
+        reason = self.failure or record.failed
+        if reason and cue is TaskCue.FAIL:
+            with contextlib.suppress(OSError):
+                directory = self._agents.results.directory(agent, task)
+                output.append_line(directory, reason, self._agents.settings.log_max(agent))
+        change = Change(by=task.by if cue is TaskCue.CANCEL else RUNTIME)
+        self._agents.tasks.end(
+            change, agent, task, cue, exit_text=exit_text, reason=_why(agent, task, cue, reason)
+        )
+        self._agents.journal.note(change)
+        crashpoints.reach("task.recorded")
+        self._follower.clear(self._live_cell, self._execution)
+        why = about(agent, reason=exit_text)
+        log.info("%s: task %s: %s %s", agent.name, task.name, task.status, exit_text, extra=why)
+
+
+def _why(agent: Agent, task: Task, cue: TaskCue, failure: str) -> str:
+    """The reason of an end that its exit does not tell, as of an agent."""
+    if cue is TaskCue.CANCEL:
+        return stop_reason(agent, task.by)
+    if cue is TaskCue.INTERRUPT:
+        return LOST[1]
+    return f"start_failed: {failure}" if cue is TaskCue.FAIL and failure else ""
+
+
+class Inside(Part):
+    """Runs commands where an agent is."""
+
+    def __init__(self, host: Host, follower: Follower) -> None:
+        super().__init__(host)
+        self._follower = follower
+        self._numbers = itertools.count(1)
+
+    def end_left(self, live_cell: LiveCell) -> None:
+        """Ends commands of an earlier daemon, which alone knew what for: they are done again, or
+        not at all."""
+        for place in live_cell.own_commands():
+            place.kill()
+            self._port.remove(live_cell.agent.owner, place)
+
+    async def run(
+        self, agent: Agent, words: list[str], cwd: str, env: dict[str, str]
+    ) -> tuple[int, str]:
+        """(exit status, what it wrote), 128 and the number after a signal. If this is cancelled,
+        the command is killed.
+
+        ``WrongStateError`` if the agent has no cell.
+        """
+        live_cell = self._live_cells.get(agent.index)
+        if live_cell is None:
+            raise WrongStateError(f"{quote(agent.name)} has no cell: it is {agent.status}")
+        # no task has such a name; one of an earlier daemon may be there still
+        name = f".{next(self._numbers)}"
+        while live_cell.command(name).facts.exist():
+            live_cell.tasks.pop(name)
+            name = f".{next(self._numbers)}"
+        execution = live_cell.command(name)
+        directory = self._agents.documents.directory(agent) / "task" / name
+        # what one of an earlier daemon said
+        shutil.rmtree(directory, ignore_errors=True)
+        command = Command(
+            words=tuple(words), cwd=cwd, run=agent.run.id, out=directory, env=tuple(env.items())
+        )
+        # what it leaves is killed at once
+        execution.impatient = True
+        following = Following(self._follower, live_cell, execution, command)
+        try:
+            await following.follow()
+            if following.error is not None:
+                raise following.error
+            record = execution.record()
+            if record.failed and record.exit_code is None:
+                return 127, record.failed
+            text = Segments(directory).read(0, _OUTPUT_MAX).decode(errors="replace")
+            code = record.exit_code
+            return (128 + (record.signal or 9) if code is None else code), text
+        finally:
+            execution.leaf.kill()
+            self._follower.clear(live_cell, execution)
+            shutil.rmtree(directory, ignore_errors=True)

@@ -14,8 +14,7 @@ from typing import Final
 import trio
 
 from runtime.cell import networks
-from runtime.cell.execution import LiveCell
-from runtime.cell.host import Host, Part
+from runtime.cell.port import Host, LiveCell, Part
 from runtime.errors import CtxError
 from runtime.ids import AgentIndex
 from runtime.kernel.processes import Census, Place

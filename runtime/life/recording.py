@@ -20,8 +20,7 @@ import trio
 
 from runtime import crashpoints
 from runtime.cell import networks
-from runtime.cell.execution import LiveCell
-from runtime.cell.host import Host, Part, about
+from runtime.cell.port import Host, LiveCell, Part, about
 from runtime.cell.record import RunRecord
 from runtime.life.conclusions import conclude_run
 from runtime.life.metering import Meter

@@ -16,11 +16,10 @@ import trio
 from runtime import crashpoints
 from runtime.agents.parts import Agents
 from runtime.cell import networks, oldinputs
-from runtime.cell.execution import LiveCell
-from runtime.cell.host import Host, Part
+from runtime.cell.port import Host, LiveCell, Part
 from runtime.life.conclusions import end_message
 from runtime.life.ending import Ender
-from runtime.life.inside import Inside
+from runtime.life.following import Inside
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change
 from runtime.records.items import MessageStatus, Task

@@ -18,16 +18,14 @@ import trio
 from runtime import crashpoints
 from runtime.agents.parts import Agents
 from runtime.authority.accounts import Payer
-from runtime.cell.execution import LiveCell
-from runtime.cell.host import Host, Part, about
 from runtime.cell.inlet import Inlet
+from runtime.cell.port import Host, LiveCell, Part, about
 from runtime.errors import CtxError, NoSpaceError
 from runtime.ids import ItemIndex
 from runtime.kernel import output
 from runtime.kernel.inotify import Wakeup
 from runtime.life.conclusions import as_content, end_message
-from runtime.life.streams import Streams
-from runtime.life.tails import Tail
+from runtime.life.streams import Streams, Tail
 from runtime.records.change import Change
 from runtime.records.items import Message, MessageStatus
 from runtime.records.lifecycle import Cue, Status

@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from runtime.agents.parts import Agents
-from runtime.cell.host import about
+from runtime.cell.port import about
 from runtime.records.change import RUNTIME, Change
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent

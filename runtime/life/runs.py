@@ -32,9 +32,7 @@ from runtime import crashpoints
 from runtime.authority.accounts import Payer
 from runtime.cell import cell
 from runtime.cell.cell import Command
-from runtime.cell.execution import LiveCell
-from runtime.cell.host import Host, Part, about, guarded
-from runtime.cell.port import Port
+from runtime.cell.port import Host, LiveCell, Part, Port, about, guarded
 from runtime.cell.record import RunRecord
 from runtime.errors import NoSpaceError
 from runtime.kernel import orders
@@ -48,8 +46,7 @@ from runtime.life.conclusions import (
 )
 from runtime.life.following import Follower, Following
 from runtime.life.residents import Resident, give_up
-from runtime.life.streams import Stream, Streams
-from runtime.life.tails import Tail
+from runtime.life.streams import Stream, Streams, Tail
 from runtime.records.change import RUNTIME, Change
 from runtime.records.items import Message
 from runtime.records.lifecycle import Cue, Status

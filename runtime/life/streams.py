@@ -1,20 +1,43 @@
-"""Replies on their way to those who asked for them, as they grow."""
+"""What monitors write, followed as it grows, and replies on their way to those who asked."""
 
 from __future__ import annotations
 
+import codecs
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Final
 
 from runtime.authority.accounts import Payer, TimeAccounts
 from runtime.authority.loop import Gentle, Turns
 from runtime.ids import ItemIndex
 from runtime.kernel.inotify import Wakeup
+from runtime.kernel.output import Segments
 from runtime.records.change import Subscriber
 from runtime.records.items import Item, Message
 
 #: what a reply may hold of the daemon's memory; more is told at its end only
 _TEXT_MAX: Final = 512 << 10
+#: bytes of what a monitor writes that are read at a time
+_BLOCK: Final = 64 << 10
+
+
+class Tail:
+    """The bytes of a kept stream after a position, each once."""
+
+    def __init__(self, directory: Path, position: int) -> None:
+        self._directory = directory
+        self.position = position
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def read(self, length: int = _BLOCK) -> bytes:
+        """The bytes that were added, at most so many."""
+        data, self.position = Segments(self._directory).since(self.position, length)
+        return data
+
+    def text(self) -> str:
+        """The text that was added; a character that is not complete yet comes later."""
+        return self._decoder.decode(self.read())
 
 
 class Stream:

@@ -17,9 +17,7 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
-from runtime.cell.execution import LiveCell
-from runtime.cell.host import Host, Part, about, guarded
-from runtime.cell.port import Place
+from runtime.cell.port import Host, LiveCell, Part, Place, about, guarded
 from runtime.cell.relays import Networks
 from runtime.cell.sources import Looker
 from runtime.cell.starting import Starter
@@ -33,17 +31,14 @@ from runtime.errors import (
 from runtime.ids import AgentIndex, RunId
 from runtime.kernel.processes import Census
 from runtime.life.beginning import Beginner
-from runtime.life.cells import FollowingCell
 from runtime.life.ending import Ender
-from runtime.life.following import Follower
-from runtime.life.inside import Inside
+from runtime.life.following import Follower, FollowingCell, FollowingTask, Inside
 from runtime.life.metering import Meter
 from runtime.life.recording import Recorder
 from runtime.life.recovery import Recovery, record_lost
 from runtime.life.room import Room
 from runtime.life.runs import Runs
 from runtime.life.streams import Streams
-from runtime.life.taskruns import FollowingTask
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change, Subscriber
 from runtime.records.items import BY_ABORT, Item, Message, Task, TaskStatus

@@ -22,7 +22,7 @@ from runtime import crashpoints
 from runtime.agents import workspace
 from runtime.agents.workspace import RunInside, Worktree, WorktreeState
 from runtime.cell import cell
-from runtime.cell.host import Host, Part, guarded
+from runtime.cell.port import Host, Part, guarded
 from runtime.errors import (
     CtxError,
     MalformedError,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from runtime.cell.execution import LiveCells
-from runtime.cell.host import Host
-from runtime.cell.port import Port
+from runtime.cell.port import Host, LiveCells, Port
 
 
 def host_with(**parts: Any) -> Host:

@@ -18,9 +18,8 @@ import trio
 
 from runtime.authority.loop import Gentle
 from runtime.cell.cell import Command, Places
-from runtime.cell.execution import Execution, LiveCell
 from runtime.cell.inlet import Inlet
-from runtime.cell.port import Port
+from runtime.cell.port import Execution, LiveCell, Port
 from runtime.cell.record import VERSION, Facts, RunRecord
 from runtime.cell.sources import Looker
 from runtime.cell.starting import Starter

@@ -28,8 +28,7 @@ from runtime.errors import (
 )
 from runtime.ids import ItemIndex, MessageId, RunId
 from runtime.life.residents import _line, _parse
-from runtime.life.streams import Streams
-from runtime.life.tails import Tail
+from runtime.life.streams import Streams, Tail
 from runtime.records.change import Change
 from runtime.records.items import PRIORITIES, Message, MessageStatus
 from runtime.records.lifecycle import Status

@@ -12,7 +12,7 @@ import pytest
 
 from runtime.agents.workspace import Worktree
 from runtime.agents.workspace import binds as worktree_mounts
-from runtime.cell import cell, networks, passing
+from runtime.cell import cell, networks, starting
 from runtime.cell.cell import HOME, Places, Plan
 from runtime.errors import MalformedError, WrongStateError
 from runtime.ids import BootId, RunId
@@ -562,7 +562,7 @@ def test_what_is_handed_over_is_in_memory_and_readable_once(
 ) -> None:
     world.agents.journal.update(agent, mount="/a /m ro\n")
     prepared = plan(world, agent)
-    with passing.passed_files(prepared, places, None, rootless=False) as fds:
+    with starting.passed_files(prepared, places, None, rootless=False) as fds:
         assert [os.readlink(f"/proc/self/fd/{fd}").split()[0] for fd in fds] == [
             "/memfd:spec",
             str(places.program("keeper")),
@@ -584,7 +584,7 @@ def test_a_parents_cell_comes_last_and_stays_open(
 ) -> None:
     held = os.open("/dev/null", os.O_RDONLY)
     try:
-        with passing.passed_files(plan(world, child), places, held, rootless=False) as fds:
+        with starting.passed_files(plan(world, child), places, held, rootless=False) as fds:
             assert (len(fds), fds[-1]) == (5, held)
         os.fstat(held)
     finally:
@@ -592,7 +592,7 @@ def test_a_parents_cell_comes_last_and_stays_open(
 
 
 def test_programs_are_sealed_copies_where_agents_own_the_files(places: Places) -> None:
-    fd = passing.open_program(places, "keeper", rootless=True)
+    fd = starting.open_program(places, "keeper", rootless=True)
     try:
         assert os.pread(fd, 100, 0) == b"keeper"
         assert os.fstat(fd).st_mode & 0o777 == 0o111

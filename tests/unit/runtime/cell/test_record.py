@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.cell.execution import Execution
+from runtime.cell.port import Execution
 from runtime.cell.record import VERSION, Facts, RunRecord, read_record
 from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.inotify import Wakeup

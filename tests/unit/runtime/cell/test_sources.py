@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from runtime.cell.execution import LiveCells
+from runtime.cell.port import LiveCells
 from runtime.cell.sources import Looker
 from runtime.records.model import Agent
 from runtime.texts.mounts import Source

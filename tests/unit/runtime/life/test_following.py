@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from runtime.cell.execution import Execution, LiveCell
+from runtime.cell.port import Execution, LiveCell
 from runtime.cell.record import Facts, RunRecord
 from runtime.errors import QuotaError
 from runtime.ids import AgentIndex, Incarnation

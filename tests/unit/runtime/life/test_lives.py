@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from runtime.cell.execution import LiveCell
+from runtime.cell.port import LiveCell
 from runtime.life.supervisor import Supervisor
 from runtime.records.items import Message, Task
 from runtime.records.lifecycle import Status

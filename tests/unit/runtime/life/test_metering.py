@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from runtime.cell.cell import Places
-from runtime.cell.execution import LiveCell, LiveCells
+from runtime.cell.port import LiveCell, LiveCells
 from runtime.cell.record import Facts
 from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.processes import Census, Place
