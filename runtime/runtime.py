@@ -70,6 +70,7 @@ class Runtime:
     places: Places
     agents: Agents
     supervisor: Supervisor
+    looker: Looker
     streams: Streams
     hierarchy: cgroups.Hierarchy
     spawner: Spawner
@@ -368,7 +369,8 @@ async def open_runtime(
             runtime = Runtime(
                 places=places,
                 agents=agents,
-                supervisor=Supervisor(host, looker, starter, census, streams),
+                supervisor=Supervisor(host, starter, census, streams),
+                looker=looker,
                 streams=streams,
                 hierarchy=hierarchy,
                 spawner=spawner,

@@ -127,12 +127,12 @@ def _of_loop(base: Base) -> Iterator[_Family]:
 
 def _of_agents(base: Base) -> Iterator[_Family]:
     agents = base.agents
-    restarts, ends = base.runtime.supervisor.counts
+    recorder = base.runtime.supervisor.recorder
     yield _Family("agent_ends_total", "counter", "Agents that ended since the start, by outcome.", [
-        _Sample(ends[outcome], {"outcome": outcome}) for outcome in Outcome if outcome
+        _Sample(recorder.ends[outcome], {"outcome": outcome}) for outcome in Outcome if outcome
     ])  # fmt: skip
     yield from _plain(
-        ("agent_restarts_total", "counter", restarts,
+        ("agent_restarts_total", "counter", recorder.restarts,
          "Agents that were started again since the start, as their restart says."),
         ("messages_waiting", "gauge", agents.items.queued_count,
          "Messages in the queues of agents."),

@@ -255,7 +255,7 @@ class OpenControl(OpenRow[_O]):
             missing = [path for path in wanted if path not in self._found]
             agent = self.node.agent
             assert agent is not None  # only files of agents name paths
-            looked = await self._base.runtime.supervisor.look(agent, missing)
+            looked = await self._base.runtime.looker.look(agent, missing)
             found = {**self._found, **looked}
             if self.caller.agent is not None:
                 # The commit refuses it too, but dash(1) does not look at what close(2) returns.

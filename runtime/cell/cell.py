@@ -392,14 +392,11 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     own = [each for mount in fields for each in (mount, *carried[mount])]
     optional = frozenset([*kept, *(each for found in carried.values() for each in found)])
     placed = [
-        _Lent(tree_of(tree), trees_at.place(tree), tree, mode)
-        for tree, mode in agent.trees.items()
+        _Lent(tree_of(tree), trees_at.place(tree), tree, mode) for tree, mode in agent.trees.items()
     ]
     home = _Lent(agents.sessions.home(agent), HOME, "homedir")
     lines = {
-        mount: _Lent(
-            tree_of(mount.of), mount.target, mount.source, mount.mode, mount.options
-        )
+        mount: _Lent(tree_of(mount.of), mount.target, mount.source, mount.mode, mount.options)
         for mount in own
         if mount.tree
     }
@@ -543,10 +540,7 @@ def plan_inside(agents: Agents, agent: Agent, places: Places, command: Command) 
     # after the specification and the keeper, which needs no view, comes the cell
     keeper = orders.words("keeper", _SPEC_FD, _REPORT_FD, "-")
     steps = orders.words(enter, _NEXT_FD + 1, _NEXT_FD, *ids, groups, network, keeper)
-    return Plan(
-        steps=tuple(steps),
-        spec=_spec(command.cwd, variables, command.words),
-    )
+    return Plan(steps=tuple(steps), spec=_spec(command.cwd, variables, command.words))
 
 
 def _kept_mounts(agents: Agents, agent: Agent, fresh: list[str]) -> Iterator[mounts.Mount]:

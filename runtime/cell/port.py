@@ -16,14 +16,14 @@ import signal
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import trio
 
 from runtime.agents.parts import Agents
-from runtime.authority.limits import apply_limits, check_limits, spent
 from runtime.cell.cell import Places
 from runtime.cell.record import Facts, RunRecord
+from runtime.errors import UnsupportedError
 from runtime.ids import AgentIndex
 from runtime.kernel import cgroups, linux, output
 from runtime.kernel.cgroups import Cgroup, Hierarchy
@@ -32,8 +32,12 @@ from runtime.kernel.inotify import Wakeup, Watcher
 from runtime.kernel.spawn import Spawner
 from runtime.kernel.sweeper import Sweeper
 from runtime.records.model import Agent
+from runtime.texts.limits import network_of
 
 log = logging.getLogger("ctxd.port")
+
+#: of ``cpu.max``, in microseconds
+_CPU_PERIOD: Final = 100_000
 
 #: what ``Port.place`` gives
 Place = Cgroup
@@ -265,9 +269,7 @@ class Port:
         if execution.facts.exist():
             with self.watching_facts(execution):
                 await execution.until(
-                    lambda: (
-                        execution.monitor_gone or execution.over or execution.record().settled
-                    )
+                    lambda: execution.monitor_gone or execution.over or execution.record().settled
                 )
 
     # what is done to programs
@@ -344,16 +346,33 @@ class Port:
         return "memory" in self._hierarchy.controllers
 
     def check_limits(self, limits: dict[str, str]) -> None:
-        """``UnsupportedError`` where the machine lacks a controller."""
-        check_limits(self._hierarchy, limits)
+        """``UnsupportedError`` where the machine lacks the controller of a limit. Keys without one
+        are not the kernel's."""
+        for key, value in limits.items():
+            controller, _, rest = key.partition(".")
+            if network_of(key) is not None:
+                continue
+            if rest and value != "max" and controller not in self._hierarchy.controllers:
+                raise UnsupportedError(
+                    f"{key}: the {controller} controller is not available in cgroup v2 here; "
+                    "boot with systemd.unified_cgroup_hierarchy=1 (see ctx doctor)"
+                )
 
     def apply_limits(self, place: Cgroup, limits: dict[str, str]) -> None:
         """Limits what an agent and all that it owns use, if it has a place now."""
-        apply_limits(self._hierarchy, place, limits)
+        for key, value in limits.items():
+            controller, _, rest = key.partition(".")
+            if rest and controller in self._hierarchy.controllers and place.exists():
+                if key == "cpu.max" and " " not in value:
+                    value = f"{value} {_CPU_PERIOD}"
+                place.write(key, value)
 
     def spent(self, place: Cgroup) -> dict[str, int]:
         """Processor time, and the peak of the memory where that is counted."""
-        return spent(place, counted=self.counts_memory)
+        found = {"cpu_usec": place.keys("cpu.stat").get("usage_usec")}
+        if self.counts_memory:
+            found["memory_peak"] = place.number("memory.peak")
+        return {key: value for key, value in found.items() if value is not None}
 
     @staticmethod
     def memory(place: Cgroup) -> int:

@@ -202,9 +202,7 @@ def _plain(source: str, path: bytes) -> str:
         ) from None
 
 
-def _refusal(
-    source: str, code: int, why: str, path: str, text: bytes, view: str
-) -> CtxError:
+def _refusal(source: str, code: int, why: str, path: str, text: bytes, view: str) -> CtxError:
     at = "" if path == source else f" ({quote(path)})"
     if why == "link":
         return ExceedingError(

@@ -132,9 +132,7 @@ class Starter(Part):
         most = mounts.SPACES_MAX
         self._tell_log(agent, f"no room for more than {most} spaces: {' '.join(left_out)}")
 
-    async def enter(
-        self, live_cell: LiveCell, execution: Execution, command: Command
-    ) -> None:
+    async def enter(self, live_cell: LiveCell, execution: Execution, command: Command) -> None:
         """Starts a program inside an agent's cell, as ``launch`` does the cell.
 
         ``CtxError`` or ``OSError`` if it cannot be started.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import errno
 import logging
 import os
@@ -10,7 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -42,8 +41,7 @@ class Binder:
     @contextmanager
     def _connected(self) -> Iterator[list[int | None]]:
         """The descriptors that a helper is handed, to be asked over a channel."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel = trio.socket.from_stdlib_socket(ours)
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             yield [None, None, 2, theirs.fileno()]
 
@@ -77,28 +75,23 @@ class Binder:
                 if answer is None:
                     await self._begin_another()
                     answer = await self._answer(request)
-        data, ancillary = answer or (str(errno.EPIPE).encode(), [])
+        data, fds = answer or (str(errno.EPIPE).encode(), [])
         error = int(data)
         if error in _GONE:
             await trio.sleep_forever()
         if error:
             raise OSError(error, os.strerror(error), f"{directory}/{name}")
-        fds = array.array("i")
-        for level, kind, content in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                fds.frombytes(content[: fds.itemsize])
         return fds[0] if fds else None
 
-    async def _answer(self, request: bytes) -> tuple[bytes, list[Any]] | None:
-        """An errno and what came with it; None if the helper is gone."""
+    async def _answer(self, request: bytes) -> tuple[bytes, list[int]] | None:
+        """An errno and the descriptor that came with it; None if the helper is gone."""
         try:
-            await self._channel.send(request)
-            data, ancillary, _, _ = await self._channel.recvmsg(
-                _ANSWER_MAX, socket.CMSG_SPACE(array.array("i").itemsize)
-            )
+            self._channel.send(request)
+            await trio.lowlevel.wait_readable(self._channel)
+            data, fds, _, _ = socket.recv_fds(self._channel, _ANSWER_MAX, 1)
         except (BrokenPipeError, ConnectionResetError):
             return None
-        return (data, ancillary) if data else None
+        return (data, fds) if data else None
 
     async def _begin_another(self) -> None:
         log.warning("the binder is gone: starting another one")

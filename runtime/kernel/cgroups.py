@@ -19,7 +19,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import select
 import time
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -39,6 +38,8 @@ _MONITORS_ENDING: Final = 256
 _MONITOR_MEMORY: Final = 256 << 10
 #: that monitors take to end, after the programs that they monitored
 _MONITOR_SECONDS: Final = 1.0
+#: between two looks whether they have
+_LOOK_SECONDS: Final = 0.005
 #: of what /proc says of a thread's cgroups
 _CGROUP_MAX: Final = 65536
 #: threads whose files are kept open
@@ -236,15 +237,9 @@ class Cgroup:
         """Removes this cgroup and those below; waits so long for processes that are ending. Blocks
         the caller."""
         deadline = time.monotonic() + seconds
-        while not self.remove():
-            left = deadline - time.monotonic()
-            with suppress(FileNotFoundError), open(self.path / "cgroup.events") as events:
-                told = select.poll()
-                told.register(events, select.POLLPRI)  # of changes since it was read
-                if left <= 0 or "populated 1" not in events.read():
-                    return self.remove()
-                told.poll(left * 1000)
-        return True
+        while self.populated() and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        return self.remove()
 
     def _rmdir(self) -> bool:
         try:

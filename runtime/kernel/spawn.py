@@ -13,7 +13,6 @@ another owner waits for one of each.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import select
@@ -139,9 +138,7 @@ class Spawner:
         self._ask(leaf, words, {}, fds)
         return Process(_parse(self._channel.recv(_ANSWER_MAX)))
 
-    def run_now(
-        self, words: Sequence[str | Path], *fds: int, seconds: float | None = None
-    ) -> str:
+    def run_now(self, words: Sequence[str | Path], *fds: int, seconds: float | None = None) -> str:
         """The words of a helper, which finds ``fds`` from 3 on; ``KernelError`` with its complaint
         if it fails, or has not ended in time."""
         with contextlib.ExitStack() as stack:
@@ -167,15 +164,14 @@ class Spawner:
         data = orders.message(leaf.path, [f"{key}={env[key]}" for key in env], words)
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         try:
-            passed = array.array("i", [null if fd is None else fd for fd in fds])
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)]
+            passed = [null if fd is None else fd for fd in fds]
             try:
-                self._channel.sendmsg([data], rights)
+                socket.send_fds(self._channel, [data], passed)
             except (BrokenPipeError, ConnectionResetError):
                 # somebody has killed it
                 self._end()
                 self._begin()
-                self._channel.sendmsg([data], rights)
+                socket.send_fds(self._channel, [data], passed)
         finally:
             os.close(null)
 

@@ -49,9 +49,7 @@ class Walker:
         self._program = program
         self._top = top
 
-    async def measure(
-        self, owner: int, trees: Sequence[str], *project: int
-    ) -> list[Measured]:
+    async def measure(self, owner: int, trees: Sequence[str], *project: int) -> list[Measured]:
         """The measures of the first of these trees, as many as were taken in time; one that is not
         there has nothing. ``CtxError`` or ``OSError`` if none could be looked at.
 

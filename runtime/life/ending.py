@@ -121,11 +121,8 @@ class Ender(Part):
     # effects of moves
 
     def refuse(self, agent: Agent) -> None:
-        """It waits for no next run any more."""
-        self._tell_change(agent)
-
-    def _tell_change(self, agent: Agent) -> None:
-        """Wakes the end of an agent: the thing that it had to wait for may be over."""
+        """Wakes who leads an agent: it waits for no next run any more, or what its end had to
+        wait for may be over."""
         live_cell = self._live_cells.get(agent.index)
         if live_cell is not None:
             live_cell.changed.notify()
@@ -141,7 +138,7 @@ class Ender(Part):
         crashpoints.reach("finish.released")
         parent = self._agents.registry.parent_of(agent)
         if parent is not None:
-            self._tell_change(parent)
+            self.refuse(parent)
         if agent.life == "temp":
             self._agents.removals.remove_temporary(agent)
 
@@ -174,7 +171,7 @@ class Ender(Part):
                     await trio.lowlevel.checkpoint()
         self._end_marking(top)
         for member in (top, *self._agents.registry.descendants(top)):
-            self._tell_change(member)
+            self.refuse(member)
 
     def _is_unmarked(self, member: Agent) -> bool:
         there = self._agents.registry.get(member.index) is member
@@ -205,7 +202,7 @@ class Ender(Part):
         held = contextlib.ExitStack()
         if signalled:
             _hold(members, held)
-        self._nursery.start_soon(self._terminate, top, members, signalled, held)
+        self._nursery.start_soon(self._end_processes, top, members, signalled, held)
 
     async def _signal(self, top: Agent, members: list[LiveCell]) -> None:
         """Step 4, to the programs of several agents and to nothing that surrounds them. A frozen
@@ -305,36 +302,30 @@ class Ender(Part):
             raise KernelError(f"cannot kill {quote(agent.name)} yet", error) from None
         crashpoints.reach("cancel.killed")
 
-    async def _terminate(
-        self, top: Agent, members: list[LiveCell], signalled: bool, held: contextlib.ExitStack
-    ) -> None:
-        with guarded(top), held:
-            await self._end_processes(top, members, signalled, held)
-
     async def _end_processes(
         self, top: Agent, members: list[LiveCell], signalled: bool, held: contextlib.ExitStack
     ) -> None:
         """Steps 4 to 6: SIGTERM to all, one grace period, then ``cgroup.kill``."""
         node = members[0].node
-        if not signalled:
-            for each in members:
-                self._port.thaw(each.node)  # a frozen start would never settle
-            with trio.move_on_after(_SETTLE_SECONDS):
+        with guarded(top), held:
+            if not signalled:
                 for each in members:
-                    for execution in each.programs():
-                        await self._port.wait_settled(execution)
-            _hold(members, held)
-        over = trio.current_time() + self._agents.settings.grace(top)
-        for begin in range(0, len(members), _AT_ONCE):
-            await self._signal(top, members[begin : begin + _AT_ONCE])
-        with trio.move_on_at(min(over, trio.current_time() + _AT_ONCE_SECONDS)):
-            await self._port.wait_empty(node)
-        held.close()
-        with trio.move_on_at(over):
-            await self._wait_released(members)
-        if members[0].over:
-            return  # a later life has the path of its cgroup now
-        if node.populated():
+                    self._port.thaw(each.node)  # a frozen start would never settle
+                with trio.move_on_after(_SETTLE_SECONDS):
+                    for each in members:
+                        for execution in each.programs():
+                            await self._port.wait_settled(execution)
+                _hold(members, held)
+            over = trio.current_time() + self._agents.settings.grace(top)
+            for begin in range(0, len(members), _AT_ONCE):
+                await self._signal(top, members[begin : begin + _AT_ONCE])
+            with trio.move_on_at(min(over, trio.current_time() + _AT_ONCE_SECONDS)):
+                await self._port.wait_empty(node)
+            held.close()
+            with trio.move_on_at(over):
+                await self._wait_released(members)
+            if members[0].over or not node.populated():
+                return  # a later life may have the path of its cgroup now
             self._tell_log(top, "the grace period is over: SIGKILL")
             with trio.move_on_after(_KILL_SECONDS):
                 await self._kill_all(top, node)
@@ -389,7 +380,10 @@ class Ender(Part):
                 if is_first:
                     await self._repeat(agent, execution, 0, is_impatient)
                 else:
-                    await self._wait_gone(execution, is_impatient)
+                    with self._port.watching_place(execution.leaf, execution.changed):
+                        await execution.until(
+                            lambda: is_impatient() or not execution.leaf.populated()
+                        )
         with trio.move_on_after(_KILL_SECONDS):
             if is_first:
                 await self._kill_around(agent, execution)
@@ -397,10 +391,6 @@ class Ender(Part):
                 await self._kill_all(agent, execution.leaf)
         if is_first and not execution.emptied:
             execution.leaf.kill()  # the cell with it: it is the agent's end
-
-    async def _wait_gone(self, execution: Execution, is_impatient: Callable[[], bool]) -> None:
-        with self._port.watching_place(execution.leaf, execution.changed):
-            await execution.until(lambda: is_impatient() or not execution.leaf.populated())
 
     async def _look(self, agent: Agent, execution: Execution, number: int) -> int | None:
         """Signals what is left of a program; how many processes that is, None if nobody knows."""

@@ -125,9 +125,7 @@ class Recorder(Part):
         usage = self._meter.final(live_cell)
         # between two runs there is none that ends with the agent
         record = live_cell.run_at_hand().record() if agent.run.id else RunRecord()
-        conclude_run(
-            change, self._agents, agent, record, outcome, reason, usage, last=True
-        )
+        conclude_run(change, self._agents, agent, record, outcome, reason, usage, last=True)
         line = f"{agent.run.id or 'it'} ended: {outcome} {reason}"
         if self._restarts(live_cell, outcome):
             self._agents.tasks.add_ends(change, agent, TaskCue.CANCEL, reason)

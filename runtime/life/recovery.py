@@ -142,17 +142,9 @@ def record_lost(agents: Agents, agent: Agent, cue: Cue, reason: str) -> None:
     change = Change()
     for member in reversed(agents.registry.descendants(agent)):
         if member.status is Status.NEW:
-            agents.ends.record(
-                change, member, Cue.OWNER_ENDING, Outcome.CANCELLED, "parent_dead"
-            )
+            agents.ends.record(change, member, Cue.OWNER_ENDING, Outcome.CANCELLED, "parent_dead")
     if agent.run.pid:
-        change.tell(
-            agent,
-            "run.end",
-            run=agent.run.id,
-            outcome=Outcome.INTERRUPTED,
-            reason=reason,
-        )
+        change.tell(agent, "run.end", run=agent.run.id, outcome=Outcome.INTERRUPTED, reason=reason)
     message = agents.messages.current(agent)
     if message is not None:
         failed = MessageStatus.FAILED

@@ -151,9 +151,7 @@ class Listener:
                 agent,
                 message,
                 MessageStatus.FAILED if failed else MessageStatus.PROCESSED,
-                reply=as_content(
-                    (spoken["text"] or self._streams.of(message.index).text).encode()
-                ),
+                reply=as_content((spoken["text"] or self._streams.of(message.index).text).encode()),
                 reason=escape(spoken["text"][:_REASON_MAX]) if failed else "",
             )
             self._agents.messages.add_ready(change, agent)
@@ -185,9 +183,7 @@ class Listener:
 class Resident(Part):
     """One run of a resident program."""
 
-    def __init__(
-        self, host: Host, streams: Streams, live_cell: LiveCell, inlet: Inlet
-    ) -> None:
+    def __init__(self, host: Host, streams: Streams, live_cell: LiveCell, inlet: Inlet) -> None:
         super().__init__(host)
         self._streams = streams
         self._agent = live_cell.agent
@@ -259,9 +255,7 @@ class Resident(Part):
         told = 0
         try:
             while told < len(data):
-                taken = self._inlet.put(
-                    data[told:], message=message.index, line=line, offset=told
-                )
+                taken = self._inlet.put(data[told:], message=message.index, line=line, offset=told)
                 told += taken
                 if not taken:
                     await self._inlet.wait_room()
@@ -320,9 +314,7 @@ def give_up(agents: Agents, agent: Agent) -> None:
 
 def add_aborted(change: Change, agents: Agents, agent: Agent, message: Message) -> None:
     """A message that was being cancelled is over, and the run goes on."""
-    end_message(
-        change, agents, agent, message, MessageStatus.ABORTED, reason=agent.run.cause
-    )
+    end_message(change, agents, agent, message, MessageStatus.ABORTED, reason=agent.run.cause)
     agents.messages.add_ready(change, agent)
 
 

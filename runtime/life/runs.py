@@ -37,13 +37,7 @@ from runtime.cell.record import RunRecord
 from runtime.errors import NoSpaceError
 from runtime.kernel import orders
 from runtime.kernel.inotify import Wakeup
-from runtime.life.conclusions import (
-    LOST,
-    begin_run,
-    conclude_run,
-    judge_run,
-    see_run,
-)
+from runtime.life.conclusions import LOST, begin_run, conclude_run, judge_run, see_run
 from runtime.life.following import Follower, Following
 from runtime.life.residents import Resident, give_up
 from runtime.life.streams import Stream, Streams, Tail
@@ -219,9 +213,7 @@ class _FollowingRun(Following):
             resident = Resident(host, self._streams, self._live_cell, inlet)
             nursery.start_soon(resident.serve)
 
-    async def _pump(
-        self, out: Path, stream: Stream, who: Payer, hear: Callable[[], bool]
-    ) -> None:
+    async def _pump(self, out: Path, stream: Stream, who: Payer, hear: Callable[[], bool]) -> None:
         """Hears the output of a run as it grows; what is left in the end is heard then."""
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         wakeup = Wakeup()
@@ -326,4 +318,3 @@ class _FollowingRun(Following):
             by = self._agents.journal.actor
             change.run(agent, RunCue.END, cause="timeout", caused_by=by)
             self._agents.journal.note(change)
-

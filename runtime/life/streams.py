@@ -73,9 +73,7 @@ class Streams(Subscriber):
         """The stream of a message, made with the first question for it."""
         return self._streams.setdefault(message, Stream())
 
-    async def hear_rest(
-        self, who: Payer, account: TimeAccounts, hear: Callable[[], bool]
-    ) -> None:
+    async def hear_rest(self, who: Payer, account: TimeAccounts, hear: Callable[[], bool]) -> None:
         """Call ``hear`` for each block that a program said before its end, until it returns False.
 
         The program is over, so there is no need to be gentle, but each block waits for its turn.

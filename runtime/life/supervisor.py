@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Final
@@ -19,15 +18,8 @@ import trio
 from runtime import crashpoints
 from runtime.cell.port import Host, LiveCell, Part, Place, about, guarded
 from runtime.cell.relays import Networks
-from runtime.cell.sources import Looker
 from runtime.cell.starting import Starter
-from runtime.errors import (
-    KernelError,
-    NoSpaceError,
-    NotRunningError,
-    StaleError,
-    WrongStateError,
-)
+from runtime.errors import KernelError, NoSpaceError, NotRunningError, StaleError, WrongStateError
 from runtime.ids import AgentIndex, RunId
 from runtime.kernel.processes import Census
 from runtime.life.beginning import Beginner
@@ -45,7 +37,6 @@ from runtime.records.items import BY_ABORT, Item, Message, Task, TaskStatus
 from runtime.records.lifecycle import Cue, Effect, Status
 from runtime.records.model import Agent, Outcome
 from runtime.records.run import RunCue
-from runtime.texts import mounts
 from runtime.texts.names import quote
 
 log = logging.getLogger("ctxd.supervisor")
@@ -54,9 +45,7 @@ _SHUTDOWN_SECONDS: Final = 30.0
 _RETRY_SECONDS: Final = 1.0
 #: that the last cgroups have to be removed
 _DRAIN_SECONDS: Final = 5.0
-_LED_TASKS: Final = frozenset(
-    {TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.CANCELLING}
-)
+_LED_TASKS: Final = frozenset({TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.CANCELLING})
 #: fields that may make a next run due, or end the current one
 _WAKING: Final = frozenset({"status", "run", "limits"})
 
@@ -64,14 +53,11 @@ _WAKING: Final = frozenset({"status", "run", "limits"})
 class Supervisor(Part, Subscriber):
     """Starts, leads, ends and adopts agents."""
 
-    def __init__(
-        self, host: Host, looker: Looker, starter: Starter, census: Census, streams: Streams
-    ) -> None:
+    def __init__(self, host: Host, starter: Starter, census: Census, streams: Streams) -> None:
         super().__init__(host)
         self._host = host
         #: awaited for an agent before anything of it runs
         self._before: list[Callable[[Agent], Awaitable[None]]] = []
-        self._looker = looker
         self._ender = Ender(host)
         self._follower = follower = Follower(host, starter, self._ender)
         self._runs = Runs(host, follower, streams)
@@ -84,8 +70,9 @@ class Supervisor(Part, Subscriber):
         self._beginner = Beginner(host.agents, self._worktrees, host.port.boot)
         #: what agents use
         self.meter = Meter(host, census)
-        self._recorder = Recorder(host, self.meter, streams)
-        for run in (self._recorder.run, self.meter.run, Room(host.agents).run):
+        #: records ends, and counts them
+        self.recorder = Recorder(host, self.meter, streams)
+        for run in (self.recorder.run, self.meter.run, Room(host.agents).run):
             host.nursery.start_soon(run)
         host.agents.journal.subscribe(self)
 
@@ -138,10 +125,6 @@ class Supervisor(Part, Subscriber):
             PERFORMED[effect](self, agent)
 
     # verbs
-
-    async def look(self, agent: Agent, paths: Iterable[str]) -> dict[str, mounts.Source]:
-        """Looks up paths that the creator of an agent wrote (``Looker.look``)."""
-        return await self._looker.look(agent, paths)
 
     def fetch(self, task: Task) -> None:
         """``fetch`` said to a handle: ``CtxError`` if it cannot begin."""
@@ -257,11 +240,6 @@ class Supervisor(Part, Subscriber):
         """A new incarnation in place of a dead one."""
         self._agents.births.renew(agent)
 
-    @property
-    def counts(self) -> tuple[int, Counter[str]]:
-        """Since the start: agents that were started again, and ends by their outcome."""
-        return self._recorder.restarts, self._recorder.ends
-
     def longest_end(self) -> float:
         """How long ``shut_down`` waits at most, in seconds: for the longest grace, and more."""
         live = (agent for agent in self._agents.registry if agent.live)
@@ -273,7 +251,7 @@ class Supervisor(Part, Subscriber):
         An agent that cannot be ended in order does not hold up the others: all processes that
         are left after the longest grace and some time are killed.
         """
-        self._recorder.restarting = False
+        self.recorder.restarting = False
         patience = self.longest_end()
         for agent in self._agents.registry:
             with guarded(agent):
@@ -404,10 +382,10 @@ class Supervisor(Part, Subscriber):
             with guarded(agent):
                 await self._worktrees.take_over(agent)
             with guarded(agent):
-                await self._recorder.hear_rest(live_cell)
+                await self.recorder.hear_rest(live_cell)
             with guarded(agent):
-                await self._recorder.shed(live_cell)
-            self._recorder.add(live_cell)
+                await self.recorder.shed(live_cell)
+            self.recorder.add(live_cell)
             await live_cell.wait_over()
 
     def _serve(self, live_cell: LiveCell) -> None:
@@ -456,7 +434,7 @@ PERFORMED: Final[dict[Effect, Callable[[Supervisor, Agent], None]]] = {
     Effect.KILL: lambda self, agent: self._ender.kill(agent),
     Effect.FREEZE: Supervisor._freeze,
     Effect.THAW: partial(Supervisor._freeze, frozen=False),
-    Effect.CLEAR: lambda self, agent: self._recorder.clear(agent),
+    Effect.CLEAR: lambda self, agent: self.recorder.clear(agent),
     Effect.RELEASE: lambda self, agent: self._ender.release(agent),
     Effect.FOLLOW: Supervisor._follow,
 }

@@ -23,13 +23,7 @@ from runtime.agents import workspace
 from runtime.agents.workspace import RunInside, Worktree, WorktreeState
 from runtime.cell import cell
 from runtime.cell.port import Host, Part, guarded
-from runtime.errors import (
-    CtxError,
-    MalformedError,
-    TakenError,
-    UnsupportedError,
-    WrongStateError,
-)
+from runtime.errors import CtxError, MalformedError, TakenError, UnsupportedError, WrongStateError
 from runtime.ids import AgentIndex
 from runtime.kernel.daemonlog import because_of
 from runtime.kernel.lanes import Lanes

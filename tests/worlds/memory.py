@@ -286,7 +286,7 @@ class MemoryStarter(Starter):
         self._machine.born(execution)
 
 
-class _EveryPath(Looker):
+class EveryPath(Looker):
     def __init__(self) -> None:
         """Every path is there."""
 
@@ -313,4 +313,4 @@ def supervisor_on(
     """The supervisor of the agents of a world, whose programs run on a machine in memory."""
     host = host_with(agents=world.agents, places=places_in(world), nursery=nursery, port=machine)
     streams = Streams(Gentle(world.agents.accounts.time))
-    return kind(host, _EveryPath(), MemoryStarter(machine), _NoProcess(), streams)
+    return kind(host, MemoryStarter(machine), _NoProcess(), streams)

@@ -34,7 +34,7 @@ from runtime.runtime import Runtime
 from runtime.sockets.operations import Services
 from runtime.sockets.replay import Replays
 from runtime.sockets.server import Sockets
-from tests.worlds.memory import Machine, MemoryFacts, places_in, supervisor_on
+from tests.worlds.memory import EveryPath, Machine, MemoryFacts, places_in, supervisor_on
 from tests.worlds.natives import Children
 from tests.worlds.records import ROOT, World, operator, world_in
 
@@ -130,6 +130,7 @@ class Mounted:
                 places, native("tree"), Children(), world.agents.spaces, world.agents.disk.look
             ),
             supervisor=self.supervisor,
+            looker=EveryPath(),
             hierarchy=SimpleNamespace(root=SimpleNamespace(path=Path("/cg")), mount=Path("/cg")),
             loop=LoopMeter(),
             status=lambda: {

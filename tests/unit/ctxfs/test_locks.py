@@ -21,7 +21,7 @@ REACHED = [PACKAGE / "filesystem.py", *PACKAGE.glob("tree/*.py")]
 #: what the boundary awaits around each handler
 BOUNDARY = {"self._pace.admit", "self._pace.timed"}
 #: where something that a row lists is begun or goes on
-INSIDE = {"self._base.runtime.supervisor.look", "self.row.ready", "self._row.gather"}
+INSIDE = {"self._base.runtime.looker.look", "self.row.ready", "self._row.gather"}
 WAITS = {wait.call: wait for row in TABLE.values() for wait in row.waits}
 OPERATIONS = [
     name

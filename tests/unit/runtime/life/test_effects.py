@@ -79,7 +79,7 @@ class Scene:
         streams = Streams(Gentle(world.agents.accounts.time))
         nothing = cast(Any, None)
         census = Census(places.program("census"), helpers)
-        self.supervisor = Supervisor(host, nothing, nothing, census, streams)
+        self.supervisor = Supervisor(host, nothing, census, streams)
         self.agent = self.live("x")
 
     def live(self, name: str) -> Agent:
