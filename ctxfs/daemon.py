@@ -376,6 +376,8 @@ class Daemon:
             self.nursery.start_soon(self._read_declared)
         elif number == signal.SIGUSR1:
             self.reexecution.begin()
+        elif number == signal.SIGALRM:
+            pass  # it has ended a wait, if it is a timer's (linux.hurried)
         elif number in _REFUSED:
             log.warning("%s is refused: ctxd ignores it", name)
         elif self.runtime.state != "stopping":

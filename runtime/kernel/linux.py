@@ -6,8 +6,10 @@ import contextlib
 import ctypes
 import os
 import resource
+import signal
 import socket
 import struct
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -45,6 +47,8 @@ SO_PEERPIDFD: Final = 77
 SO_PEERGROUPS: Final = 59
 #: of Linux 6.16
 SO_PASSRIGHTS: Final = 83
+#: seconds that the close of somebody's descriptors may take
+_HURRY: Final = 0.005
 
 #: in the flags of a process (include/linux/sched.h)
 _PF_EXITING: Final = 0x4
@@ -278,7 +282,34 @@ def refuse_descriptors(connection: socket.socket) -> None:
     """Has the kernel refuse descriptors that are sent there, with ``EPERM`` for who sends them.
 
     Nobody would take them, so that reading closed them, and closing may take as long as the sender
-    likes (SO_LINGER in socket(7)). Before Linux 6.16 they cannot be refused.
+    likes (SO_LINGER in socket(7)). Before Linux 6.16 they cannot be refused: see ``hurried``.
     """
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
+
+
+@cache
+def _refuses_descriptors() -> bool:
+    with socket.socket(socket.AF_UNIX) as made:
+        try:
+            made.getsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS)
+        except OSError:
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def hurried() -> Iterator[None]:
+    """Within it, a signal ends a wait of the main thread for the close of what somebody sent.
+
+    For reading from sockets and closing them, where the kernel cannot refuse descriptors. A signal
+    that comes before its wait is followed by others.
+    """
+    if _refuses_descriptors():
+        yield
+        return
+    signal.setitimer(signal.ITIMER_REAL, _HURRY, _HURRY)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)

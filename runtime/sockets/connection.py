@@ -15,6 +15,7 @@ from runtime.authority.accounts import Accounts, Charge, Payer, Resource
 from runtime.authority.loop import Timed, Turns
 from runtime.caller import Caller
 from runtime.errors import MalformedError, TooLongError
+from runtime.kernel import linux
 from runtime.kernel.handover import Descriptors, pack_caller
 from runtime.records.config import Config
 from runtime.records.model import Agent
@@ -208,7 +209,8 @@ class Connection:
             await trio.lowlevel.checkpoint()
             try:
                 # not by trio, which tells what was received a step later
-                data = os.read(self.stream.socket.fileno(), _PIECE)
+                with linux.hurried():
+                    data = os.read(self.stream.socket.fileno(), _PIECE)
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self.stream.socket.fileno())
                 continue

@@ -225,7 +225,7 @@ class Sockets(Subscriber):
 
     async def _accept(self, server: Server, listener: socket.socket) -> None:
         accepting = server.accepting
-        with self._listening(server, listener), accepting, listener:
+        with self._listening(server, listener), accepting:
             while True:
                 try:
                     arrived = await _accepted(listener)
@@ -235,7 +235,7 @@ class Sockets(Subscriber):
                         if server.agent is not None:
                             await self._accepts.take(Payer(server.agent.owner))
                     except BaseException:
-                        stream.socket.close()  # the listener is closed
+                        _close(stream.socket)  # the listener is closed
                         raise
                     finally:
                         server.arriving.remove(arrived)
@@ -256,6 +256,7 @@ class Sockets(Subscriber):
         try:
             yield
         finally:
+            _close(listener)
             if server.listener is listener:
                 server.listener = None
 
@@ -267,12 +268,12 @@ class Sockets(Subscriber):
         begun = time.thread_time()
         raw = stream.socket
         if server.refusing:
-            raw.close()
+            _close(raw)
             return None
         try:
             caller = self._agents.identity.resolve_peer(raw._sock)  # type: ignore[attr-defined]
         except BaseException:
-            raw.close()
+            _close(raw)
             raise
         connection = self._connection(stream, caller)
         who, agent = connection.who, server.agent
@@ -282,9 +283,11 @@ class Sockets(Subscriber):
             connection.admit()
         except QuotaError as error:
             connection.release()
-            async with stream:
+            try:
                 with trio.move_on_after(1), contextlib.suppress(trio.BrokenResourceError):
                     await self._send_error(connection, error)
+            finally:
+                _close(raw)
             return who
         self._begin_serving(server, connection)
         return who
@@ -317,6 +320,7 @@ class Sockets(Subscriber):
                 finally:
                     # in the step that closes it: no closed one is saved
                     self._end_serving(server, connection)
+                    _close(connection.stream.socket)
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the peer went away
         except* Exception:
@@ -487,6 +491,12 @@ def _operations_of(server: Server) -> dict[str, Operation]:
 def _stream_of(peer: socket.socket) -> trio.SocketStream:
     linux.refuse_descriptors(peer)  # an older daemon's listener may have accepted it
     return trio.SocketStream(trio.socket.from_stdlib_socket(peer))
+
+
+def _close(made: socket.socket | trio.socket.SocketType) -> None:
+    """With all that was sent there and not received."""
+    with linux.hurried():
+        made.close()
 
 
 def _bound(path: Path) -> socket.socket:

@@ -222,7 +222,8 @@ def test_a_task_may_be_named_like_a_file_of_a_cgroup(shared_daemon: Daemon, name
 def test_signals_without_a_meaning_end_no_daemon(shared_daemon: Daemon, number: int) -> None:
     os.kill(shared_daemon.pid, number)
     name = signal.Signals(number).name
-    wait_until(lambda: f"{name} is refused" in shared_daemon.log.read_text(), "the log says so")
+    if number != signal.SIGALRM:  # the daemon's own timers send it
+        wait_until(lambda: f"{name} is refused" in shared_daemon.log.read_text(), "it is logged")
     assert "state=ready" in read(shared_daemon.root, "status")
 
 
