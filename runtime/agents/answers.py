@@ -10,9 +10,8 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
-from functools import partial
 from typing import Any, Final
 
 import trio
@@ -27,7 +26,6 @@ from runtime.ids import CallId, Incarnation
 from runtime.kernel.lanes import Lanes
 from runtime.records.change import Answer, Change, Subscriber
 from runtime.records.model import Agent
-from runtime.records.store import Dropped
 from runtime.texts.names import quote
 
 #: an answer is kept for so long
@@ -42,6 +40,10 @@ _ROOM: Final = 4096
 _LOOK_SECONDS: Final = 60.0
 #: that are forgotten in one step
 _AT_ONCE: Final = 64
+#: bytes of one, which of a caller's it is, and a caller's oldest: in SQL
+_SIZE: Final = "LENGTH(CAST(answer AS BLOB))"
+_ONE: Final = "caller=? AND id=?"
+_OLDEST: Final = "idx IN (SELECT idx FROM answers WHERE caller=? ORDER BY idx LIMIT ?)"
 
 
 def check_call_id(text: str) -> CallId:
@@ -79,14 +81,15 @@ class Answers(Part, Subscriber):
         #: calls that are being made
         self._turns = Lanes[tuple[str, CallId]]()
         agents = {agent.incarnation: agent for agent in self._registry}
-        for caller, (count, size) in self._store.answers_by_caller().items():
+        question = f"SELECT caller, COUNT(*), SUM({_SIZE}) FROM answers GROUP BY caller"
+        for caller, count, size in self._store.execute(question).fetchall():
             uid = caller.removeprefix("uid:")
             if uid != caller:
                 self._kept_of(caller, Payer(int(uid))).add(count, size)
             elif (agent := agents.get(Incarnation(caller))) is not None:
                 self._kept_of(caller, Payer(agent.owner, agent.name)).add(count, size)
             else:
-                self._drop(partial(self._store.drop_answers, caller))
+                self._drop("caller=?", caller)
         self._journal.subscribe(self)
 
     def _kept_of(self, caller: str, who: Payer) -> _Kept:
@@ -104,7 +107,7 @@ class Answers(Part, Subscriber):
         kept = self._kept.pop(agent.incarnation, None)
         if kept is not None:
             kept.charge.release()
-            self._drop(partial(self._store.drop_answers, agent.incarnation))
+            self._drop("caller=?", agent.incarnation)
 
     # calling
 
@@ -117,20 +120,22 @@ class Answers(Part, Subscriber):
 
         ``StaleError`` for one of which nobody knows what came of it.
         """
-        found = self._store.find_answer(caller.key, name)
+        question = f"SELECT call, made, answer FROM answers WHERE {_ONE}"
+        found = self._store.execute(question, caller.key, name).fetchone()
         if found is None:
             return None
-        made, at, output = found
+        made, at, text = found
         if at < time.time() - KEPT_SECONDS:
-            self._drop(partial(self._store.drop_answer, caller.key, name))
+            self._drop(_ONE, caller.key, name)
             return None
         if made != call:
             raise TakenError(f"id: {quote(name)} is the id of another call")
-        if output is None:
+        if not text:
             raise StaleError(
                 "the daemon ended during this call, and whether it was carried out is not known: "
                 "look before you call again with another id"
             )
+        output: dict[str, Any] = json.loads(text)
         return output
 
     @contextmanager
@@ -149,8 +154,7 @@ class Answers(Part, Subscriber):
             if answer.output is not None:
                 self._note(answer, Payer(who.owner, who.name))
             elif answer.begun:  # it was not counted
-                with contextlib.suppress(NoSpaceError), self._store.transaction():
-                    self._store.drop_answer(answer.caller, answer.name)
+                self._delete(_ONE, answer.caller, answer.name)
 
     def begin(self, answer: Answer) -> None:
         """The call's next step is no change of the store: if the daemon dies meanwhile, the call
@@ -178,26 +182,32 @@ class Answers(Part, Subscriber):
         while kept.count > KEPT or (kept.size > KEPT_SIZE and kept.count > 1):
             # several at once, or each call of a busy caller would make room for itself
             most = min(max(kept.count - KEPT, KEPT // 16, 1), kept.count - 1)
-            if not self._drop(partial(self._store.drop_answers, answer.caller, most)):
+            if not self._drop(_OLDEST, answer.caller, most):
                 break
 
-    def _drop(self, drop: Callable[[], Dropped]) -> int:
+    def _drop(self, which: str, *values: Any) -> int:
         """How many were dropped. On a full disk another time."""
-        gone: Dropped = {}
-        with contextlib.suppress(NoSpaceError), self._store.transaction():
-            gone = drop()
-        for caller, (count, size) in gone.items():
+        gone = self._delete(which, *values)
+        for caller, size in gone:
             kept = self._kept.get(caller)
             if kept is not None:
-                kept.add(-count, -size)
+                kept.add(-1, -size)
                 if not kept.count:
                     del self._kept[caller]
-        return sum(count for count, _ in gone.values())
+        return len(gone)
+
+    def _delete(self, which: str, *values: Any) -> list[tuple[str, int]]:
+        """The callers of those that were, and the bytes of each."""
+        statement = f"DELETE FROM answers WHERE {which} RETURNING caller, {_SIZE}"
+        with contextlib.suppress(NoSpaceError), self._store.transaction():
+            return self._store.execute(statement, *values).fetchall()
+        return []
 
     def forget_old(self) -> bool:
         """Those whose time is over; whether there may be more."""
         before = time.time() - KEPT_SECONDS
-        return self._drop(partial(self._store.drop_answers_before, before, _AT_ONCE)) == _AT_ONCE
+        some = "idx IN (SELECT idx FROM answers WHERE made<? LIMIT ?)"
+        return self._drop(some, before, _AT_ONCE) == _AT_ONCE
 
     async def run(self) -> None:
         """Forgets what nobody asks for any more."""

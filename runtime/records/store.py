@@ -29,6 +29,7 @@ from runtime.ids import AgentIndex, CallId, Incarnation, ItemIndex, SessionIndex
 from runtime.records.items import KINDS, LONG_ABOVE, Item, LongText
 from runtime.records.model import Agent, Session
 from runtime.records.run import gathered
+from runtime.records.stored import shortened
 from runtime.texts.names import dump_json
 
 _RESERVE: Final = 512 << 10
@@ -110,14 +111,8 @@ _COLUMNS: Final = {
     "agents": frozenset({"parent_session", "channel", "removed"}),
     "sessions": frozenset({"owner", "removed"}),
 }
-#: bytes of an answer, in SQL
-_ANSWER_SIZE: Final = "LENGTH(CAST(answer AS BLOB))"
 _T = TypeVar("_T")
 _LONG: Final = frozenset(name for cls in KINDS.values() for name in cls.long)
-
-
-#: how many answers of whom went, and their bytes
-Dropped = dict[str, tuple[int, int]]
 
 
 class Pending(NamedTuple):
@@ -436,7 +431,7 @@ class Store:
             )
             return {(owner, agent): (count, int(size)) for owner, agent, count, size in rows}
 
-    # answers
+    # answers (the questions are in ``runtime.agents.answers``)
 
     def put_answer(
         self, caller: str, name: CallId, call: str, made: float, output: dict[str, Any] | None
@@ -449,50 +444,6 @@ class Store:
             (caller, name, call, made, text),
         )
         return len(text.encode())
-
-    def find_answer(
-        self, caller: str, name: CallId
-    ) -> tuple[str, float, dict[str, Any] | None] | None:
-        """Which call it was, when, and what it answered."""
-        row = self._db.execute(
-            "SELECT call, made, answer FROM answers WHERE caller=? AND id=?", (caller, name)
-        ).fetchone()
-        if row is None:
-            return None
-        call, made, text = row
-        return call, made, json.loads(text) if text else None
-
-    def answers_by_caller(self) -> dict[str, tuple[int, int]]:
-        """How many answers are kept for each, and their bytes."""
-        rows = self._db.execute(
-            f"SELECT caller, COUNT(*), SUM({_ANSWER_SIZE}) FROM answers GROUP BY caller"
-        )
-        return {caller: (count, size) for caller, count, size in rows}
-
-    def drop_answer(self, caller: str, name: CallId) -> Dropped:
-        """One of them."""
-        return self._drop_answers("caller=? AND id=?", caller, name)
-
-    def drop_answers(self, caller: str, most: int = -1) -> Dropped:
-        """The oldest of a caller, all by default."""
-        return self._drop_answers(
-            "idx IN (SELECT idx FROM answers WHERE caller=? ORDER BY idx LIMIT ?)", caller, most
-        )
-
-    def drop_answers_before(self, made: float, most: int) -> Dropped:
-        """Some of those that are older."""
-        return self._drop_answers(
-            "idx IN (SELECT idx FROM answers WHERE made<? LIMIT ?)", made, most
-        )
-
-    def _drop_answers(self, which: str, *values: Any) -> Dropped:
-        found: Dropped = {}
-        for caller, size in self._db.execute(
-            f"DELETE FROM answers WHERE {which} RETURNING caller, {_ANSWER_SIZE}", values
-        ).fetchall():
-            count, total = found.get(caller, (0, 0))
-            found[caller] = count + 1, total + size
-        return found
 
     # outbox
 
@@ -556,7 +507,7 @@ def _row(
 
 
 def _dump_agent(values: dict[str, Any]) -> str:
-    return dump_json(Agent.row(values))
+    return dump_json(shortened(Agent, values))
 
 
 def _nothing(store: Store) -> None:

@@ -210,7 +210,7 @@ def test_of_bytes_to_a_command_nobody_knows_whether_they_arrived(
     given = {"task_id": "t", "text": "yes\n"}
     with monkeypatch.context() as patched:
         patched.setattr(desk.mounted.supervisor, "write_input", die)
-        patched.setattr(Store, "drop_answer", lambda *_: {})
+        patched.setattr(Answers, "_delete", lambda *_: [])
         with pytest.raises(Death):
             call(desk, "TaskInput", given)
     with pytest.raises(StaleError, match="not known"):
