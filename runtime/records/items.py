@@ -32,7 +32,7 @@ from runtime.ids import (
     WaitFileName,
 )
 from runtime.records.moves import Moves
-from runtime.records.stored import dumped, known_fields, names_of
+from runtime.records.stored import dumped, loaded, names_of
 from runtime.texts.names import quote
 
 _S = TypeVar("_S", bound=StrEnum)
@@ -213,7 +213,6 @@ class Item:
     """
 
     kind: ClassVar[str] = ""
-    statuses: ClassVar[type[StrEnum]] = StrEnum
     moves: ClassVar[Moves[Any, Any]]
     long: ClassVar[tuple[str, ...]] = ()
 
@@ -221,7 +220,6 @@ class Item:
     index: ItemIndex = NO_ITEM
     agent: AgentIndex
     name: str
-    #: one of ``statuses``
     status: Any = None
     created: float = 0.0
     updated: float = 0.0
@@ -267,17 +265,15 @@ class Item:
         cls,
         index: ItemIndex,
         values: dict[str, Any],
-        read: Callable[[ItemIndex, str], str] | None = None,
+        read: Callable[[ItemIndex, str], str],
     ) -> Self:
         """From what the store has; ``read`` finds what it has elsewhere."""
-        kept = known_fields(cls, values)
-        for name in cls.long:
-            if read is not None and isinstance(kept.get(name), int):
-                kept[name] = LongText(kept[name], partial(read, index, name))
-        kept["status"] = cls.statuses(kept["status"])
-        if "blocked_by" in kept:
-            kept["blocked_by"] = tuple(kept["blocked_by"])
-        return cls(index=index, **kept)
+        elsewhere = {
+            name: LongText(values[name], partial(read, index, name))
+            for name in cls.long
+            if isinstance(values.get(name), int)
+        }
+        return loaded(cls, {**values, **elsewhere}, index=index)
 
 
 @_with_long
@@ -290,7 +286,6 @@ class Message(Item):
     """
 
     kind: ClassVar[str] = "message"
-    statuses: ClassVar[type[StrEnum]] = MessageStatus
     moves: ClassVar = MESSAGE_MOVES
     long: ClassVar[tuple[str, ...]] = ("text", "reply")
 
@@ -325,7 +320,6 @@ class Task(Item):
     """A managed execution: a command of the agent's, or the handle of a supervised child."""
 
     kind: ClassVar[str] = "task"
-    statuses: ClassVar[type[StrEnum]] = TaskStatus
     moves: ClassVar = TASK_MOVES
     long: ClassVar[tuple[str, ...]] = ("title", "cmd", "cwd", "env")
 
@@ -364,7 +358,6 @@ class Work(Item):
     """A work item; what it is about are documents beside the store."""
 
     kind: ClassVar[str] = "work"
-    statuses: ClassVar[type[StrEnum]] = WorkStatus
     moves: ClassVar = WORK_MOVES
     long: ClassVar[tuple[str, ...]] = ("objective", "plan", "acceptance", "parent")
 
@@ -383,7 +376,6 @@ class Wait(Item):
     """Why an agent, or one of its work items, cannot go on."""
 
     kind: ClassVar[str] = "wait"
-    statuses: ClassVar[type[StrEnum]] = WaitStatus
     moves: ClassVar = WAIT_MOVES
     long: ClassVar[tuple[str, ...]] = ("on", "payload")
 
@@ -411,7 +403,6 @@ class Report(Item):
     """
 
     kind: ClassVar[str] = "report"
-    statuses: ClassVar[type[StrEnum]] = ReportStatus
     moves: ClassVar = REPORT_MOVES
     long: ClassVar[tuple[str, ...]] = ("text",)
 

@@ -22,7 +22,7 @@ from runtime.ids import (
 from runtime.records.lifecycle import LIVE, Status
 from runtime.records.modes import MODES, Mode
 from runtime.records.run import BETWEEN_RUNS, NOTHING, NOWHERE, Cell, Run, Said
-from runtime.records.stored import dumped, known_fields, shortened
+from runtime.records.stored import dumped, loaded
 from runtime.texts import policy
 
 
@@ -237,23 +237,9 @@ class Agent(AgentConfiguration):
         return dumped(self)
 
     @classmethod
-    def row(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """The fields that the store keeps, in the order of ``dump``."""
-        return shortened(cls, values)
-
-    @classmethod
     def load(cls, index: AgentIndex, values: dict[str, Any]) -> Self:
-        kept = known_fields(cls, values)
-        kept["status"] = Status(kept.get("status", Status.NEW))
-        kept["policy"] = policy.as_written(kept.get("policy", ""))
-        tuples = ("groups", "creator_groups", "policy_of_root", "other_sessions", "discards")
-        for name in tuples:
-            kept[name] = tuple(kept.get(name, ()))
-        if kept.get("cause") is not None:
-            kept["cause"] = tuple(kept["cause"])
-        for name, part in (("cell", Cell), ("run", Run), ("said", Said)):
-            kept[name] = part.load(kept.get(name, {}))
-        return cls(index=index, **kept)
+        written = policy.as_written(values.get("policy", ""))
+        return loaded(cls, {**values, "policy": written}, index=index)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -290,8 +276,7 @@ class Session:
     @classmethod
     def load(cls, index: SessionIndex, values: dict[str, Any]) -> Self:
         """The session that ``record`` gave."""
-        named = {**values, "agent_index": values["incarnation"]}
-        return cls(index=index, **known_fields(cls, named))
+        return loaded(cls, {**values, "agent_index": values["incarnation"]}, index=index)
 
 
 class SpaceState(StrEnum):
@@ -332,5 +317,4 @@ class Space:
     @classmethod
     def load(cls, index: SpaceIndex, name: str, values: dict[str, Any]) -> Self:
         """The space that ``record`` gave."""
-        state = SpaceState(values["state"])
-        return cls(index=index, name=name, **{**known_fields(cls, values), "state": state})
+        return loaded(cls, values, index=index, name=name)

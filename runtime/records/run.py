@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from runtime.ids import NO_BOOT, NO_RUN, BootId, RunId
 from runtime.records.items import BY_ABORT
 from runtime.records.lifecycle import Effect, Status
 from runtime.records.moves import Move, Moves
-from runtime.records.stored import Value, known_fields, names_of
+from runtime.records.stored import Value, names_of
 
 
 class RunStatus(StrEnum):
@@ -90,11 +90,6 @@ class Run(Value):
     def aborting(self) -> bool:
         """Whether it ends, too, if its program does not end its message."""
         return self.cancelling and self.cause == BY_ABORT
-
-    @classmethod
-    def load(cls, values: dict[str, Any]) -> Self:
-        kept = known_fields(cls, values)
-        return cls(**{**kept, "status": RunStatus(kept.get("status", RunStatus.NONE))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,8 @@ A row is a JSON object with the fields of its record by name. Two rules carry it
 version, so that most changes of a record need no more than a default:
 
 - A field that an older version did not write gets its default, or what the record's ``load`` puts
-  in its place. Every new field needs one of the two.
+  in its place. Every new field needs one of the two. JSON knows neither tuples nor words of an
+  enumeration nor records within records: those are read as the type of the field says.
 - A field that the record no longer has is left out, and disappears when the row is next written.
 
 Any other change is a step in ``runtime.records.store``: a new table or index, a field that means
@@ -14,11 +15,15 @@ version of the state. A daemon refuses a state whose version is higher than its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
-from functools import cache
+from enum import StrEnum
+from functools import cache, partial
 from operator import attrgetter
-from typing import Any, Self
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+_R = TypeVar("_R")
 
 
 @cache
@@ -40,11 +45,6 @@ def dumped(record: Any) -> dict[str, Any]:
     return dict(zip(names, read(record), strict=True))
 
 
-def known_fields(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a row, without those that its record has no field for."""
-    return {f.name: values[f.name] for f in fields(cls) if f.name in values}
-
-
 class Value:
     """A record that is a part of another one's row: a frozen dataclass, replaced as a whole."""
 
@@ -53,10 +53,29 @@ class Value:
     def row(self) -> dict[str, Any]:
         return shortened(type(self), dumped(self))
 
-    @classmethod
-    def load(cls, values: dict[str, Any]) -> Self:
-        """The record that ``row`` gave."""
-        return cls(**known_fields(cls, values))
+
+def loaded(cls: Callable[..., _R], values: Mapping[str, Any], **more: Any) -> _R:
+    """The record of a row, and of ``more`` that is not in it."""
+    read, known = _readers(cls), {name: values[name] for name in names_of(cls) if name in values}
+    for name in read.keys() & known.keys():
+        if known[name] is not None:
+            known[name] = read[name](known[name])
+    return cls(**{**known, **more})
+
+
+@cache
+def _readers(cls: Any) -> dict[str, Callable[[Any], Any]]:
+    """The readers of those fields that JSON has in another form."""
+    found: dict[str, Callable[[Any], Any]] = {}
+    for name, kind in get_type_hints(cls).items():
+        # the other one of two is None
+        kind = get_args(kind)[0] if isinstance(kind, UnionType) else kind
+        kind = get_origin(kind) or kind
+        if isinstance(kind, type) and issubclass(kind, Value):
+            found[name] = partial(loaded, kind)
+        elif isinstance(kind, type) and issubclass(kind, StrEnum | tuple):
+            found[name] = kind
+    return found
 
 
 @cache

@@ -407,10 +407,10 @@ def test_a_record_is_the_same_from_the_store(world: World, item: Item) -> None:
     (loaded,) = world.store.load_items()
     assert type(loaded) is KINDS[item.kind] is type(item)
     assert (loaded.index, loaded.dump()) == (item.index, item.dump())
-    assert type(loaded.dump()["status"]) is item.statuses
+    assert type(loaded.dump()["status"]) is type(item.status)
 
 
 def test_what_a_later_version_wrote_is_left_out() -> None:
     values = {**Work(agent=ONE, name="w").dump(), "colour": "red", "status": "open"}
-    loaded = Work.load(ItemIndex(7), values)
+    loaded = Work.load(ItemIndex(7), values, lambda *_: "")
     assert loaded.dump() == {**Work(agent=ONE, name="w").dump(), "status": "open"}

@@ -22,7 +22,7 @@ from runtime.records.registry import Registry
 from runtime.records.run import Run
 from runtime.records.sessions import Sessions
 from runtime.records.store import _STEPS, Pending, Store, check_state
-from runtime.records.stored import defaults_of, dumped
+from runtime.records.stored import defaults_of, dumped, shortened
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_an_agent_is_changed_in_place(store: Store) -> None:
 
 def test_fields_of_a_newer_version_are_left_out_when_loaded() -> None:
     run = {**Run(id=RunId("r1")).row(), "invented_later": 1}
-    values = {**Agent.row(an_agent().dump()), "run": run, "invented_later": 1}
+    values = {**shortened(Agent, an_agent().dump()), "run": run, "invented_later": 1}
     assert Agent.load(AgentIndex(7), values).run == Run(id=RunId("r1"))
 
 
