@@ -14,8 +14,9 @@ link of that view, this does not know; the policy is the bound that counts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
+from operator import is_
 from typing import Final
 
 from runtime.errors import DeniedError, ExceedingError, QuotaError, WrongStateError
@@ -36,22 +37,8 @@ _KEPT_MAX: Final = 1 << 18
 _ENTRY: Final = 16
 
 
-@dataclass(slots=True, kw_only=True)
-class _Known:
-    """The rules that were made of an agent's texts, and the texts."""
-
-    text: str
-    label: str
-    own: Rules
-    #: the bound as it was, and what is left within it
-    above: Rules | None = None
-    effective: Rules | None = None
-    #: the rules of its text that uid 0 wrote, and of which keys they were found
-    of_root: tuple[str, ...] = ()
-    roots: Rules = field(default_factory=lambda: policy.EMPTY)
-    #: what its parent had when it was detached
-    bound_text: str = ""
-    bound: Rules = field(default_factory=lambda: policy.EMPTY)
+#: rules that were made of an agent's texts, and what they were made of, by what they are
+_Known = dict[str, tuple[tuple[object, ...], Rules]]
 
 
 class Authority:
@@ -79,24 +66,17 @@ class Authority:
 
     # what was computed
 
-    def _look(self, agent: Agent) -> _Known:
+    def _made(self, agent: Agent, what: str, make: Callable[[], Rules], *of: object) -> Rules:
+        """Rules that were made of the same objects before, or are made now."""
         kept = self._known.entries.get(agent.index)
-        if kept is not None:
-            known = kept[0]
-            if known.label == agent.label and known.text == agent.policy:
-                return known
-        own = policy.parse(agent.policy, agent.label)
-        known = _Known(text=agent.policy, label=agent.label, own=own)
-        self._keep(agent, known)
-        return known
-
-    def _keep(self, agent: Agent, known: _Known) -> None:
-        if agent.index == NO_AGENT:
-            return
-        effective = known.effective
-        more = len(effective) if effective is not None and effective is not known.own else 0
-        weight = _ENTRY + len(known.own) + more + len(known.roots) + len(known.bound)
-        self._known.put(agent.index, known, weight)
+        known = kept[0] if kept is not None else {}
+        found = known.get(what)
+        if found is None or not all(map(is_, found[0], of)):
+            found = known[what] = of, make()
+            if agent.index != NO_AGENT:
+                rules = {id(rules): len(rules) for _, rules in known.values()}
+                self._known.put(agent.index, known, _ENTRY + sum(rules.values()))
+        return found[1]
 
     def forget(self, agent: Agent) -> None:
         """It was removed."""
@@ -106,27 +86,20 @@ class Authority:
 
     def own_policy(self, agent: Agent) -> Rules:
         """The rules of its own text."""
-        return self._look(agent).own
+        text, label = agent.policy, agent.label
+        return self._made(agent, "own", lambda: policy.parse(text, label), text, label)
 
     def effective_policy(self, agent: Agent) -> Rules:
         """The rules of what the agent may, and of what it may hand on (``delegate``)."""
-        known = self._look(agent)
-        above = self.bound(agent)
-        if known.effective is None or known.above is not above:
-            known.effective = policy.effective(known.own, above)
-            known.above = above
-            self._keep(agent, known)
-        return known.effective
+        own, above = self.own_policy(agent), self.bound(agent)
+        return self._made(agent, "effective", lambda: policy.effective(own, above), own, above)
 
     def bound(self, agent: Agent) -> Rules | None:
         """The most that its policy can say, delegations included; None for a root agent."""
-        if agent.bound_policy is not None:
-            known = self._look(agent)
-            if known.bound_text != agent.bound_policy:
-                known.bound = policy.parse(agent.bound_policy, agent.label)
-                known.bound_text = agent.bound_policy
-                self._keep(agent, known)
-            return known.bound
+        text, label = agent.bound_policy, agent.label
+        if text is not None:
+            # what its parent had when it was detached
+            return self._made(agent, "bound", lambda: policy.parse(text, label), text, label)
         parent = self._registry.parent_of(agent)
         if parent is None:
             return None if agent.parent is None else policy.EMPTY
@@ -151,13 +124,12 @@ class Authority:
 
     def _of_root(self, agent: Agent) -> Rules:
         """The rules of its own that uid 0 wrote."""
-        known = self._look(agent)
-        if known.of_root != agent.policy_of_root:
-            keys = set(agent.policy_of_root)
-            known.roots = Rules.of(rule for rule in known.own if rule.key in keys)
-            known.of_root = agent.policy_of_root
-            self._keep(agent, known)
-        return known.roots
+        own, keys = self.own_policy(agent), agent.policy_of_root
+
+        def written() -> Rules:
+            return Rules.of(rule for rule in own if rule.key in keys)
+
+        return self._made(agent, "of_root", written, own, keys)
 
     def check_policy(self, agent: Agent, rules: Iterable[Rule]) -> None:
         """``ExceedingError`` naming what exceeds what."""
