@@ -17,9 +17,8 @@ from typing import Any, Final
 import trio
 
 from runtime.agents.messages import check_id
-from runtime.agents.planes import Part
 from runtime.authority.accounts import Charge, Payer, Resource
-from runtime.authority.facts import Facts
+from runtime.authority.facts import Facts, Part
 from runtime.caller import Caller
 from runtime.errors import NoSpaceError, StaleError, TakenError
 from runtime.ids import CallId, Incarnation

@@ -12,10 +12,9 @@ from typing import Any, Final
 from runtime import crashpoints
 from runtime.agents.ends import Ends
 from runtime.agents.messages import Messages
-from runtime.agents.planes import Part
 from runtime.agents.removals import Removals
 from runtime.agents.tasks import TaskPlane, why_fetching, why_no_handle
-from runtime.authority.facts import Facts
+from runtime.authority.facts import Facts, Part
 from runtime.authority.guard import Act, Guard, of_move, unless
 from runtime.caller import CONTROLLERS, NOBODY, Caller, Role
 from runtime.errors import (

@@ -6,10 +6,9 @@ import time
 from typing import Final
 
 from runtime.agents.messages import Messages
-from runtime.agents.planes import Part
 from runtime.agents.tasks import TaskPlane
 from runtime.agents.waiting import WaitingPlane
-from runtime.authority.facts import Facts
+from runtime.authority.facts import Facts, Part
 from runtime.records.change import Change
 from runtime.records.items import TaskCue
 from runtime.records.lifecycle import Cue

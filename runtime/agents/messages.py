@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, TypedDict, Unpack
 
 from runtime import crashpoints
-from runtime.agents.planes import Part
 from runtime.agents.reports import REPORT_MAX, Reports
-from runtime.authority.facts import Facts
+from runtime.authority.facts import Facts, Part
 from runtime.authority.guard import ANY_STATUS, Act, Guard, unless
 from runtime.caller import CONTROLLERS, NOBODY, Caller, Role
 from runtime.errors import (

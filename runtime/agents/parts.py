@@ -21,6 +21,7 @@ from runtime.agents.tasks import TaskPlane
 from runtime.agents.waiting import WaitingPlane
 from runtime.agents.work import WorkPlane
 from runtime.authority.facts import Facts
+from runtime.authority.upkeep import Upkeep
 from runtime.kernel.helpers import Helpers
 from runtime.kernel.walker import Walker
 from runtime.records.config import Config
@@ -32,6 +33,7 @@ class Agents(Facts):
 
     def __post_init__(self, config: Config) -> None:
         super().__post_init__(config)
+        self.upkeep = Upkeep(self)
         self.messages = messages = Messages(self, Reports(self))
         self.work = work = WorkPlane(self)
         self.results = results = Results(self)
@@ -39,7 +41,7 @@ class Agents(Facts):
             self, messages=messages, work=work, results=results
         )
         self.tasks = tasks = TaskPlane(
-            self, results=results, messages=messages, waiting=waiting
+            self, results=results, messages=messages, waiting=waiting, upkeep=self.upkeep
         )
         self.ends = ends = Ends(self, messages=messages, tasks=tasks, waiting=waiting)
         self.removals = removals = Removals(self, tasks, ends)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from runtime.authority.facts import Facts
+from runtime.authority.facts import Facts, Part
 from runtime.authority.guard import TAKING, Act, AnyGuard, Guard
 from runtime.caller import PARTIES, Caller
 from runtime.errors import MissingError, QuotaError, TakenError
@@ -21,27 +21,6 @@ _I = TypeVar("_I", bound=Item)
 
 #: who makes records below an agent, unless it is said otherwise of a kind
 MAKING: Final[Guard[Agent]] = Guard(who=PARTIES, when=TAKING)
-
-
-class Part:
-    """A subject of ``runtime.agents``, with what it looks things up in."""
-
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
-        self._settings = facts.settings
-        self._store = facts.store
-        self._registry = facts.registry
-        self._items = facts.items
-        self._sessions = facts.sessions
-        self._journal = facts.journal
-        self._documents = facts.documents
-        self._wait_files = facts.wait_files
-        self._trash = facts.trash
-        self._identity = facts.identity
-        self._authority = facts.authority
-        self._accounts = facts.accounts
-        self._disk = facts.disk
-        self._upkeep = facts.upkeep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

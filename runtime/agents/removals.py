@@ -10,9 +10,8 @@ import trio
 
 from runtime import crashpoints
 from runtime.agents.ends import Ends
-from runtime.agents.planes import Part
 from runtime.agents.tasks import TaskPlane, why_fetching
-from runtime.authority.facts import Facts
+from runtime.authority.facts import Facts, Part
 from runtime.authority.guard import Guard, unless
 from runtime.caller import CONTROLLERS, NOBODY, OPERATORS, Caller
 from runtime.errors import CtxError, NoSpaceError, WrongStateError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from runtime.agents.planes import Part
+from runtime.authority.facts import Part
 from runtime.ids import MessageId
 from runtime.records.change import Change
 from runtime.records.items import Report

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from runtime.agents.planes import Part
+from runtime.authority.facts import Part
 from runtime.errors import MalformedError
 from runtime.kernel.output import Segments
 from runtime.records.change import Change

@@ -20,6 +20,7 @@ from runtime.agents.waiting import WaitingPlane
 from runtime.agents.workspace import Worktree, WorktreeState
 from runtime.authority.facts import Facts
 from runtime.authority.guard import TAKING, Act, Guard, Unless, unless
+from runtime.authority.upkeep import Upkeep
 from runtime.caller import NOBODY, PARTIES, Caller
 from runtime.errors import (
     DeniedError,
@@ -223,12 +224,19 @@ class TaskPlane(Plane[Task], Subscriber):
     """The tasks of all agents."""
 
     def __init__(
-        self, facts: Facts, *, results: Results, messages: Messages, waiting: WaitingPlane
+        self,
+        facts: Facts,
+        *,
+        results: Results,
+        messages: Messages,
+        waiting: WaitingPlane,
+        upkeep: Upkeep,
     ) -> None:
         super().__init__(facts, TASKS)
         self._results = results
         self._messages = messages
         self._waiting = waiting
+        self._upkeep = upkeep
         #: set at the end of a task that a caller waits for
         self._ends: dict[ItemIndex, trio.Event] = {}
         self._journal.subscribe(self)

@@ -9,7 +9,6 @@ from runtime.authority.accounts import accounts_of
 from runtime.authority.attenuation import Authority
 from runtime.authority.disk import DIRECTORIES_SIZE, Disk
 from runtime.authority.identity import Identity
-from runtime.authority.upkeep import Upkeep
 from runtime.kernel.cgroups import Hierarchy
 from runtime.kernel.privilege import ROOT, Privilege
 from runtime.kernel.rooms import Rooms
@@ -62,7 +61,7 @@ class Facts:
             items.add(item)
         self.sessions = Sessions(store=store, registry=registry, trash=trash, state=state)
         #: the one way in which any of that changes
-        self.journal = journal = Journal(
+        self.journal = Journal(
             store=store,
             history=History(state),
             registry=registry,
@@ -70,7 +69,7 @@ class Facts:
             sessions=self.sessions,
             state=state,
         )
-        self.documents = Documents(journal=journal, trash=trash, state=state)
+        self.documents = Documents(journal=self.journal, trash=trash, state=state)
         #: who calls, what that may, and on whose account
         roots = tuple({str(self.mount), str(self.fuse or self.mount)})
         places = TreePlaces(str(self.tree), roots)
@@ -81,7 +80,6 @@ class Facts:
             hierarchy=self.hierarchy,
             privilege=self.privilege,
         )
-        payer = self.identity.payer
         self.disk = disk = Disk(
             self.accounts,
             state,
@@ -89,14 +87,26 @@ class Facts:
             self.spaces,
             store.holders,
             store.held_sizes,
-            payer,
+            self.identity.payer,
         )
         self.documents.made = self.sessions.made = lambda owner: disk.note(owner, DIRECTORIES_SIZE)
-        self.upkeep = Upkeep(
-            registry=registry,
-            items=items,
-            journal=journal,
-            accounts=self.accounts,
-            disk=disk,
-            payer=payer,
-        )
+
+
+class Part:
+    """A subject of its own, with what it looks things up in."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._settings = facts.settings
+        self._store = facts.store
+        self._registry = facts.registry
+        self._items = facts.items
+        self._sessions = facts.sessions
+        self._journal = facts.journal
+        self._documents = facts.documents
+        self._wait_files = facts.wait_files
+        self._trash = facts.trash
+        self._identity = facts.identity
+        self._authority = facts.authority
+        self._accounts = facts.accounts
+        self._disk = facts.disk

@@ -7,20 +7,18 @@ what was started, and nothing is left of what was removed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
-from runtime.authority.accounts import Accounts, Charge, Payer, Reserve, Resource
-from runtime.authority.disk import INCARNATION_SIZE, Disk
-from runtime.caller import Caller
+from runtime.authority.accounts import Charge, Payer, Reserve, Resource
+from runtime.authority.disk import INCARNATION_SIZE
+from runtime.authority.facts import Facts, Part
 from runtime.ids import NO_ITEM, AgentIndex, ItemIndex
 from runtime.records.change import Change, Subscriber
-from runtime.records.items import LONG_ABOVE, Item, Items, Task, TaskStatus, Work
-from runtime.records.journal import Journal
+from runtime.records.items import LONG_ABOVE, Item, Task, TaskStatus, Work
 from runtime.records.lifecycle import ENDING_VERBS
 from runtime.records.model import Agent, Session
-from runtime.records.registry import Registry
 from runtime.texts.names import dump_json
 
 #: of an agent: its socket, the pidfds of its monitors, and one while something starts
@@ -75,34 +73,20 @@ class _Texts:
         self.disk.release()
 
 
-class Upkeep(Subscriber):
+class Upkeep(Part, Subscriber):
     """Charges for each agent and record, until it is over or removed."""
 
-    def __init__(
-        self,
-        *,
-        registry: Registry,
-        items: Items,
-        journal: Journal,
-        accounts: Accounts,
-        disk: Disk,
-        payer: Callable[[Caller], Payer],
-    ) -> None:
-        self._registry = registry
-        self._items = items
-        self._journal = journal
-        self._accounts = accounts
-        self._disk = disk
-        self._payer = payer
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
         #: of live agents and running commands
         self._held: dict[AgentIndex | tuple[AgentIndex, ItemIndex], list[Charge]] = {}
         self._texts: dict[AgentIndex, _Texts] = {}
-        for agent in registry:
+        for agent in self._registry:
             self._note_agent(agent)
             self._note_texts(agent)
-        for item in items.all(Item):
+        for item in self._items.all(Item):
             self._note_item(item)
-        journal.subscribe(self)
+        self._journal.subscribe(self)
 
     # Subscriber
 
@@ -197,7 +181,7 @@ class Upkeep(Subscriber):
         caller = self._journal.cause.caller
         if caller is None:
             return Reserve.NONE
-        found = self._payer(caller)
+        found = self._identity.payer(caller)
         is_own = found.owner == owner or found.reserve is Reserve.MASTER
         return found.reserve if is_own else Reserve.NONE
 
