@@ -53,6 +53,7 @@ class Connection:
 
     def __init__(
         self,
+        server: Server,
         stream: trio.SocketStream,
         caller: Caller,
         config: Config,
@@ -60,13 +61,12 @@ class Connection:
         turns: Turns,
         who: Payer,
     ) -> None:
+        self.server = server
         self.stream = stream
         self.caller = caller
         self._time = accounts.time
         self._turns = turns
         self.who = who
-        #: of the socket, as in reasons
-        self.path = ""
         self._lock = trio.Lock()
         self._buffer = bytearray()
         self._frame_max = config.frame_max
@@ -82,6 +82,11 @@ class Connection:
         self._unsent: list[bytearray] = []
         #: operations that are answered later
         self.pending: list[Asked] = []
+        #: what the daemon before had yet to send, and what it was asked and how far it came
+        self.left_unsent = b""
+        self.left_pending: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        #: the wait for a line
+        self.receiving = trio.CancelScope()
         #: whether nothing more is received from it
         self.ending = False
 
@@ -142,7 +147,8 @@ class Connection:
         return {
             "fd": descriptors.keep(self.stream.socket.fileno()),
             "caller": pack_caller(self.caller),
-            "path": self.path,
+            # older programs read it
+            "path": self.server.path,
             "received": received + self._buffer,
             "unsent": b"".join(self._unsent),
             "pending": [
@@ -153,16 +159,24 @@ class Connection:
             "ending": self.ending,
         }
 
-    def restore(self, saved: dict[str, Any]) -> bytes:
-        """Charges for what there is already; what the daemon before had yet to send."""
-        self.path = saved["path"]
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Charges for what there is already."""
         self._buffer = bytearray(saved["received"])
         self.ending = saved["ending"]
         sizes = (1, _DESCRIPTORS, _OWN_SIZE + len(self._buffer))
         for charge, amount in zip(self._charges, sizes, strict=True):
             charge.set(amount)
-        unsent: bytes = saved["unsent"]
-        return unsent
+        self.left_unsent, self.left_pending = saved["unsent"], saved["pending"]
+
+    async def next_line(self) -> str | None:
+        """The next line, None at the end of the connection, or of all of the server.
+
+        Raises what ``receive`` raises.
+        """
+        with trio.CancelScope() as self.receiving:
+            if not self.server.ended.is_set():
+                return await self.receive()
+        return None
 
     async def receive(self) -> str | None:
         """The next line, None at the end.
@@ -244,7 +258,14 @@ class Server:
         #: taken over, and not opened by this daemon yet
         self.restored = False
 
+    @property
+    def path(self) -> str:
+        """Of the socket, as in reasons."""
+        return f"agent/{self.agent.name}.sock" if self.agent is not None else "ctxd.sock"
 
-async def cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
-    await event.wait()
-    scope.cancel()
+    def end(self) -> None:
+        """Nothing more is accepted or received."""
+        self.accepting.cancel()
+        self.ended.set()
+        for connection in self.connections:
+            connection.receiving.cancel()

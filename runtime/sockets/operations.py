@@ -113,11 +113,15 @@ class Services:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request(Asked):
-    """One frame that asks for something: at which socket, by which connection."""
+    """One frame that asks for something, by a connection."""
 
     services: Services
-    server: Server
     connection: Connection
+
+    @property
+    def server(self) -> Server:
+        """The socket at which it is asked for."""
+        return self.connection.server
 
     @property
     def about(self) -> Agent | None:
@@ -157,6 +161,13 @@ class Request(Asked):
         asked = message is not None and message.asked == self.caller.key
         return asked or self.services.calls.has(self.caller, name)
 
+    def text(self, field: str, meaning: str) -> str:
+        """A field that has to be a string; ``MalformedError``."""
+        value = self.fields.get(field)
+        if not isinstance(value, str):
+            raise MalformedError(f"{field}: write {meaning}")
+        return value
+
     async def answer(self, frame: dict[str, Any]) -> None:
         await self.connection.send(frame)
 
@@ -186,9 +197,7 @@ async def _ping(request: Request) -> None:
 
 
 async def _tool(request: Request) -> None:
-    name = request.fields.get("name")
-    if not isinstance(name, str):
-        raise MalformedError("name: write the name of a tool")
+    name = request.text("name", "the name of a tool")
     call_id, services = _call_id(request), request.services
     output: dict[str, Any] | None = None
     with services.calls.pending(request.caller, call_id) as scope:
@@ -224,12 +233,9 @@ async def _ctl(request: Request) -> None:
 
 def _call_id(request: Request) -> CallId | None:
     """The id of a call, if it has one; ``MalformedError``."""
-    name = request.fields.get("id")
-    if name is None:
+    if request.fields.get("id") is None:
         return None
-    if not isinstance(name, str):
-        raise MalformedError("id: write a string that names this call")
-    return check_call_id(name)
+    return check_call_id(request.text("id", "a string that names this call"))
 
 
 async def _why(request: Request) -> None:
@@ -287,12 +293,8 @@ async def _resume(request: Request) -> None:
 async def _send(request: Request) -> None:
     """Queues a message and sends its reply as it grows; a known id is told again."""
     messages, agent, caller = request.agents.messages, request.agent, request.caller
-    name = request.fields.get("id")
-    text = request.fields.get("input")
-    if not isinstance(name, str):
-        raise MalformedError("id: write a string that names this message")
-    if not isinstance(text, str):
-        raise MalformedError("input: write a string, the text of the message")
+    name = request.text("id", "a string that names this message")
+    text = request.text("input", "a string, the text of the message")
     message = messages.meant(caller, agent, check_id(name))
     if message is None and "sent" in request.progress:
         raise MissingError(f"the message {quote(name)} was removed")

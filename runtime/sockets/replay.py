@@ -16,7 +16,7 @@ from runtime.kernel.inotify import Wakeup
 from runtime.records.change import Subscriber
 from runtime.records.model import Session
 from runtime.records.sessions import Sessions
-from runtime.sockets.connection import REST_SECONDS, Connection, cancel_after
+from runtime.sockets.connection import REST_SECONDS, Connection
 from runtime.texts.names import quote
 
 _EVENT_ID: Final = re.compile(r"e[0-9]{1,15}")
@@ -99,9 +99,14 @@ class Replays(Subscriber):
                 await self._turns.rest(connection.who, REST_SECONDS)
                 async with trio.open_nursery() as nursery:
                     for event in (appended, until):
-                        nursery.start_soon(cancel_after, event, nursery.cancel_scope)
+                        nursery.start_soon(_cancel_after, event, nursery.cancel_scope)
             finally:
                 followers.discard(appended)
+
+
+async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
 
 
 def check_event_id(text: object) -> str | None:

@@ -13,7 +13,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ from runtime.kernel.handover import Descriptors, unpack_caller
 from runtime.records.change import Subscriber
 from runtime.records.lifecycle import Effect
 from runtime.records.model import Agent
-from runtime.sockets.connection import REST_SECONDS, Connection, Server, cancel_after
+from runtime.sockets.connection import REST_SECONDS, Connection, Server
 from runtime.sockets.operations import (
     DAEMON_OPERATIONS,
     OPERATIONS,
@@ -156,8 +156,7 @@ class Sockets(Subscriber):
         """Answers those who wait, then ends every connection."""
         server = self._servers.pop(agent.index, None)
         if server is not None:
-            server.accepting.cancel()
-            server.ended.set()
+            server.end()
             if server.connections:
                 self._ended.add(server)
 
@@ -214,51 +213,50 @@ class Sockets(Subscriber):
 
     def _reconnect(self, server: Server, saved: dict[str, Any]) -> None:
         stream = _stream_of(socket.socket(fileno=saved["fd"]))
-        connection = self._connection(stream, unpack_caller(saved["caller"]))
-        unsent = connection.restore(saved)
-        self._begin_serving(server, connection, unsent, saved["pending"])
+        connection = self._connection(server, stream, unpack_caller(saved["caller"]))
+        connection.restore(saved)
+        self._begin_serving(connection)
 
-    def _connection(self, stream: trio.SocketStream, caller: Caller) -> Connection:
+    def _connection(
+        self, server: Server, stream: trio.SocketStream, caller: Caller
+    ) -> Connection:
         agents = self._agents
         who, config = agents.identity.payer(caller), agents.settings.config
-        return Connection(stream, caller, config, agents.accounts, self._turns, who)
+        return Connection(server, stream, caller, config, agents.accounts, self._turns, who)
 
     async def _accept(self, server: Server, listener: socket.socket) -> None:
-        accepting = server.accepting
-        with self._listening(server, listener), accepting:
-            while True:
-                try:
-                    arrived = await _accepted(listener)
-                    server.arriving.append(arrived)
-                    stream = _stream_of(arrived)
-                    try:
-                        if server.agent is not None:
-                            await self._accepts.take(Payer(server.agent.owner))
-                    except BaseException:
-                        _close(stream.socket)  # the listener is closed
-                        raise
-                    finally:
-                        server.arriving.remove(arrived)
-                    who = await self._admit(server, stream)
-                    if who is not None:
-                        await self._accepts.rest(who, REST_SECONDS)
-                except OSError as error:
-                    log.warning("accept: %s", error)
-                    await trio.sleep(0.1)
-                except Exception:
-                    # One peer must not close the socket for all, nor end the daemon.
-                    log.exception("accept")
-                    await trio.sleep(0.1)
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _listening(server: Server, listener: socket.socket) -> Iterator[None]:
         try:
-            yield
+            with server.accepting:
+                while True:
+                    try:
+                        await self._accept_one(server, listener)
+                    except OSError as error:
+                        log.warning("accept: %s", error)
+                        await trio.sleep(0.1)
+                    except Exception:
+                        # One peer must not close the socket for all, nor end the daemon.
+                        log.exception("accept")
+                        await trio.sleep(0.1)
         finally:
             _close(listener)
             if server.listener is listener:
                 server.listener = None
+
+    async def _accept_one(self, server: Server, listener: socket.socket) -> None:
+        arrived = await _accepted(listener)
+        server.arriving.append(arrived)
+        stream = _stream_of(arrived)
+        try:
+            if server.agent is not None:
+                await self._accepts.take(Payer(server.agent.owner))
+        except BaseException:
+            _close(stream.socket)  # the listener is closed
+            raise
+        finally:
+            server.arriving.remove(arrived)
+        who = await self._admit(server, stream)
+        if who is not None:
+            await self._accepts.rest(who, REST_SECONDS)
 
     async def _admit(self, server: Server, stream: trio.SocketStream) -> Payer | None:
         """Serves one more connection, or refuses it without a task of its own.
@@ -275,10 +273,9 @@ class Sockets(Subscriber):
         except BaseException:
             _close(raw)
             raise
-        connection = self._connection(stream, caller)
-        who, agent = connection.who, server.agent
+        connection = self._connection(server, stream, caller)
+        who = connection.who
         self._agents.accounts.time.pay(who, time.thread_time() - begun)
-        connection.path = f"agent/{agent.name}.sock" if agent is not None else "ctxd.sock"
         try:
             connection.admit()
         except QuotaError as error:
@@ -289,37 +286,31 @@ class Sockets(Subscriber):
             finally:
                 _close(raw)
             return who
-        self._begin_serving(server, connection)
+        self._begin_serving(connection)
         return who
 
     # serving
 
-    def _begin_serving(self, server: Server, connection: Connection, *before: Any) -> None:
+    def _begin_serving(self, connection: Connection) -> None:
         # known in the same step: the task begins in a later one
-        server.connections.append(connection)
-        self._nursery.start_soon(self._serve, server, connection, *before)
+        connection.server.connections.append(connection)
+        self._nursery.start_soon(self._serve, connection)
 
-    async def _serve(
-        self,
-        server: Server,
-        connection: Connection,
-        unsent: bytes = b"",
-        pending: Sequence[tuple[dict[str, Any], dict[str, Any]]] = (),
-    ) -> None:
-        """With what the daemon before had yet to send and to answer, if it was connected to it."""
-        key = connection.caller.key
+    async def _serve(self, connection: Connection) -> None:
+        server, key = connection.server, connection.caller.key
         try:
             async with connection.stream:
                 try:
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._farewell, server, nursery.cancel_scope)
-                        await connection.timed(
-                            self._converse(server, connection, nursery, unsent, pending)
-                        )
+                        await connection.timed(self._converse(connection, nursery))
                         nursery.cancel_scope.cancel()
                 finally:
                     # in the step that closes it: no closed one is saved
-                    self._end_serving(server, connection)
+                    connection.release()
+                    server.connections.remove(connection)
+                    if not server.connections:
+                        self._ended.discard(server)
                     _close(connection.stream.socket)
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the peer went away
@@ -327,43 +318,26 @@ class Sockets(Subscriber):
             # A bug ends this connection only.
             log.exception("a connection of %s", key)
 
-    def _end_serving(self, server: Server, connection: Connection) -> None:
-        connection.release()
-        server.connections.remove(connection)
-        if not server.connections:
-            self._ended.discard(server)
-
     @staticmethod
     async def _farewell(server: Server, scope: trio.CancelScope) -> None:
         await server.ended.wait()
         scope.deadline = trio.current_time() + _FAREWELL_SECONDS
 
-    async def _converse(
-        self,
-        server: Server,
-        connection: Connection,
-        nursery: trio.Nursery,
-        unsent: bytes,
-        pending: Sequence[tuple[dict[str, Any], dict[str, Any]]],
-    ) -> None:
+    async def _converse(self, connection: Connection, nursery: trio.Nursery) -> None:
         # Its end waits for its tasks: what was asked for is answered, also to a peer
         # that shut down its sending side.
         async with trio.open_nursery() as staying:
             try:
-                if unsent:
-                    # frames that are said meanwhile come after it
-                    staying.start_soon(connection.send, unsent)
-                    await trio.lowlevel.checkpoint()
-                await self._go_on(server, connection, pending, staying)
+                await self._go_on(connection, staying)
                 if connection.ending:
                     return
-                self._check_peer(server.agent, connection)
-                while (line := await self._next_line(server, connection)) is not None:
+                self._check_peer(connection)
+                while (line := await connection.next_line()) is not None:
                     await self._late.wait(connection.who)
                     await self.beginning.passed()
                     connection.at_hand = ""
                     if line.strip():
-                        await self._answer(server, connection, line, staying)
+                        await self._answer(connection, line, staying)
             except CtxError as error:
                 connection.ending = True
                 connection.pending.clear()
@@ -372,25 +346,18 @@ class Sockets(Subscriber):
             if staying.child_tasks:
                 nursery.start_soon(_cancel_at_hangup, connection.stream, nursery.cancel_scope)
 
-    async def _go_on(
-        self,
-        server: Server,
-        connection: Connection,
-        pending: Sequence[tuple[dict[str, Any], dict[str, Any]]],
-        staying: trio.Nursery,
-    ) -> None:
-        """With operations that the daemon before was asked for, and allowed."""
-        table, asked = _operations_of(server), []
-        for fields, progress in pending:
+    async def _go_on(self, connection: Connection, staying: trio.Nursery) -> None:
+        """With what the daemon before had yet to send, and operations that it was asked for, and
+        allowed."""
+        if connection.left_unsent:
+            # frames that are said meanwhile come after it
+            staying.start_soon(connection.send, connection.left_unsent)
+            await trio.lowlevel.checkpoint()
+        table, asked = _operations_of(connection.server), []
+        for fields, progress in connection.left_pending:
             operation = table.get(str(fields.get("op")))
             if operation is not None:
-                request = Request(
-                    services=self._services,
-                    server=server,
-                    connection=connection,
-                    fields=fields,
-                    progress=progress,
-                )
+                request = self._request(connection, fields, progress)
                 asked.append((operation, request))
                 connection.pending.append(request)
         await self.beginning.passed()
@@ -399,41 +366,30 @@ class Sockets(Subscriber):
             connection.charge(size)
             staying.start_soon(self._stay, operation, request, size)
 
-    @staticmethod
-    async def _next_line(server: Server, connection: Connection) -> str | None:
-        line: str | None = None
-        failure: CtxError | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(cancel_after, server.ended, nursery.cancel_scope)
-            try:
-                line = await connection.receive()
-            except CtxError as error:
-                failure = error
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
-        return line
+    def _request(
+        self, connection: Connection, fields: dict[str, Any], progress: dict[str, Any]
+    ) -> Request:
+        return Request(
+            services=self._services, connection=connection, fields=fields, progress=progress
+        )
 
-    def _check_peer(self, agent: Agent | None, connection: Connection) -> Role:
+    def _check_peer(self, connection: Connection) -> Role:
         """The roles of the peer; ``DeniedError`` if it may not use the socket at all."""
-        identity = self._agents.identity
+        identity, agent = self._agents.identity, connection.server.agent
         if agent is None:
             roles = identity.root_roles(connection.caller)
         else:
             roles = identity.roles(connection.caller, agent)
-        connecting(agent).check_who(Act.USE, connection.path, self._agents, roles, agent)
+        connecting(agent).check_who(Act.USE, connection.server.path, self._agents, roles, agent)
         return roles
 
-    async def _answer(
-        self, server: Server, connection: Connection, line: str, staying: trio.Nursery
-    ) -> None:
+    async def _answer(self, connection: Connection, line: str, staying: trio.Nursery) -> None:
         fields: dict[str, Any] = {}
         try:
             fields = parse_json_object(line)
-            operation = check_known(str(fields.get("op")), _operations_of(server), "operation")
-            request = Request(
-                services=self._services, server=server, connection=connection, fields=fields
-            )
+            table = _operations_of(connection.server)
+            operation = check_known(str(fields.get("op")), table, "operation")
+            request = self._request(connection, fields, {})
             self._check(operation, request)
             if not operation.stays:
                 await operation.handler(request)
@@ -445,7 +401,7 @@ class Sockets(Subscriber):
     def _check(self, operation: Operation, request: Request) -> None:
         """Whether the peer may ask for this now; raises what the guards refuse it with."""
         agent, caller = request.server.agent, request.caller
-        roles = self._check_peer(agent, request.connection)
+        roles = self._check_peer(request.connection)
         if operation.of_message and request.own:
             roles |= Role.SENDER
         what = operation.name
@@ -477,7 +433,7 @@ class Sockets(Subscriber):
                 connection.pending.remove(request)
 
     async def _send_error(self, connection: Connection, error: CtxError, about: Any = None) -> None:
-        self._refused(error, connection.caller, connection.path)
+        self._refused(error, connection.caller, connection.server.path)
         frame = {"type": "error", "code": self._code(error), "message": error.sentence}
         if isinstance(about, str):
             frame["id"] = about

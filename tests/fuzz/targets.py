@@ -32,7 +32,7 @@ from runtime.errors import CtxError, StartupError
 from runtime.life import residents
 from runtime.records.config import Config, load_config
 from runtime.records.history import History
-from runtime.sockets.connection import Connection
+from runtime.sockets import connection as sockets
 from runtime.texts import mounts, names, policy
 from tests.worlds.records import ROOT
 
@@ -188,7 +188,9 @@ def frames(data: bytes) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         stream = cast(trio.SocketStream, SimpleNamespace(socket=ours))
-        connection = Connection(stream, ROOT, config, accounts_of(config), Turns(), Payer(0))
+        connection = sockets.Connection(
+            sockets.Server(), stream, ROOT, config, accounts_of(config), Turns(), Payer(0)
+        )
         with ours:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(say, theirs)

@@ -17,7 +17,7 @@ import trio.testing
 
 from runtime.authority.loop import Turns
 from runtime.kernel.handover import Descriptors, read_back, written
-from runtime.sockets.connection import Asked, Connection
+from runtime.sockets.connection import Asked, Connection, Server
 from tests.worlds.records import ROOT, World, world_in
 
 
@@ -33,7 +33,7 @@ def connect(world: World, fd: int) -> Connection:
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=fd)))
     agents = world.agents
     who = agents.identity.payer(ROOT)
-    return Connection(stream, ROOT, world.config, agents.accounts, Turns(), who)
+    return Connection(Server(), stream, ROOT, world.config, agents.accounts, Turns(), who)
 
 
 class Pair:
@@ -66,7 +66,8 @@ class Pair:
         saved = read_back(b"".join(written(self.connection.save(Descriptors()))))
         after = connect(self.world, os.dup(saved["fd"]))
         self.connections.append(after)
-        return after, after.restore(saved), saved
+        after.restore(saved)
+        return after, after.left_unsent, saved
 
 
 @asynccontextmanager

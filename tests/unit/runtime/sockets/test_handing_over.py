@@ -45,7 +45,7 @@ def checking(check: Callable[[], str]) -> Iterator[None]:
         yield
     finally:
         trio.lowlevel.remove_instrument(each)
-    assert each.steps > 5 and each.wrong == [], each.wrong[:3]
+    assert each.steps > 3 and each.wrong == [], each.wrong[:3]
 
 
 def _waiting_in(peer: socket.socket) -> int:
