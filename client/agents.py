@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 
 from client.control import all_worked, for_each
@@ -10,7 +9,7 @@ from client.declaring import NAME, NAMES, PARENT, VALUES, Arguments, command, de
 from client.exits import Failure, Misuse
 from client.files import Opened, read_stdin, value_of
 from client.output import STDOUT, write_all
-from client.planes import path_of, plane_path
+from client.planes import path_of
 from client.root import Root, agent, below
 from client.types import Sequence
 
@@ -94,29 +93,6 @@ def fill(root: Root, owner: str, files: Sequence[tuple[str, Value]]) -> None:
     except BaseException:
         for_each([owner], root.remove)
         raise
-
-
-def create_object(
-    root: Root, args: Arguments, kind: str, files: Sequence[tuple[str, bytes]]
-) -> str:
-    """Create an object in the plane of the command, and return its path.
-
-    Without a name it gets the first free one of `kind`-1, `kind`-2, ...
-    """
-    if args.name is not None:
-        owner = path_of(root, args, args.name)
-        create(root, owner, files)
-        return owner
-    stem, number = f"{plane_path(root, args)}/{kind}", 1
-    while True:
-        owner = f"{stem}-{number}"
-        try:
-            create(root, owner, files)
-            return owner
-        except Failure as failure:
-            if failure.number != errno.EEXIST or not root.present(owner):
-                raise
-        number += 1
 
 
 def parent_line(parent: str | None) -> list[tuple[str, bytes]]:

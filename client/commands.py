@@ -42,7 +42,7 @@ CHAPTERS = {
         "queue": "messages",
         **{name: name for name in ("acp", "bridge")},
     },
-    "Tasks, work items and waits": {"task": "tasks", **dict.fromkeys(("work", "waits"), "items")},
+    "Tasks, work items and waits": dict.fromkeys(("task", "work", "waits"), "items"),
     "Tools": {"tool": "tools", "mcp": "mcp"},
     "Rights and accounts": {"why": "asking", "audit": "histories", "quota": "asking"},
     "The daemon and help": {

@@ -1,33 +1,197 @@
-"""The commands for work items and waits: what an agent has to do, and what it waits for."""
+"""The commands for tasks, work items and waits: what an agent runs, has to do, and waits for."""
 
 from __future__ import annotations
 
-from client.agents import SET_NOTES, create, create_object, do_rm, do_set
+import errno
+import os
+
+from client.agents import SET_NOTES, create, do_rm, do_set
 from client.control import all_worked
 from client.declaring import (
+    CWD,
     ENDED,
+    ENV,
     LISTING,
     OF,
+    TIMEOUT,
     VALUES,
+    WAIT,
     Arguments,
     command,
     declare,
     flag,
+    line_count,
     operand,
     option,
 )
-from client.files import value_of
-from client.output import STDOUT
-from client.planes import do_list, do_show, path_of, plane_path
-from client.root import Root, below, label
+from client.events import TASK_OUTCOMES, exit_status, task_ending
+from client.exits import OK, Failure, Misuse
+from client.files import given, value_of
+from client.following import Tail, follow
+from client.output import STDOUT, as_json, complain, escape, show_rows, shown_line
+from client.planes import PLANES, describe, objects, path_of, plane_path
+from client.root import PARTS, Root, below, label
+from client.types import Sequence
+from client.verbs import do_verb, do_wait
 
+#: how a command line names an object of each group
+FORMS = {"task": "TASK", "work": "ID", "waits": "WAIT"}
+NOUNS = {group: PARTS[PLANES[group].directory].partition(" ")[2] for group in FORMS}
+ONE = {group: operand("name", form, f"the {NOUNS[group]}") for group, form in FORMS.items()}
+SEVERAL = {
+    group: operand("names", f"{form}...", f"the {NOUNS[group]}s") for group, form in FORMS.items()
+}
+
+
+def do_list(root: Root, args: Arguments) -> None:
+    """List the objects of a plane."""
+    plane = PLANES[args.group]
+    rows = [describe(root, owner, plane.files) for owner in objects(root, plane_path(root, args))]
+    rows = [row for row in rows if row["status"] and (args.all or row["status"] not in plane.over)]
+    columns = {args.group.removesuffix("s").upper(): "name", **plane.columns}
+    show_rows(rows, columns, raw=args.json)
+
+
+def do_show(root: Root, args: Arguments) -> None:
+    """Show all files of an object of a plane."""
+    plane = PLANES[args.group]
+    owner = path_of(root, args, args.name)
+    root.call(owner, os.stat)
+    facts = describe(root, owner, [*plane.files, *plane.texts])
+    if args.json:
+        STDOUT.text(as_json(facts))
+        return
+    colored = STDOUT.is_colored()
+    for key, value in facts.items():
+        if "\n" in value:
+            value = "\n  " + value.replace("\n", "\n  ")
+        elif value:
+            value = " " + value
+        if value:
+            shown = escape(value, keep="\n\t")
+            STDOUT.text(shown_line([(key, "heading"), ":"], colored) + f"{shown}\n")
+
+
+for group, noun in NOUNS.items():
+    declare(do_list, f"{group} list", f"List {noun}s that have not ended.", OF, ENDED, *LISTING)
+    declare(do_show, f"{group} show", f"Show all about a {noun}.", OF, *LISTING, ONE[group])
+
+
+def create_object(root: Root, args: Arguments, files: Sequence[tuple[str, bytes]]) -> str:
+    """Create a task or a work item, and return its path.
+
+    Without a name it gets the first free one of `group`-1, `group`-2, ...
+    """
+    if args.name is not None:
+        owner = path_of(root, args, args.name)
+        create(root, owner, files)
+        return owner
+    stem, number = f"{plane_path(root, args)}/{args.group}", 1
+    while True:
+        owner = f"{stem}-{number}"
+        try:
+            create(root, owner, files)
+            return owner
+        except Failure as failure:
+            if failure.number != errno.EEXIST or not root.present(owner):
+                raise
+        number += 1
+
+
+# tasks
+
+
+@command(
+    "task start",
+    OF,
+    option("--name", "TASK", "default: the first free name of task-1, task-2, ..."),
+    CWD,
+    ENV,
+    flag("--input", "let it read input from: ctx task input"),
+    option("--title", "TEXT", "a line that says what it is for"),
+    option("--work", "ID", "the work item that it is for"),
+    flag("--wait", "show its output and exit with its status"),
+    rest="shell",
+)
+def do_task_start(root: Root, args: Arguments) -> int:
+    """Run a command.
+
+    A shell runs COMMAND: a single word unchanged, several words quoted. Prints the name of the
+    task. With --wait, Ctrl-C stops the task and a second Ctrl-C kills it. Exit status with
+    --wait: the command's, 128+N after signal N, 130 if cancelled.
+    """
+    import shlex
+
+    words = args.shell
+    if not words:
+        raise Misuse("no command: give one after --")
+    lines = {
+        "title": [args.title] if args.title else [],
+        "cwd": [os.path.abspath(args.cwd)] if args.cwd else [],
+        "env": args.env,
+        "accepts_input": ["1"] if args.input else [],
+        "work": [args.work] if args.work else [],
+        "cmd": words if len(words) == 1 else [shlex.join(words)],
+    }
+    files = [(file, value_of("\n".join(items))) for file, items in lines.items() if items]
+    files += [] if args.wait else [("ctl", b"start\n")]
+    owner = create_object(root, args, files)
+    if not args.wait:
+        STDOUT.lines([label(owner)])
+        return OK
+    from client.spawn import run_foreground
+
+    run_foreground(root, owner, {"output": STDOUT})
+    status, exited = task_ending(root, owner)
+    if status != "completed" and not exited.startswith("exit:"):
+        complain(f"{label(owner)}: {status or 'gone'} {exited}".rstrip())
+    return exit_status(TASK_OUTCOMES.get(status, ""), exited)
+
+
+@command(
+    "task output",
+    OF,
+    flag("-f", "--follow", "continue until it has ended"),
+    option("-n", "--lines", "LINES", "the last LINES", type=line_count),
+    ONE["task"],
+)
+def do_task_output(root: Root, args: Arguments) -> None:
+    """Show the output of a task."""
+    owner = path_of(root, args, args.name)
+    tail = Tail(root, below(owner, "output"), STDOUT, args.lines)
+    tail.pump()
+    if args.follow:
+        follow(root, owner, [tail])
+
+
+@command(
+    "task input",
+    OF,
+    ONE["task"],
+    operand("text", "[TEXT...]", "default: standard input"),
+    rest="text",
+)
+def do_task_input(root: Root, args: Arguments) -> None:
+    """Write to the standard input of a task."""
+    data = value_of(" ".join(args.text)) if args.text else given([])
+    if not data:
+        raise Misuse("nothing to send: the text is empty")
+    root.write(path_of(root, args, args.name, "input"), data)
+
+
+declare(do_verb, "task stop", "Stop tasks.", OF, SEVERAL["task"], WAIT)
+declare(do_verb, "task kill", "Stop tasks at once.", OF, SEVERAL["task"], WAIT)
+declare(
+    do_wait,
+    "task wait",
+    "Wait until tasks have ended.\n\nPrints TASK, status and exit of each. Exits 0 if all"
+    " completed, 1 if not, 124 on timeout.",
+    OF,
+    *LISTING,
+    TIMEOUT,
+    SEVERAL["task"],
+)
 # work items
-
-
-WORK = operand("name", "ID", "the work item")
-WORKS = operand("names", "ID...", "the work items")
-declare(do_list, "work list", "List work items that have not ended.", OF, ENDED, *LISTING)
-declare(do_show, "work show", "Show all about a work item.", OF, *LISTING, WORK)
 
 
 @command(
@@ -40,13 +204,13 @@ declare(do_show, "work show", "Show all about a work item.", OF, *LISTING, WORK)
 def do_work_new(root: Root, args: Arguments) -> None:
     """Create a work item and print its id."""
     files = [("objective", value_of(args.objective))]
-    owner = create_object(root, args, "work", files)
+    owner = create_object(root, args, files)
     STDOUT.lines([label(owner)])
     if args.focus:
         focus(root, args, label(owner))
 
 
-declare(do_set, "work set", f"Write files of a work item.\n\n{SET_NOTES}", OF, WORK, VALUES)
+declare(do_set, "work set", f"Write files of a work item.\n\n{SET_NOTES}", OF, ONE["work"], VALUES)
 
 
 def focus(root: Root, args: Arguments, name: str) -> None:
@@ -55,7 +219,7 @@ def focus(root: Root, args: Arguments, name: str) -> None:
     root.write(below(plane_path(root, args), "current"), value_of(name))
 
 
-@command("work focus", OF, WORK)
+@command("work focus", OF, ONE["work"])
 def do_work_focus(root: Root, args: Arguments) -> None:
     """Make a work item the current one."""
     focus(root, args, args.name)
@@ -68,17 +232,11 @@ def do_work_end(root: Root, args: Arguments) -> int:
     return all_worked(paths, lambda path: root.write(path, status))
 
 
-declare(do_work_end, "work done", "Mark work items as done.", OF, WORKS)
-declare(do_work_end, "work cancel", "Mark work items as cancelled.", OF, WORKS)
+declare(do_work_end, "work done", "Mark work items as done.", OF, SEVERAL["work"])
+declare(do_work_end, "work cancel", "Mark work items as cancelled.", OF, SEVERAL["work"])
 
 
 # waits
-
-
-WAIT = operand("name", "WAIT", "the wait")
-WAITS = operand("names", "WAIT...", "the waits")
-declare(do_list, "waits list", "List waits that have not ended.", OF, ENDED, *LISTING)
-declare(do_show, "waits show", "Show all about a wait.", OF, *LISTING, WAIT)
 
 
 @command(
@@ -86,7 +244,7 @@ declare(do_show, "waits show", "Show all about a wait.", OF, *LISTING, WAIT)
     OF,
     option("--work", "ID", "the work item that it blocks"),
     option("--deadline", "WHEN", "a time, or a duration from now"),
-    WAIT,
+    ONE["waits"],
     operand(
         "on", "ON...", "timer WHEN, task T, child NAME, reply NAME [MESSAGE], message or trigger"
     ),
@@ -104,4 +262,5 @@ def do_waits_add(root: Root, args: Arguments) -> None:
         STDOUT.lines([root.join(f"trigger/{token}")])
 
 
-declare(do_rm, "waits cancel", "Cancel waits and remove them.", OF, WAITS)
+declare(do_rm, "task rm", "Remove tasks that have ended.", OF, SEVERAL["task"])
+declare(do_rm, "waits cancel", "Cancel waits and remove them.", OF, SEVERAL["waits"])

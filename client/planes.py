@@ -6,7 +6,7 @@ import os
 
 from client.declaring import Arguments
 from client.exits import Misuse
-from client.output import STDOUT, as_json, escape, headed, show_rows, shown_line
+from client.output import headed
 from client.root import PARTS, Root, agent, below, label, own_name
 from client.types import Iterable, Sequence
 from client.words import PLANE_FILES, TASK_ENDS, WAIT_ENDS, WORK_ENDS
@@ -94,32 +94,3 @@ def objects(root: Root, directory: str) -> list[str]:
 def describe(root: Root, owner: str, files: Iterable[str]) -> dict[str, str]:
     """Return the name and the files of an object."""
     return {"name": label(owner), **{file: root.value(f"{owner}/{file}") for file in files}}
-
-
-def do_list(root: Root, args: Arguments) -> None:
-    """List the objects of a plane."""
-    plane = PLANES[args.group]
-    rows = [describe(root, owner, plane.files) for owner in objects(root, plane_path(root, args))]
-    rows = [row for row in rows if row["status"] and (args.all or row["status"] not in plane.over)]
-    columns = {args.group.removesuffix("s").upper(): "name", **plane.columns}
-    show_rows(rows, columns, raw=args.json)
-
-
-def do_show(root: Root, args: Arguments) -> None:
-    """Show all files of an object of a plane."""
-    plane = PLANES[args.group]
-    owner = path_of(root, args, args.name)
-    root.call(owner, os.stat)
-    facts = describe(root, owner, [*plane.files, *plane.texts])
-    if args.json:
-        STDOUT.text(as_json(facts))
-        return
-    colored = STDOUT.is_colored()
-    for key, value in facts.items():
-        if "\n" in value:
-            value = "\n  " + value.replace("\n", "\n  ")
-        elif value:
-            value = " " + value
-        if value:
-            shown = escape(value, keep="\n\t")
-            STDOUT.text(shown_line([(key, "heading"), ":"], colored) + f"{shown}\n")
