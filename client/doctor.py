@@ -335,19 +335,12 @@ def permits(found: os.stat_result, uid: int, bit: int) -> bool:
     """Return whether a file gives a user the permission that others would have by `bit`."""
     import pwd
 
-    groups: list[int] = [uid]
-    try:
+    groups = [uid]  # of who is in no passwd(5)
+    with suppress(KeyError):
         entry = pwd.getpwuid(uid)
         groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
-    except KeyError:
-        pass  # it has one group, of the same number
-    if uid == 0:
-        return True
-    if found.st_uid == uid:
-        return bool(found.st_mode & bit << 6)
-    if found.st_gid in groups:
-        return bool(found.st_mode & bit << 3)
-    return bool(found.st_mode & bit)
+    shift = 6 if found.st_uid == uid else 3 if found.st_gid in groups else 0
+    return uid == 0 or bool(found.st_mode & bit << shift)
 
 
 def check_answer(name: str, path: str) -> Finding:

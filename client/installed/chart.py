@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 
 from client.installed.lives import Life, last_moment
 from client.output import cut
@@ -57,13 +58,10 @@ class Row:
         """How the lives ended, the most frequent end first."""
         if not self.grouped:
             return self.life.fate()
-        counts: dict[str, int] = {}
-        for life in self.lives:
-            counts[life.fate()] = counts.get(life.fate(), 0) + 1
+        counts = Counter(life.fate() for life in self.lives)
         if len(counts) == 1:
             return f"all {self.life.fate()}"
-        often = sorted(counts.items(), key=lambda pair: -pair[1])
-        return ", ".join(f"{number} {fate}" for fate, number in often)
+        return ", ".join(f"{number} {fate}" for fate, number in counts.most_common())
 
     @property
     def branches(self) -> str:
@@ -132,9 +130,10 @@ def planned(top: Life, most: int) -> list[Row]:
     return rows
 
 
-def step_for(seconds: float, most: int) -> float:
-    """Return a round time that divides a longer one into at most so many parts."""
-    return next((step for step in STEPS if seconds / step <= most), STEPS[-1])
+def ticks(seconds: float, most: int) -> Iterator[float]:
+    """Yield round times from 0 on, which divide a longer one into at most so many parts."""
+    step = next((step for step in STEPS if seconds / step <= most), STEPS[-1])
+    return (number * step for number in range(int(seconds / step) + 1))
 
 
 def span(seconds: float) -> str:
@@ -162,10 +161,7 @@ def summary(top: Life) -> tuple[str, str]:
     below = len(lives) - 1
     more = f" and the {below} agent{'s' * (below != 1)} below it" if below else ""
     end = last_moment(top)
-    counts: dict[str, int] = {}
-    for life in lives:
-        word = life.outcome if life.end is not None else "alive"
-        counts[word] = counts.get(word, 0) + 1
+    counts = Counter("alive" if life.end is None else life.outcome for life in lives)
     told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
     until = "now" if "alive" in counts else clock(end, "%H:%M:%S")
     when = f"{clock(top.made)} {time.strftime('%Z', time.localtime(top.made))}"
@@ -187,13 +183,11 @@ class Chart:
     def axis(self, end: float) -> str:
         """Return round times since the beginning."""
         line = [" "] * self.width
-        step, number = step_for(end - self.begin, max(1, self.width // 12)), 0
-        while self.begin + number * step <= end:
-            text = "|" + (span(number * step) if number else "0")
-            at = self.place(self.begin + number * step)
+        for tick in ticks(end - self.begin, max(1, self.width // 12)):
+            text = "|" + (span(tick) if tick else "0")
+            at = self.place(self.begin + tick)
             if at + len(text) <= self.width:
                 line[at : at + len(text)] = text
-            number += 1
         return "".join(line).rstrip()
 
     def life(self, life: Life, now: float) -> str:

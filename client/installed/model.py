@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,12 +123,9 @@ class Snapshot:
         found.pop(name, None)
         return list(found)
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> Counter[str]:
         """Return how many agents have each status."""
-        counts: dict[str, int] = {}
-        for agent in self.agents.values():
-            counts[agent.status] = counts.get(agent.status, 0) + 1
-        return counts
+        return Counter(agent.status for agent in self.agents.values())
 
 
 @dataclass(frozen=True, slots=True)

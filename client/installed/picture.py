@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
 
-from client.installed.chart import Row, clock, span, step_for, summary
+from client.installed.chart import Row, clock, span, summary, ticks
 from client.installed.lives import Life, last_moment
 from client.output import cut, escape
 from client.types import Sequence
@@ -122,15 +123,12 @@ class Picture:
 
     def axis(self) -> None:
         """Add the times, and a faint line below each."""
-        step, number = step_for(self.end - self.top.made, TICKS), 0
-        bottom = self.height - 24
-        while self.top.made + number * step <= self.end:
-            x = self.x(self.top.made + number * step)
-            self.line(self.back, (x, TOP - 10, x, bottom), stroke=GRID)
-            told = span(number * step) if number else clock(self.top.made, "%H:%M:%S")
-            self.text((x, TOP - 16), f"+{told}" if number else told,
-                      fill=QUIET, text_anchor="middle", font_size="11")  # fmt: skip
-            number += 1
+        for tick in ticks(self.end - self.top.made, TICKS):
+            x = self.x(self.top.made + tick)
+            self.line(self.back, (x, TOP - 10, x, self.height - 24), stroke=GRID)
+            told = f"+{span(tick)}" if tick else clock(self.top.made, "%H:%M:%S")
+            look = {"fill": QUIET, "text_anchor": "middle", "font_size": "11"}
+            self.text((x, TOP - 16), told, **look)
 
     def label(self, row: Row, y: float, name: str) -> None:
         """Add the name of a row, and the branch to that of its parent."""
@@ -169,18 +167,14 @@ class Picture:
 
     def several(self, row: Row, y: float) -> None:
         """Add how many of several lives there were at each time, as a hill."""
-        changes: dict[float, int] = {}
-        for life in row.lives:
-            for when, change in ((life.made, 1), (life.end, -1)):
-                if when is not None:
-                    changes[self.x(when)] = changes.get(self.x(when), 0) + change
-        number, most, steps = 0, 0, []
+        changes = Counter(self.x(life.made) for life in row.lives)
+        changes.subtract(self.x(life.end) for life in row.lives if life.end is not None)
+        number, steps = 0, []
         for x in sorted(changes):
-            steps.append((x, number))
+            steps += [(x, number), (x, number + changes[x])]
             number += changes[x]
-            most = max(most, number)
-            steps.append((x, number))
         steps.append((self.x(self.end), number))
+        most = max(count for _, count in steps)
         height = STEP - 8
         base = y + height / 2
         hill = " ".join(f"L{x:.1f} {base - height * count / most:.1f}" for x, count in steps)
@@ -253,13 +247,8 @@ def depth(row: Row) -> int:
 def actors_of(rows: Sequence[Row]) -> list[str]:
     """Return who ended lives and is none of them, in the order in which they did."""
     names = {f"agent:{life.name}" for row in rows for life in row.lives}
-    ended = [
-        (life.stopped or 0.0, life.ender)
-        for row in rows
-        for life in row.lives
-        if life.ender not in ("", "parent") and life.ender not in names
-    ]
-    return list(dict.fromkeys(ender for _, ender in sorted(ended)))
+    ended = sorted((life.stopped or 0.0, life.ender) for row in rows for life in row.lives)
+    return [*dict.fromkeys(who for _, who in ended if who not in ("", "parent", *names))]
 
 
 def picture(top: Life, rows: Sequence[Row]) -> bytes:

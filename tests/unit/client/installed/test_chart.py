@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from client.files import stamp
-from client.installed.chart import LEGEND, SHADES, planned, span, step_for, text_of
+from client.installed.chart import LEGEND, SHADES, planned, span, text_of, ticks
 from client.installed.lives import Histories, Life, family_of
 from client.output import ASCII
 from client.root import Root
@@ -285,9 +285,9 @@ def test_durations() -> None:
     told = [span(seconds) for seconds in (0.0123, 1.5, 59, 60, 61, 3600, 3720, 86400, 90000)]
     assert told == ["12 ms", "1.5 s", "59 s", "1 min", "1 min 1 s", "1 h", "1 h 2 min", "1 d",
                     "1 d 1 h"]  # fmt: skip
-    assert step_for(10.9, 8) == 2
-    assert step_for(7200, 8) == 900
-    assert step_for(10**10, 8) == 31536000
+    assert [*ticks(10.9, 8)] == [0, 2, 4, 6, 8, 10]
+    assert [*ticks(7200, 8)][1] == 900
+    assert [*ticks(10**10, 8)][1] == 31536000
 
 
 def test_histories_that_are_not_the_callers_are_left_out(root: FakeRoot) -> None:
