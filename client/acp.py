@@ -7,7 +7,6 @@ differs between versions is a table by number, chosen once, when both sides have
 from __future__ import annotations
 
 import os
-import time
 
 from client.agents import Line, Value, create
 from client.control import Terminated, end, for_each, terminate
@@ -83,10 +82,9 @@ class Again(Link):
         self.editor = session.editor
         self.name = name
 
-    def failed(self, error: Failure | OSError) -> None:
+    def failed(self, error: Failure | OSError, seconds: float) -> None:
         status = first_line(self.editor.root.join(agent(self.name, "status")))
-        since = time.monotonic() if self.lost is None else self.lost
-        if status == "dead" or time.monotonic() - since >= LOST_MAX:
+        if status == "dead" or seconds >= LOST_MAX:
             self.give_up(error)
 
     def give_up(self, error: Exception) -> None:

@@ -452,15 +452,12 @@ def fit_histories(state: str) -> int:
         if session is None:  # begun after the copy of the database
             remove_tree(path)
             continue
-        for file, letter, last in (
-            ("events.jsonl", b"e", session.get("events", 0)),
-            ("messages.jsonl", b"m", session.get("messages", 0)),
-        ):
-            cut_history(os.path.join(path, file), letter, last)
-        if session.get("held") is not None:  # the database has them
-            for file in ("events.jsonl", "messages.jsonl"):
-                if os.path.lexists(os.path.join(path, file)):
-                    os.unlink(os.path.join(path, file))
+        for kind in ("events", "messages"):
+            history = os.path.join(path, f"{kind}.jsonl")
+            if session.get("held") is None:
+                cut_history(history, kind[:1].encode(), session.get(kind, 0))
+            elif os.path.lexists(history):  # the database has it
+                os.unlink(history)
     return agents
 
 

@@ -108,7 +108,7 @@ class Carrier(Link):
     def heard(self, frame: Frame) -> None:
         self.of.receive(self, frame)
 
-    def failed(self, error: Failure | OSError) -> None:
+    def failed(self, error: Failure | OSError, seconds: float) -> None:
         number = error.errno if isinstance(error, OSError) else error.number
         denied = number in (errno.EACCES, errno.EPERM)  # the caller may not use the socket
         now = time.monotonic()
@@ -116,7 +116,7 @@ class Carrier(Link):
             if denied:
                 reason = error.strerror if isinstance(error, OSError) else str(error)
                 self.calls.pop(call.id).fail("EACCES", reason or "denied")
-            elif now - max(call.began, self.lost or now) >= LOST_MAX:
+            elif min(seconds, now - call.began) >= LOST_MAX:
                 message = f"ctxd does not answer for {LOST_MAX:.0f} s, and {UNKNOWN}"
                 self.calls.pop(call.id).fail("ENOTCONN", message)
         self.of.rest(self)

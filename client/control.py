@@ -8,7 +8,7 @@ from client.exits import FAILED, OK, USAGE, Failure, Misuse
 from client.files import value_of
 from client.output import complain
 from client.root import Root, label
-from client.types import Callable, Sequence
+from client.types import Callable, Item, Sequence
 
 
 class Terminated(BaseException):
@@ -77,13 +77,13 @@ def all_worked(names: Sequence[str], action: Callable[[str], object]) -> int:
     return OK if len(for_each(names, action)) == len(names) else FAILED
 
 
-def for_each(names: Sequence[str], action: Callable[[str], object]) -> list[str]:
-    """Apply an action to each name, report failures, and return the names without failure."""
+def for_each(items: Sequence[Item], action: Callable[[Item], object]) -> list[Item]:
+    """Apply an action to each item, report failures, and return the items without failure."""
     worked = []
-    for name in names:
+    for item in items:
         try:
-            action(name)
-            worked.append(name)
+            action(item)
+            worked.append(item)
         except Failure as failure:
             if failure.status == USAGE or failure.number == errno.ENOTCONN:
                 raise  # of the others the same would be said

@@ -151,26 +151,23 @@ def open_wait(root: Root, owner: str) -> int:
 def wait_ended(root: Root, owners: Iterable[str], timeout: float | None = None) -> Iterator[str]:
     """Yield agents or tasks as they end, until all have ended; `TimeoutError` after `timeout`."""
     allow_descriptors()
-    waiting = {open_wait(root, owner): owner for owner in owners}
-    loop = Loop()
-    ended: list[int] = []
+    following = Following(root, for_reader=False)
+    waiting, ended = list(owners), list[str]()
 
-    def watch(fd: int) -> None:
-        loop.watch(fd, lambda: ended.append(fd))
+    def add(owner: str) -> None:
+        following.add(owner, [], lambda: ended.append(owner))
 
-    for fd in waiting:
-        watch(fd)
+    for owner in waiting:
+        add(owner)
     if timeout is not None:
-        loop.later(timeout, lambda: setattr(loop, "over", True))
-    while waiting and not loop.over:
-        loop.step()
+        following.later(timeout, lambda: setattr(following, "over", True))
+    while waiting and not following.over:
+        following.step()
         while ended:
-            fd = ended.pop(0)
-            loop.forget(fd)
-            os.close(fd)
-            yield waiting.pop(fd)
+            waiting.remove(ended[0])
+            yield ended.pop(0)
     if waiting:
-        raise TimeoutError(", ".join(map(label, waiting.values())))
+        raise TimeoutError(", ".join(map(label, waiting)))
 
 
 def nobody_reads() -> None:

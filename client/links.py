@@ -36,8 +36,8 @@ class Link:
         """Take a frame."""
         raise NotImplementedError
 
-    def failed(self, error: Failure | OSError) -> None:
-        """Give up, if it is too late to connect once more."""
+    def failed(self, error: Failure | OSError, seconds: float) -> None:
+        """Give up, if it is too late to connect once more: nobody answers for so many seconds."""
         raise NotImplementedError
 
     # what does not
@@ -56,8 +56,7 @@ class Link:
         try:
             self.open()
         except (Failure, OSError) as error:
-            self._again()
-            self.failed(error)
+            self.failed(error, self._again())
 
     def ask(self, **fields: object) -> None:
         """Send a request, if there is a connection."""
@@ -75,10 +74,11 @@ class Link:
             self.connection.close()
             self.connection = None
 
-    def _again(self) -> None:
+    def _again(self) -> float:
         self.lost = time.monotonic() if self.lost is None else self.lost
         self.loop.later(self.delay, self.reopen)
         self.delay = min(2 * self.delay, RETRY_MAX)
+        return time.monotonic() - self.lost
 
     def _read(self) -> None:
         lines = self.lines.read()

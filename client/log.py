@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
+from client.control import for_each
 from client.declaring import (
     COLOR,
     FOLLOW,
@@ -203,37 +204,21 @@ class Replies(Tail):
                 self.output.copy(text.rstrip("\n").encode("utf-8", "backslashreplace") + b"\n")
 
 
-class Typed:
-    """Lines of standard input, each sent as a message."""
+def send_typed(root: Root, name: str, typed: Lines) -> None:
+    """Send each line of standard input that is there as a message; at its end, leave.
 
-    def __init__(self, root: Root, name: str) -> None:
-        self.root = root
-        self.name = name
-        self.splitter = Lines(0)
-
-    def read(self) -> None:
-        """Send the lines that are there; at the end of the input, leave."""
-        try:
-            data = os.read(0, BLOCK)
-        except BlockingIOError:
-            return
-        except OSError:  # the terminal is gone, or standard input is closed
-            data = b""
-        for line in self.splitter.add(data or b"\n"):
-            self.send(line)
-        if not data:
-            raise Detached
-
-    def send(self, line: bytes) -> None:
-        """Send a line, unless it is blank; tell why if the agent does not take it."""
-        if not line.strip():
-            return
-        try:
-            self.root.write(agent(self.name, "inbox"), line + b"\n")
-        except Failure as failure:
-            if failure.status == NOT_RUNNING:
-                raise
-            complain(str(failure))
+    Tell why if the agent does not take a line.
+    """
+    try:
+        data = os.read(0, BLOCK)
+    except BlockingIOError:
+        return
+    except OSError:  # the terminal is gone, or standard input is closed
+        data = b""
+    lines = [line + b"\n" for line in typed.add(data or b"\n") if line.strip()]
+    for_each(lines, lambda line: root.write(agent(name, "inbox"), line))
+    if not data:
+        raise Detached
 
 
 @command("attach", COLOR, NAME)
@@ -260,7 +245,8 @@ def do_attach(root: Root, args: Arguments) -> int:
     following = Following(root)
     following.add(owner, pumps)
     if mode != "once" or os.isatty(0):
-        following.watch(0, Typed(root, name).read)
+        typed = Lines(0)
+        following.watch(0, lambda: send_typed(root, name, typed))
     try:
         for pump in pumps:
             pump.pump()

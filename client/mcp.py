@@ -110,16 +110,10 @@ class Watch:
         self.looked = 0.0
         self.fd = -1
 
-    def handle(self) -> None:
-        """Look soon: an event has happened, or the daemon has ended."""
-        now = time.monotonic()
-        soon = max(now, self.looked + LOOK_AGAIN)
-        if soon < self.look_at:
-            self.look_in(soon - now)
-        try:
-            os.pread(self.fd, 1, 0)  # or it would be told again
-        except OSError:
-            self.close()
+    def look_soon(self) -> None:
+        """Look again: an event has happened, or the daemon has ended."""
+        self.close()
+        self.look_in(max(0.0, self.looked + LOOK_AGAIN - time.monotonic()))
 
     def look_in(self, seconds: float) -> None:
         """Look after some time."""
@@ -136,7 +130,7 @@ class Watch:
         try:
             path = server.root.join(agent(server.name(), "session/events.jsonl"))
             self.fd = os.open(path, os.O_RDONLY)
-            server.loop.watch(self.fd, self.handle, POLLPRI)  # events tell of a new policy
+            server.loop.watch(self.fd, self.look_soon, POLLPRI)  # events tell of a new policy
             os.pread(self.fd, 1, 0)
             names = server.root.names("tool")
         except (OSError, Failure):

@@ -155,29 +155,25 @@ def about_daemon(root: Root) -> tuple[dict[str, Any], list[list[Part]]]:
     """Return what the daemon says of itself, and the lines about it."""
     facts = numbers(decode(root.read("status")))
     state = str(facts.get("state", "?"))
-    counts = [
-        (key.partition(".")[2], value) for key, value in facts.items() if key.startswith("agents.")
-    ]
     agents: list[Part] = []
-    for status, count in counts:
-        if count:
+    for key, count in facts.items():
+        status = key.removeprefix("agents.")
+        if status != key and count:
             agents += [", " if agents else "", f"{count} ", (status, status)]
     rows: list[tuple[str, list[Part]]] = [
         ("Status", [(state, state)]),
         ("Mount", [str(facts.get("mount", root.path))]),
-        ("Up for", [up_for(facts.get("uptime"))]),
+        ("Up for", [up_for(str(facts.get("uptime")))]),
         ("Agents", agents or ["none"]),
     ]
     headline: list[Part] = [("●", state), " ", ("ctxd", "name"), f" {facts.get('version', '')}"]
     return facts, [headline, *([(f"{key:>10}", "heading"), ": ", *rest] for key, rest in rows)]
 
 
-def up_for(value: object) -> str:
+def up_for(value: str) -> str:
     """Return how long the daemon has run."""
-    try:
-        return age(float(str(value).removesuffix("s")))
-    except ValueError:
-        return str(value)
+    seconds = value.removesuffix("s").partition(".")[0]
+    return age(int(seconds)) if seconds.isdigit() else value
 
 
 @command(
