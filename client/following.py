@@ -69,39 +69,6 @@ class Tail:
         os.close(self.fd)
 
 
-class Named:
-    """The files of one of several agents, with its name in front of each line."""
-
-    def __init__(self, tails: Sequence[Tail], name: str, style: str) -> None:
-        self.tails = tails
-        self.name = name
-        self.style = style
-        self.partial = dict.fromkeys(tails, b"")
-
-    def pump(self) -> None:
-        """Copy the lines added since the last call."""
-        for tail in self.tails:
-            for chunk in tail.chunks():
-                *lines, rest = (self.partial[tail] + chunk).split(b"\n")
-                if len(rest) >= BLOCK:
-                    lines, rest = [*lines, rest], b""
-                self.partial[tail] = rest
-                self.show(tail, lines)
-
-    def show(self, tail: Tail, lines: Iterable[bytes]) -> None:
-        """Print lines of a file."""
-        front = shown_line([(self.name, self.style), " | "], tail.output.is_colored())
-        for line in lines:
-            tail.output.text(front)
-            tail.output.copy(line + b"\n")
-
-    def close(self) -> None:
-        """Print what is left, as lines, and close the files."""
-        for tail in self.tails:
-            self.show(tail, filter(None, [self.partial[tail]]))
-            tail.close()
-
-
 class Labelled:
     """Several tails on one output, separated by headings once a second one has data."""
 
@@ -114,18 +81,49 @@ class Labelled:
         """Copy the data added since the last call."""
         for tail in self.tails:
             for chunk in tail.chunks():
-                if tail is not self.current:
-                    self.heading(tail)
-                tail.output.copy(chunk)
+                self.show(tail, chunk)
 
-    def heading(self, tail: Tail) -> None:
-        """Print the heading of the file whose data follow."""
-        if self.current or self.several:
+    def show(self, tail: Tail, chunk: bytes) -> None:
+        """Print data of a file, below a heading if it is another one than before."""
+        if tail is not self.current and (self.current or self.several):
             tail.output.text(("\n" if self.current else "") + f"==> {tail.name} <==\n")
         self.current = tail
+        tail.output.copy(chunk)
+
+    def close(self) -> None:
+        """Close the files."""
+        for tail in self.tails:
+            tail.close()
 
 
-Pumps = Sequence[Tail | Named | Labelled]
+class Named(Labelled):
+    """The files of one of several agents, with its name in front of each line."""
+
+    def __init__(self, tails: Sequence[Tail], name: str, style: str) -> None:
+        super().__init__(tails)
+        self.name = name
+        self.style = style
+        self.partial = dict.fromkeys(tails, b"")
+
+    def show(self, tail: Tail, chunk: bytes) -> None:
+        *lines, rest = (self.partial[tail] + chunk).split(b"\n")
+        if len(rest) >= BLOCK:
+            lines, rest = [*lines, rest], b""
+        self.partial[tail] = rest
+        front = shown_line([(self.name, self.style), " | "], tail.output.is_colored())
+        for line in lines:
+            tail.output.text(front)
+            tail.output.copy(line + b"\n")
+
+    def close(self) -> None:
+        """Print what is left, as lines, and close the files."""
+        for tail, rest in self.partial.items():
+            if rest:
+                self.show(tail, b"\n")
+        super().close()
+
+
+Pumps = Sequence[Tail | Labelled]
 
 
 def allow_descriptors() -> None:

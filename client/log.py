@@ -23,12 +23,11 @@ from client.declaring import (
 from client.events import ending, exit_status, identity, session_of
 from client.exits import FAILED, NOT_RUNNING, OK, Failure
 from client.files import BLOCK
-from client.following import Following, Labelled, Named, Tail, allow_descriptors, follow
+from client.following import Following, Labelled, Named, Tail, allow_descriptors
 from client.loop import Lines, parse_object
 from client.output import STDOUT, complain
 from client.ps import Forest, listed
 from client.root import Root, agent, below, own_name
-from client.types import Sequence
 
 NAME_STYLES = 6  # in output.STYLES
 LOOK = 1.0  # seconds between two looks for new agents
@@ -65,33 +64,17 @@ def do_now(root: Root, args: Arguments) -> None:
 
 def do_log(root: Root, args: Arguments) -> int:
     """Show the output of agents."""
-    files = [file for file in ("log", "out") if file in (args.only or (file,))]
-    if len(args.names) != 1 or args.children:
-        return Several(root, args, files).show()
-    name = args.names[0]
-    before = identity(root, name)
-    tails = [Tail(root, agent(name, file), STDOUT, args.lines) for file in files]
-    output = Labelled(tails)
-    output.pump()
-    if args.follow:
-        follow(root, agent(name), [output])
-        tell_if_replaced(root, name, before)
-    return OK
+    return Logs(root, args).show()
 
 
-def tell_if_replaced(root: Root, name: str, before: int) -> None:
-    """Say so if an agent is another one than before."""
-    if identity(root, name) != before:
-        complain(f"{name} was removed or reset: its last output may be missing")
+class Logs:
+    """The output of an agent, or of several, with their names in front of the lines."""
 
-
-class Several:
-    """The output of several agents, with their names in front of the lines."""
-
-    def __init__(self, root: Root, args: Arguments, files: Sequence[str]) -> None:
+    def __init__(self, root: Root, args: Arguments) -> None:
         self.root = root
         self.args = args
-        self.files = files
+        self.alone = len(args.names) == 1 and not args.children
+        self.files = [file for file in ("log", "out") if file in (args.only or (file,))]
         self.following = Following(root)
         self.known: dict[str, str] = {}  # of each name, when the agent was made that has it
         self.dead: set[str] = set()  # of those that nobody named, at the last look
@@ -138,24 +121,26 @@ class Several:
         try:
             tails = [Tail(self.root, agent(name, file), STDOUT, lines) for file in self.files]
         except Failure as failure:
-            if failure.number == errno.ENOTCONN:
+            if self.alone or failure.number == errno.ENOTCONN:
                 raise
             if name in self.args.names and not self.looked:
                 complain(str(failure))
             return False
         self.width = max(self.width, len(name))
         self.shown += 1
-        named = Named(tails, f"{name:<{self.width}}", f"name-{self.shown % NAME_STYLES}")
-        named.pump()
+        style = f"name-{self.shown % NAME_STYLES}"
+        output = Labelled(tails) if self.alone else Named(tails, f"{name:<{self.width}}", style)
+        output.pump()
 
         def ended() -> None:
-            named.close()
-            tell_if_replaced(self.root, name, before)
+            output.close()
+            if identity(self.root, name) != before:
+                complain(f"{name} was removed or reset: its last output may be missing")
 
         if self.args.follow:
-            self.following.add(agent(name), [named], ended)
+            self.following.add(agent(name), [output], ended)
         else:
-            named.close()
+            output.close()
         return True
 
     def look(self) -> None:

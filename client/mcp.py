@@ -85,8 +85,7 @@ def read_tool(root: Root, name: str) -> Object | None:
     import json
 
     files = ("description", "schema", "output_schema")
-    nothing: list[bytes] = []
-    texts = readable(lambda: [root.read(tool(name, file)) for file in files], nothing)
+    texts = readable(lambda: [root.read(tool(name, file)) for file in files], list[bytes]())
     if not texts:
         return None
     shown: Object = {

@@ -26,8 +26,7 @@ OVER = ("new", "dead")
 
 def last_lines(root: Root, path: str, count: int) -> list[bytes]:
     """Return the last lines of a file that the caller may read."""
-    nothing: list[bytes] = []
-    return readable(lambda: root.last_lines(path, count, LAST), nothing)
+    return readable(lambda: root.last_lines(path, count, LAST), list[bytes]())
 
 
 def numbers(text: str) -> dict[str, int | str]:
@@ -39,8 +38,7 @@ def items(root: Root, name: str, group: str) -> list[dict[str, str]]:
     """Return the tasks, work items or waits of an agent that have not ended."""
     plane = PLANES[group]
     directory = agent(name, plane.directory)
-    nothing: list[str] = []
-    owners = readable(lambda: objects(root, directory), nothing)
+    owners = readable(lambda: objects(root, directory), list[str]())
     files = dict.fromkeys(file for several in plane.columns.values() for file in several.split())
     rows = [describe(root, owner, files) for owner in owners]
     return [row for row in rows if row["status"] and row["status"] not in plane.over]

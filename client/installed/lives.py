@@ -195,6 +195,7 @@ class Histories:
     """All sessions that the caller may read; those of a name are read once."""
 
     def __init__(self, root: Root) -> None:
+        """Look at the beginnings of all sessions, to know who is below whom."""
         self.root = root
         self.read: dict[tuple[str, str], list[Life]] = {}
         self.heads: dict[tuple[str, str], dict[str, bytes]] = {}  # the beginnings of sessions
@@ -202,9 +203,6 @@ class Histories:
         #: first events do not tell the parent of
         self.made_by: dict[str, set[tuple[str, str]]] = {}
         self.moved: dict[str, set[str]] = {}
-
-    def find_parents(self) -> None:
-        """Look at the beginnings of all sessions, to know who is below whom."""
         owners = self.root.call("home", os.listdir)
         known = [
             (owner, name) for owner in owners for name in self.root.listed(f"home/{owner}/agent")
@@ -273,8 +271,7 @@ class Histories:
     def descend(self, top: Life) -> None:
         """Find all lives below one."""
         waiting, seen = [top], {top}
-        while waiting:
-            life = waiting.pop()
+        for life in waiting:
             for child in self.children(life):
                 if child not in seen:
                     seen.add(child)
@@ -309,7 +306,6 @@ class Histories:
 def family_of(root: Root, name: str) -> Life:
     """Return the last life of an agent, with all lives below it."""
     histories = Histories(root)
-    histories.find_parents()
     top = histories.last(name)
     histories.descend(top)
     return top

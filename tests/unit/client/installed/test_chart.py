@@ -294,5 +294,4 @@ def test_histories_that_are_not_the_callers_are_left_out(root: FakeRoot) -> None
     (root.path / "home").mkdir()
     (root.path / "home/0").write_text("")  # cannot be listed
     histories = Histories(Root(str(root.path)))
-    histories.find_parents()
     assert histories.made_by == {}
