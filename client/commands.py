@@ -10,7 +10,7 @@ import sys
 from client.declaring import DECLARED, Arguments, Command
 from client.exits import Failure, Misuse
 from client.output import STDERR, STDOUT
-from client.types import ArgumentParser, Iterator, Sequence
+from client.types import ArgumentParser, Sequence
 from client.words import VERBS
 
 #: the module of each command by the first word of its name, by chapter, in the order of help
@@ -72,13 +72,6 @@ def commands_of(word: str) -> dict[str, Command]:
     """Return the commands whose names begin with a word, by the words after it."""
     __import__(f"client.{SUBJECTS[word]}")  # importlib itself is slow to import
     return DECLARED[word]
-
-
-def all_commands() -> Iterator[Command]:
-    """Yield every command that people use, in the order of help."""
-    for word in SUBJECTS:
-        if not word.startswith("_"):
-            yield from commands_of(word).values()
 
 
 def no_command(name: str) -> Failure:

@@ -105,14 +105,8 @@ class Logs:
             self.dead = {row["name"] for row in rows if row["status"] == "dead"}
             return dict(sorted((row["name"], row["created_at"]) for row in rows))
         forest = Forest(self.root)
-        found: dict[str, str] = {}
-        left = list(reversed(self.args.names))
-        while left:
-            name = left.pop()
-            if name not in found:
-                found[name] = forest.facts.get(name, {}).get("created_at", "")
-                left += reversed(forest.below.get(name, []))
-        return found
+        names = [each for name in self.args.names for each in forest.family(name)]
+        return {name: forest.facts.get(name, {}).get("created_at", "") for name in names}
 
     def add(self, name: str) -> bool:
         """Show the output of one more agent, and follow it if that is wanted."""

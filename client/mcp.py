@@ -214,17 +214,11 @@ class Server(Peer):
         if method == "notifications/initialized" and self.legacy:
             self.initialized = True
             self.watch.look()
-        elif method == "notifications/cancelled":
-            ident = params.get("requestId")
-            if not is_id(ident):
-                return
-            request = self.requests.pop(key_of(ident), None)
-            if request is None:
-                return
-            if request.call is not None:
+        elif method == "notifications/cancelled" and is_id(params.get("requestId")):
+            request = self.requests.pop(key_of(params["requestId"]), None)
+            if request is not None and request.call is not None:
                 self.calls.cancel(request.call)
-            if request in self.listing:
-                self.listing.remove(request)
+            self.listing = [each for each in self.listing if each is not request]
 
     def take_request(self, ident: str | int, method: str, params: Object) -> None:
         """Take what is answered, now or later; `Refused`."""

@@ -197,6 +197,12 @@ class Forest:
         lives = abreast(lambda name: root.field(name, "life"), bound)
         self.lives = dict(zip(bound, lives, strict=True))
 
+    def family(self, name: str) -> Iterator[str]:
+        """Yield the name of an agent, and those of all agents below it."""
+        yield name
+        for child in self.below.get(name, ()):
+            yield from self.family(child)
+
     def lines(self, name: str, first: str = "", rest: str = "") -> Iterator[list[Part]]:
         """Yield an agent and those below it as lines."""
         facts, life = self.facts[name], self.lives.get(name, "detached") if first else ""

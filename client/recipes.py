@@ -283,20 +283,12 @@ def lacking_keys(recipe: Recipe, given: Sequence[str] = ()) -> Iterator[str]:
             yield f"key: {' or '.join(names)} is not set"
 
 
-def configured_networks(root: Root) -> list[str]:
-    """Return the names of the networks that this ctxd can give to agents."""
-    return [
-        key.removeprefix("network.")
-        for key in pairs(root.value("status"))
-        if key.startswith("network.")
-    ]
-
-
 def network_for(root: Root, recipe: Recipe, wanted: str | None = None) -> str:
     """Return the network that an agent gets, empty if none that it could use is configured."""
     if wanted is None and not recipe.networks:
         return NO_NETWORK
-    there = configured_networks(root)
+    facts = pairs(root.value("status"))
+    there = [key.removeprefix("network.") for key in facts if key.startswith("network.")]
     if wanted is None:
         return next((name for name in recipe.networks if name in there), "")
     return wanted if wanted in (*there, DEFAULT_NETWORK, NO_NETWORK) else ""
@@ -427,13 +419,6 @@ def recipe_files(args: Arguments, recipe: Recipe, name: str, network: str) -> Fi
     return files + [(file, lines[file]) for file in order]
 
 
-def check_directory(recipe: Recipe) -> None:
-    """Fail if the recipe lets an agent write where its user's settings are."""
-    if any("@cwd@" in line.text for lines in recipe.lines.values() for line in lines):
-        remedy = "change to the directory of a project, or use --workspace"
-        check_place(recipe, os.getcwd(), remedy)
-
-
 def made_up_names(root: Root, recipe: Recipe) -> Iterator[str]:
     """Yield names for an agent; what an agent makes has a name that begins with its own."""
     own = own_agent(root)
@@ -449,18 +434,15 @@ def by_recipe(root: Root, args: Arguments) -> Iterator[Making]:
     given = [line.partition("=")[0] for line in args.env]
     network, missing = lacks(root, recipe, args.network, given, OTHER_NETWORKS)
     check_lacks(recipe, missing)
-    if not (args.cwd or args.workspace):
-        check_directory(recipe)
+    gives_cwd = any("@cwd@" in line.text for lines in recipe.lines.values() for line in lines)
+    if gives_cwd and not (args.cwd or args.workspace):
+        remedy = "change to the directory of a project, or use --workspace"
+        check_place(recipe, os.getcwd(), remedy)
     for name in [args.name] if args.name else made_up_names(root, recipe):
         yield name, recipe_files(args, recipe, name, network)
 
 
 # the list of them
-
-
-def recipe_cell(row: dict[str, Any], column: str) -> str:
-    """Return what a table says of a recipe."""
-    return "; ".join(row[column]) if column == "lacks" else str(row[column])
 
 
 @command("agents", *LISTING)
@@ -471,6 +453,10 @@ def do_agents(root: Root, args: Arguments) -> None:
     ~/.config/ctxfs/agents, /etc/ctxfs/agents and where ctxfs was installed; the first one of a
     name counts.
     """
+
+    def cell(row: dict[str, Any], column: str) -> str:
+        return "; ".join(row[column]) if column == "lacks" else str(row[column])
+
     rows: list[dict[str, Any]] = []
     for name, directory in sorted(places().items()):
         try:
@@ -480,4 +466,4 @@ def do_agents(root: Root, args: Arguments) -> None:
             summary, missing = "", [str(failure)]
         rows.append({"name": name, "directory": directory, "summary": summary, "lacks": missing})
     columns = {"AGENT": "name", **headed("directory", "lacks")}
-    show_rows(rows, columns, recipe_cell, args.json)
+    show_rows(rows, columns, cell, args.json)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from client.commands import GROUPS, all_commands
+from client.commands import GROUPS
+from tests.unit.client.fakes import all_commands
 from tests.worlds.daemon import TIMEOUT, Daemon, daemon_of, wait_status, wait_until
 from tests.worlds.terminal import Terminal
 

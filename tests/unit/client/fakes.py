@@ -8,13 +8,15 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from client.commands import SUBJECTS, commands_of
+from client.declaring import Command
 from client.root import Root
 from tests.worlds.daemon import TIMEOUT
 
@@ -259,3 +261,10 @@ class Obeying:
 
 def set_status(root: FakeRoot, status: str, name: str = "x") -> None:
     (root.path / "agent" / f"{name}.d" / "status").write_text(status + "\n")
+
+
+def all_commands() -> Iterator[Command]:
+    """Every command that people use, in the order of help."""
+    for word in SUBJECTS:
+        if not word.startswith("_"):
+            yield from commands_of(word).values()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from client.commands import GROUPS, all_commands
+from client.commands import GROUPS
 from client.declaring import Command
-from tests.unit.client.fakes import FakeRoot, Run
+from tests.unit.client.fakes import FakeRoot, Run, all_commands
 
 
 def offered(run: Run, *words: str) -> list[str]:

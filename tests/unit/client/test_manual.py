@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from client import help, shipped
-from client.commands import all_commands
 from client.help import TOPICS, page_of, place_of, plain
-from tests.unit.client.fakes import FakeRoot, Run
+from tests.unit.client.fakes import FakeRoot, Run, all_commands
 
 MAN = Path(__file__).parents[3] / "man"
 PAGES = sorted(path.name for path in MAN.glob("*.[1-8]"))

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from client.commands import CHAPTERS, OTHERWISE, all_commands
+from client.commands import CHAPTERS, OTHERWISE
 from client.declaring import Command
+from tests.unit.client.fakes import all_commands
 
 PAGE = Path(__file__).parents[3] / "man" / "ctx.1"
 COMMANDS = {command.name: command for command in all_commands()}

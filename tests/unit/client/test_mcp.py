@@ -625,7 +625,7 @@ def test_an_event_of_the_agent_makes_it_look(
     talk = Talk(tools, LEGACY[0])
     watch = talk.server.watch
     assert watch.fd in talk.loop.readers and watch.look_at >= now + 30
-    watch.handle()
+    watch.look_soon()
     assert watch.look_at <= time.monotonic() + 1.0
     make_tool(tools, "Later")
     wait(1.1)

@@ -10,7 +10,7 @@ import pytest
 
 from client import commands, declaring, words
 from client.declaring import DECLARED
-from tests.unit.client.fakes import FakeRoot, Run
+from tests.unit.client.fakes import FakeRoot, Run, all_commands
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_usage_errors(root: FakeRoot, run: Run, argv: list[str]) -> None:
     assert os.listdir(root.path / "agent") == ["x.d"]
 
 
-@pytest.mark.parametrize("command", [row.name for row in commands.all_commands()])
+@pytest.mark.parametrize("command", [row.name for row in all_commands()])
 def test_every_command_has_help(run: Run, command: str) -> None:
     *group, name = command.split()
     status, out, err = run("help", *group, name)
@@ -93,7 +93,7 @@ def test_every_group_has_help(run: Run, group: str) -> None:
 
 
 def test_every_command_is_found_by_its_first_word() -> None:
-    found = [row.name for row in commands.all_commands()]
+    found = [row.name for row in all_commands()]
     assert len(set(found)) == len(found)
     for subject in set(commands.SUBJECTS.values()):
         import_module(f"client.{subject}")
@@ -175,7 +175,7 @@ def test_words_that_look_like_options(argv: list[str], field: str, expected: lis
 
 def test_commands_without_words_are_parsed_as_by_argparse() -> None:
     spared = []
-    for command in commands.all_commands():
+    for command in all_commands():
         args = commands.arguments_without_words(command)
         if args is not None:
             parsed = commands.parser_for(command).parse_intermixed_args([])

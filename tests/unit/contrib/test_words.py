@@ -10,7 +10,6 @@ import pytest
 
 import client.words
 from client import events, messages, planes, root, sockets, tools
-from client.commands import all_commands
 from contrib.generate import words
 from ctxfs.errnos import ERRNOS
 from ctxfs.files import agent as agent_files
@@ -22,6 +21,7 @@ from ctxfs.tree.layouts import Layout
 from ctxfs.tree.rows import Kind
 from runtime.records.items import MESSAGE_MOVES
 from runtime.records.model import Outcome
+from tests.unit.client.fakes import all_commands
 
 MODULE = Path(client.words.__file__)
 PLANES: dict[str, Layout[Any]] = {
