@@ -24,10 +24,8 @@ from client.declaring import (
     operand,
     option,
 )
-from client.events import TASK_OUTCOMES, exit_status, task_ending
 from client.exits import OK, Failure, Misuse
 from client.files import given, value_of
-from client.following import Tail, follow
 from client.output import STDOUT, as_json, complain, escape, show_rows, shown_line
 from client.planes import PLANES, describe, objects, path_of, plane_path
 from client.root import PARTS, Root, below, label
@@ -139,6 +137,7 @@ def do_task_start(root: Root, args: Arguments) -> int:
     if not args.wait:
         STDOUT.lines([label(owner)])
         return OK
+    from client.events import TASK_OUTCOMES, exit_status, task_ending
     from client.spawn import run_foreground
 
     run_foreground(root, owner, {"output": STDOUT})
@@ -157,6 +156,8 @@ def do_task_start(root: Root, args: Arguments) -> int:
 )
 def do_task_output(root: Root, args: Arguments) -> None:
     """Show the output of a task."""
+    from client.following import Tail, follow
+
     owner = path_of(root, args, args.name)
     tail = Tail(root, below(owner, "output"), STDOUT, args.lines)
     tail.pump()

@@ -15,9 +15,7 @@ from client.declaring import (
     operand,
     option,
 )
-from client.events import ending, session_of, task_ending
 from client.exits import FAILED, OK, TIMED_OUT
-from client.following import wait_ended
 from client.output import STDOUT, complain
 from client.planes import path_of
 from client.root import Root, agent, label
@@ -29,6 +27,8 @@ def do_verb(root: Root, args: Arguments) -> int:
     owners = [path_of(root, args, name) for name in args.names]
     worked = for_each(owners, lambda owner: control(root, owner, args.command))
     if getattr(args, "wait", False):
+        from client.following import wait_ended
+
         worked = list(wait_ended(root, worked))
     return OK if len(worked) == len(owners) else FAILED
 
@@ -45,6 +45,9 @@ def do_wait(root: Root, args: Arguments) -> int:
     Prints NAME, outcome and reason of each. Exits 0 if all are done, 1 if not, 124 on timeout.
     """
     import json
+
+    from client.events import ending, session_of, task_ending
+    from client.following import wait_ended
 
     outcomes = []
     owners = [path_of(root, args, name) for name in args.names]
