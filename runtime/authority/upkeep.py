@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
-from runtime.authority.accounts import Charge, Payer, Reserve, Resource
+from runtime.authority.accounts import Payer, Reserve, Resource
 from runtime.authority.disk import INCARNATION_SIZE
 from runtime.authority.facts import Facts, Part
 from runtime.ids import NO_ITEM, AgentIndex, ItemIndex
 from runtime.records.change import Change, Subscriber
-from runtime.records.items import LONG_ABOVE, Item, Task, TaskStatus, Work
+from runtime.records.items import KINDS, LONG_ABOVE, Item, Task, TaskStatus, Work
 from runtime.records.lifecycle import ENDING_VERBS
 from runtime.records.model import Agent, Session
 from runtime.texts.names import dump_json
@@ -49,28 +49,8 @@ Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 _RUNNING: Final = frozenset({TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.CANCELLING})
 
 
-class _Texts:
-    """The sizes of the texts of one agent and of its records."""
-
-    __slots__ = ("disk", "memory", "sizes")
-
-    def __init__(self, memory: Charge, disk: Charge) -> None:
-        self.memory = memory
-        self.disk = disk
-        #: bytes in memory and on the disk, by record; of the agent itself without a number
-        self.sizes: dict[ItemIndex, tuple[int, int]] = {}
-
-    def note(self, index: ItemIndex, memory: int, disk: int = 0) -> None:
-        """So much is there of a record now, or nothing."""
-        before = self.sizes.pop(index, (0, 0))
-        self.memory.set(self.memory.amount + memory - before[0])
-        self.disk.set(self.disk.amount + disk - before[1])
-        if memory or disk:
-            self.sizes[index] = memory, disk
-
-    def release(self) -> None:
-        self.memory.release()
-        self.disk.release()
+#: amounts of resources
+Held = dict[Resource, int]
 
 
 class Upkeep(Part, Subscriber):
@@ -78,12 +58,11 @@ class Upkeep(Part, Subscriber):
 
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
-        #: of live agents and running commands
-        self._held: dict[AgentIndex | tuple[AgentIndex, ItemIndex], list[Charge]] = {}
-        self._texts: dict[AgentIndex, _Texts] = {}
+        #: for each agent and each of its records, and on which account; of the agent itself without
+        #: a number
+        self._held: dict[AgentIndex, dict[ItemIndex, tuple[Payer, Held]]] = {}
         for agent in self._registry:
             self._note_agent(agent)
-            self._note_texts(agent)
         for item in self._items.all(Item):
             self._note_item(item)
         self._journal.subscribe(self)
@@ -92,21 +71,20 @@ class Upkeep(Part, Subscriber):
 
     def agent_changed(self, index: AgentIndex, names: Iterable[str]) -> None:
         agent = self._registry.get(index)
-        if agent is None:
+        if agent is None or _NOTED.isdisjoint(names):
             return
-        if "status" in names:
-            self._note_agent(agent)
-        if not _NOTED.isdisjoint(names):
-            self._note_texts(agent)
+        self._note_agent(agent)
+        if "owner" in names:
+            for cls in KINDS.values():
+                for item in self._items.of(index, cls):
+                    self._note_item(item)
 
     def agent_listed(self, agent: Agent) -> None:
         if self._registry.get(agent.index) is not agent:
-            self._hold(agent.index, agent, None)
-            texts = self._texts.pop(agent.index, None)
-            if texts is not None:
-                texts.release()
+            for held in self._held.pop(agent.index, {}).values():
+                self._pay(*held, sign=-1)
         else:
-            self._note_texts(agent)
+            self._note_agent(agent)
             self._disk.note(agent.owner, INCARNATION_SIZE)
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
@@ -136,10 +114,10 @@ class Upkeep(Part, Subscriber):
             growth[owner] += _RECORD + memory
             kept[owner] += disk
         for item, values in change.items.values():
-            memory, disk = _item_growth(item, values)
+            before, after = _sizes_of(item), _sizes_of(item, values)
             owner = self._owner(item, owners)
-            growth[owner] += memory
-            kept[owner] += disk
+            growth[owner] += after[0] - before[0]
+            kept[owner] += after[1] - before[1]
         if self._journal.cause.caller is not None:
             for event in _begun(self._journal.told(change)):
                 whose = self._registry.named(event["agent"])
@@ -170,7 +148,7 @@ class Upkeep(Part, Subscriber):
         """``QuotaError`` if they have none for one more running command."""
         self._check(agent, _of_task(task))
 
-    def _check(self, agent: Agent, wanted: dict[Resource, int]) -> None:
+    def _check(self, agent: Agent, wanted: Held) -> None:
         # whichever caller starts it: what runs then is the agent's
         for resource, amount in wanted.items():
             self._accounts.check(agent.owner, resource, amount)
@@ -191,56 +169,38 @@ class Upkeep(Part, Subscriber):
         self._disk.note(session.owner, size)
 
     def _note_agent(self, agent: Agent) -> None:
-        self._hold(agent.index, agent, _of_agent(agent) if agent.live else None)
-
-    def _note_texts(self, agent: Agent) -> None:
-        self._texts_of(agent).note(NO_ITEM, _size(agent))
+        held = Counter({Resource.MEMORY: _size(agent)})
+        if agent.live:
+            held.update(_of_agent(agent))
+        self._hold(agent, NO_ITEM, held)
 
     def _note_item(self, item: Item) -> None:
-        if isinstance(item, Task):
-            self._note_task(item)
         agent = self._registry.get(item.agent)
         if agent is None:
             return
-        texts = self._texts_of(agent)
+        held: Counter[Resource] = Counter()
         if self._items.get(item.index) is item:
             memory, disk = _sizes_of(item)
-            texts.note(item.index, _RECORD + memory, disk)
-        else:
-            texts.note(item.index, 0)
+            held.update({Resource.MEMORY: _RECORD + memory, Resource.DISK: disk})
+            if isinstance(item, Task) and not item.child and item.status in _RUNNING:
+                held.update(_of_task(item))
+        self._hold(agent, item.index, held)
 
-    def _texts_of(self, agent: Agent) -> _Texts:
-        before = self._texts.get(agent.index)
-        if before is not None and before.memory.payer.owner == agent.owner:
-            return before
-        who, charged = Payer(agent.owner, agent.name), self._accounts.charged_anyway
-        texts = _Texts(charged(who, Resource.MEMORY, 0), charged(who, Resource.DISK, 0))
-        self._texts[agent.index] = texts
-        if before is not None:  # a new agent got another owner
-            for index, sizes in before.sizes.items():
-                texts.note(index, *sizes)
-            before.release()
-        return texts
+    def _hold(self, agent: Agent, index: ItemIndex, wanted: Held) -> None:
+        """So much is held for an agent, or for one of its records, from now on."""
+        of_agent = self._held.setdefault(agent.index, {})
+        before = of_agent.pop(index, None)
+        now = of_agent[index] = Payer(agent.owner, agent.name), wanted
+        if not wanted:
+            del of_agent[index]
+        if before != now:
+            self._pay(*now)
+            if before is not None:
+                self._pay(*before, sign=-1)
 
-    def _note_task(self, task: Task) -> None:
-        agent = self._registry.get(task.agent)
-        there = self._items.get(task.index) is task and not task.child
-        runs = there and task.status in _RUNNING
-        self._hold((task.agent, task.index), agent, _of_task(task) if runs else None)
-
-    def _hold(
-        self,
-        key: AgentIndex | tuple[AgentIndex, ItemIndex],
-        agent: Agent | None,
-        wanted: dict[Resource, int] | None,
-    ) -> None:
-        """Charges once for what begins; nothing is wanted for what is over."""
-        if agent is None or wanted is None:
-            for charge in self._held.pop(key, ()):
-                charge.release()
-        elif key not in self._held:
-            who, charged = Payer(agent.owner, agent.name), self._accounts.charged_anyway
-            self._held[key] = [charged(who, resource, n) for resource, n in wanted.items()]
+    def _pay(self, who: Payer, held: Held, sign: int = 1) -> None:
+        for resource, amount in held.items():
+            self._accounts.pay_anyway(who, resource, sign * amount)
 
 
 def _begun(events: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -257,14 +217,14 @@ def _begun(events: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
             yield event
 
 
-def _of_agent(agent: Agent) -> dict[Resource, int]:
+def _of_agent(agent: Agent) -> Held:
     # one monitor of its cell, and one of a run in it
     monitors = 2 if agent.how.holds_cell else 1
     held = {Resource.DESCRIPTORS: _DESCRIPTORS_OF_AGENT, Resource.MONITORS: monitors}
     return _fed(held) if agent.how.converses else held
 
 
-def _of_task(task: Task) -> dict[Resource, int]:
+def _of_task(task: Task) -> Held:
     held = {
         Resource.DESCRIPTORS: _DESCRIPTORS_OF_TASK,
         Resource.TASKS: 1,
@@ -273,15 +233,15 @@ def _of_task(task: Task) -> dict[Resource, int]:
     return _fed(held) if task.accepts_input else held
 
 
-def _fed(held: dict[Resource, int]) -> dict[Resource, int]:
+def _fed(held: Held) -> Held:
     """With the socket of a monitor that takes input."""
     descriptors = held[Resource.DESCRIPTORS] + 1
     return {**held, Resource.DESCRIPTORS: descriptors, Resource.MEMORY: INPUT_SIZE}
 
 
 _agent_texts: Final = attrgetter(*_AGENT_TEXTS)
-#: whatever of an agent means that its texts are to be looked at
-_NOTED: Final = frozenset((*_AGENT_TEXTS, "owner"))
+#: whatever of an agent changes what is held for it
+_NOTED: Final = frozenset((*_AGENT_TEXTS, "owner", "status"))
 
 
 def _length(value: Json) -> int:
@@ -294,11 +254,7 @@ def _length(value: Json) -> int:
 
 
 def _size(agent: Agent) -> int:
-    return sum(
-        len(value) if isinstance(value, str) else _length(value)
-        for value in _agent_texts(agent)
-        if value
-    )
+    return sum(map(_length, _agent_texts(agent)))
 
 
 def _growth(agent: Agent, values: Mapping[str, Any]) -> int:
@@ -310,28 +266,15 @@ def _growth(agent: Agent, values: Mapping[str, Any]) -> int:
     )
 
 
-def _part(length: int) -> tuple[int, int]:
-    """The bytes that a long text takes in memory and on the disk."""
-    return (0, length) if length > LONG_ABOVE else (length, 0)
-
-
-def _sizes_of(item: Item) -> tuple[int, int]:
-    """The bytes that the texts of a record take in memory and on the disk."""
-    parts = [_part(item.length(name)) for name in item.long]
-    memory = sum(part[0] for part in parts)
-    if isinstance(item, Work):
-        memory += _length(item.blocked_by)
-    return memory, sum(part[1] for part in parts)
-
-
-def _item_growth(item: Item, values: Mapping[str, Any]) -> tuple[int, int]:
-    """By how much more, or less, that is when these fields are changed."""
+def _sizes_of(item: Item, values: Mapping[str, Any] | None = None) -> tuple[int, int]:
+    """The bytes that the texts of a record take in memory and on the disk, with these values."""
     memory = disk = 0
     for name in item.long:
-        if name in values:
-            before, after = _part(item.length(name)), _part(len(values[name]))
-            memory += after[0] - before[0]
-            disk += after[1] - before[1]
-    if isinstance(item, Work) and "blocked_by" in values:
-        memory += _length(values["blocked_by"]) - _length(item.blocked_by)
+        length = len(values[name]) if values and name in values else item.length(name)
+        if length > LONG_ABOVE:
+            disk += length
+        else:
+            memory += length
+    if isinstance(item, Work):
+        memory += _length((values or {}).get("blocked_by", item.blocked_by))
     return memory, disk
