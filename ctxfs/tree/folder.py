@@ -184,7 +184,7 @@ class Folder(Handed, Generic[_O]):
         """``QuotaError`` if its owner has no room for one more number."""
         share = self.share
         self.runtime.accounts.check(
-            share.owner(), Resource.MEMORY, NODE_SIZE, reserve=share.reserve(caller)
+            share.whose.owner, Resource.MEMORY, NODE_SIZE, reserve=share.reserve(caller)
         )
 
     def add(self, number: int) -> None:

@@ -201,7 +201,7 @@ class Folders:
             place = self._places.get(number)
             if place is not None and not place.parent:
                 with suppress(GoneError):
-                    found[place.folder.share.owner()] += os.fstat(fds[-1]).st_blocks * 512
+                    found[place.folder.share.whose.owner] += os.fstat(fds[-1]).st_blocks * 512
         return dict(found)
 
     # names

@@ -113,7 +113,7 @@ class Disk:
         payer: Callable[[Caller], Payer],
     ) -> None:
         self._accounts = accounts
-        self._payer = payer
+        self.payer = payer
         self._state = state
         self._rooms = rooms
         #: what monitors have kept as far as it was noted, by owner; not before it is measured
@@ -144,7 +144,7 @@ class Disk:
 
     def share(self, whose: Agent | Session) -> Share:
         """The share of an agent or a session, on the account of its owner at each moment."""
-        return Share(self, lambda: whose.owner, self._payer)
+        return Share(self, whose)
 
     def check(self, owner: int, size: int, *, reserve: Reserve = Reserve.NONE) -> None:
         """``QuotaError`` if an owner has no room for so many bytes more."""
@@ -388,24 +388,23 @@ class Share:
     """One tree's part of its owner's account."""
 
     disk: Disk
-    owner: Callable[[], int]
-    payer: Callable[[Caller], Payer]
+    whose: Agent | Session
 
     def check(self, caller: Caller, size: int) -> None:
         """``QuotaError`` if the owner has no room for so much more of this caller's."""
-        self.disk.check(self.owner(), size, reserve=self.reserve(caller))
+        self.disk.check(self.whose.owner, size, reserve=self.reserve(caller))
 
     def reserve(self, caller: Caller) -> Reserve:
         """The reserve that this caller may use."""
-        who = self.payer(caller)
+        who = self.disk.payer(caller)
         # another uid's operators have no part in what is kept for this owner's
-        if who.reserve is Reserve.OWNER and who.owner != self.owner():
+        if who.reserve is Reserve.OWNER and who.owner != self.whose.owner:
             return Reserve.NONE
         return who.reserve
 
     def note(self, change: int) -> None:
         """So many bytes more, or less, are on the disk."""
-        self.disk.note(self.owner(), change)
+        self.disk.note(self.whose.owner, change)
 
     @contextlib.contextmanager
     def writing(self, caller: Caller, fd: int, size: int) -> Iterator[None]:

@@ -6,6 +6,8 @@ import errno
 import os
 import struct
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import trio
@@ -15,6 +17,7 @@ from runtime.authority.disk import INCARNATION_SIZE, Disk, Share
 from runtime.caller import Caller
 from runtime.errors import QuotaError
 from runtime.kernel.rooms import Rooms
+from runtime.records.model import Agent
 from runtime.records.spaces import Spaces
 from runtime.records.store import Store
 from tests.worlds.held import held
@@ -155,7 +158,7 @@ def test_who_holds_up_a_measure_holds_up_no_other_owner(
 
 
 def share_in(world: World) -> Share:
-    return Share(world.agents.disk, lambda: OWNER, world.agents.identity.payer)
+    return Share(world.agents.disk, cast(Agent, SimpleNamespace(owner=OWNER)))
 
 
 def test_another_users_operators_have_no_part_in_the_reserve(tmp_path: Path) -> None:
