@@ -422,7 +422,6 @@ class Births(Part):
                 raise QuotaError(full)
             self._tasks.check_handle(parent, agent.name)
             values = self._child_values(agent, parent)
-            values["exec"] = agent.exec or parent.exec
         # its paths are another creator's now: they are looked at when it starts
         values["sources"] = {}
         change = Change()
@@ -461,7 +460,7 @@ class Births(Part):
             raise TakenError(
                 f"uid {owner} already has a session {session.name} of {quote(agent.name)}"
             )
-        self._sessions.discard(new, owner)  # an earlier daemon did not come to the commit
+        self._trash.discard(new, owner)  # an earlier daemon did not come to the commit
         try:
             if old.exists():
                 # a rename into another directory would take a lock of the whole filesystem
@@ -473,8 +472,8 @@ class Births(Part):
             change.claims.append((agent.name, owner))
             self._journal.commit(change)
         except BaseException:
-            self._sessions.discard(new, owner)
+            self._trash.discard(new, owner)
             raise
-        self._sessions.discard(old, before)
+        self._trash.discard(old, before)
         if not self._sessions.any(before, agent.name):
             self._sessions.discard_homes(before, agent.name)

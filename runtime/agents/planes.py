@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 
 from runtime.authority.facts import Facts, Part
 from runtime.authority.guard import TAKING, Act, AnyGuard, Guard
-from runtime.caller import PARTIES, Caller
+from runtime.caller import NOBODY, PARTIES, Caller
 from runtime.errors import MissingError, QuotaError, TakenError
 from runtime.records.change import Change
 from runtime.records.config import Config
@@ -25,14 +25,16 @@ MAKING: Final[Guard[Agent]] = Guard(who=PARTIES, when=TAKING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneKind(Generic[_I]):
-    """One kind of records: its name, the setting for how many an agent has, and who makes and
-    removes them."""
+    """One kind of records: its name, the setting for how many an agent has, and who makes, writes
+    and removes them."""
 
     cls: type[_I]
     what: str
     limit: Callable[[Config], int]
     making: Guard[Agent] = MAKING
     removing: Guard[_I]
+    #: who writes its files
+    writing: Guard[_I]
     #: how one is removed: rmdir, and the tool that does the same
     remedy: str = "rmdir"
 
@@ -65,6 +67,11 @@ class Plane(Part, Generic[_I]):
         """``MissingError`` for one that was removed while somebody had it open."""
         if item.index and self._items.get(item.index) is not item:
             raise MissingError(f"the {self._what} {quote(item.name)} was removed")
+
+    def check_open(self, item: _I) -> None:
+        """Whether its files may be written; ``MissingError`` for one that is removed."""
+        self.check_there(item)
+        self._kind.writing.check_object(self._facts, NOBODY, item)
 
     # changing
 

@@ -21,7 +21,7 @@ from runtime.agents.workspace import Worktree, WorktreeState
 from runtime.authority.facts import Facts
 from runtime.authority.guard import TAKING, Act, Guard, Unless, unless
 from runtime.authority.upkeep import Upkeep
-from runtime.caller import NOBODY, PARTIES, Caller
+from runtime.caller import PARTIES, Caller
 from runtime.errors import (
     DeniedError,
     ForbiddenError,
@@ -217,6 +217,7 @@ TASKS: Final = PlaneKind(
     limit=lambda config: config.tasks,
     making=Guard(who=PARTIES, when=TAKING, unless=(_lacking,)),
     removing=Guard(who=PARTIES, unless=(_lacking, _supervising, _kept, _fetching, _running)),
+    writing=WRITING,
 )
 
 
@@ -365,13 +366,9 @@ class TaskPlane(Plane[Task], Subscriber):
 
     def set(self, task: Task, **values: Any) -> None:
         """Fields of a command, until it is started."""
-        self.check_settable(task)
+        self.check_open(task)
         with self._journal.changing() as change:
             change.put(task, **values)
-
-    def check_settable(self, task: Task) -> None:
-        self.check_there(task)
-        WRITING.check_object(self._facts, NOBODY, task)
 
     def start(self, caller: Caller, agent: Agent, task: Task) -> None:
         """Queues a command; it runs as soon as its agent's cell is there."""
@@ -462,7 +459,7 @@ class TaskPlane(Plane[Task], Subscriber):
 
         It stays while its worktree is kept.
         """
-        task = self._named(parent, child.name)
+        task = self._items.named(parent.index, Task, child.name)
         if task is None or not task.child:
             return
         if task.child == child.index and child.worktree is not None and child.worktree_made:
@@ -485,9 +482,8 @@ class TaskPlane(Plane[Task], Subscriber):
         if found is None or found.state not in (WorktreeState.OPEN, WorktreeState.FETCHING):
             return
         change.set(agent, worktree=found.kept(why).dump())
-        parent = self._registry.parent_of(agent)
-        task = self._named(parent, agent.name) if parent is not None else None
-        if task is not None and task.child == agent.index:
+        task = self.handle_of(agent)
+        if task is not None:
             change.put(task, worktree=WorktreeState.KEPT.value)
 
     def check_fetch(self, caller: Caller, agent: Agent, task: Task) -> None:
@@ -496,9 +492,8 @@ class TaskPlane(Plane[Task], Subscriber):
 
     def child_started(self, change: Change, child: Agent, moment: float) -> None:
         """The handle, if it has one, starts with its child."""
-        parent = self._registry.parent_of(child)
-        task = self._named(parent, child.name) if parent is not None else None
-        if parent is None or task is None or task.child != child.index or task.over:
+        parent, task = self._registry.parent_of(child), self.handle_of(child)
+        if parent is None or task is None or task.over:
             return
         change.put(task, started=moment)
         change.tell(parent, "task.start", task=task.name, pid="")
@@ -509,8 +504,8 @@ class TaskPlane(Plane[Task], Subscriber):
         """A child has ended, and its handle with it; without an outcome it is its parent's child
         no more. What the parent waits for comes."""
         facts = cache(lambda: self._results.of_child(change, parent, child))
-        task = self._named(parent, child.name)
-        if outcome and task is not None and task.child == child.index and not task.over:
+        task = self.handle_of(child)
+        if outcome and task is not None and not task.over:
             if change.peek(task, "status") is TaskStatus.MADE:
                 change.step(task, TaskCue.FOLLOW)
             cue, exit_text = _OF_OUTCOME[outcome], exit_of(reason)
@@ -519,5 +514,8 @@ class TaskPlane(Plane[Task], Subscriber):
             )
         self._waiting.child_over(change, parent, child, facts, outcome, reason)
 
-    def _named(self, agent: Agent, name: str) -> Task | None:
-        return self._items.named(agent.index, Task, name)
+    def handle_of(self, child: Agent) -> Task | None:
+        """The handle by which its parent supervises a child, if it does."""
+        parent = self._registry.parent_of(child)
+        task = self._items.named(parent.index, Task, child.name) if parent is not None else None
+        return task if task is not None and task.child == child.index else None

@@ -114,14 +114,12 @@ def _over(facts: Facts, caller: Caller, wait: Wait) -> str:
     return f"the wait {quote(wait.name)} has ended: its status is {wait.status}"
 
 
-_USED: Final = "this token is no longer valid: it was used, or its wait has ended"
-
-
 @unless("it was used, or its wait has ended", MissingError)
 def _used(facts: Facts, caller: Caller, wait: Wait) -> str:
-    if wait.status is WaitStatus.ARMED and wait.on == "trigger":
+    armed = wait.status is WaitStatus.ARMED and facts.items.get(wait.index) is wait
+    if armed and wait.on == "trigger":
         return ""
-    return _USED
+    return "this token is no longer valid: it was used, or its wait has ended"
 
 
 #: ``on`` is written, its other files are, and its token is
@@ -130,7 +128,7 @@ WRITING: Final = Guard(who=PARTIES, when=LIVE, unless=(_over,))
 TRIGGERING: Final = Guard(who=Role.ANYONE, unless=(_used,))
 WAITS: Final = PlaneKind(
     cls=Wait, what="wait", limit=lambda config: config.waits, removing=Guard(who=PARTIES),
-    remedy="rmdir or WaitCancel",
+    writing=WRITING, remedy="rmdir or WaitCancel",
 )
 
 
@@ -177,20 +175,8 @@ class WaitingPlane(Plane[Wait], Subscriber):
     def with_token(self, token: TriggerToken) -> Wait | None:
         """The wait that a write to this token fires; None for a used token."""
         wait = self._items.with_token(token)
-        return wait if wait is not None and self.is_trigger(wait) else None
-
-    def is_trigger(self, wait: Wait) -> bool:
-        """Whether its token is good."""
-        return (
-            wait.status is WaitStatus.ARMED
-            and wait.on == "trigger"
-            and self._items.get(wait.index) is wait
-        )
-
-    def check_pending(self, wait: Wait) -> None:
-        """``WrongStateError`` for one that is over."""
-        self.check_there(wait)
-        WRITING.check_object(self._facts, NOBODY, wait)
+        is_good = wait is not None and not _used.why(self._facts, NOBODY, wait)
+        return wait if is_good else None
 
     # arming
 
@@ -270,7 +256,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
 
     def update(self, change: Change, agent: Agent, wait: Wait, field: str, text: str) -> None:
         """Sets a field in a change that the caller commits, or drops to see what ``set`` raises."""
-        self.check_pending(wait)
+        self.check_open(wait)
         _SETTERS[field](self, change, agent, wait, text)
 
     def _set_work(self, change: Change, agent: Agent, wait: Wait, text: str) -> None:
@@ -380,9 +366,9 @@ class WaitingPlane(Plane[Wait], Subscriber):
 
     def trigger(self, wait: Wait, text: str) -> None:
         """Somebody wrote to its token; ``MissingError`` if that is not good any more."""
+        TRIGGERING.check_object(self._facts, NOBODY, wait)
         agent = self._registry.get(wait.agent)
-        if agent is None or not self.is_trigger(wait):
-            raise MissingError(_USED)
+        assert agent is not None
         with self._journal.changing() as change:
             self.fire(change, agent, wait, text)
         crashpoints.reach("wait.fired")

@@ -14,7 +14,7 @@ from typing import Final
 from runtime.agents.planes import Plane, PlaneKind, armed_for
 from runtime.authority.facts import Facts
 from runtime.authority.guard import Guard, unless
-from runtime.caller import NOBODY, PARTIES, Caller
+from runtime.caller import PARTIES, Caller
 from runtime.errors import MalformedError, TooLongError, WrongStateError
 from runtime.records.change import Change
 from runtime.records.items import Wait, WaitStatus, Work, WorkStatus
@@ -44,6 +44,7 @@ WORK_ITEMS: Final = PlaneKind(
     what="work item",
     limit=lambda config: config.work_items,
     removing=Guard(who=PARTIES, unless=(_in_use,)),
+    writing=WRITING,
 )
 _STATUSES: Final = tuple(status.value for status in WorkStatus)
 #: before the name of a wait, in ``blocked_by``
@@ -92,11 +93,6 @@ class WorkPlane(Plane[Work]):
             if item.name == name:
                 return item
         return self.find(agent, name)
-
-    def check_open(self, item: Work) -> None:
-        """``WrongStateError`` for one that is over, ``MissingError`` for one that is removed."""
-        self.check_there(item)
-        WRITING.check_object(self._facts, NOBODY, item)
 
     # changing
 

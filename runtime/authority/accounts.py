@@ -193,11 +193,6 @@ class Accounts:
 
     # using
 
-    def pay(self, payer: Payer, resource: Resource, amount: int) -> None:
-        """Takes so much of an account; ``QuotaError``."""
-        self.check(payer.owner, resource, amount, reserve=payer.reserve)
-        self.pay_anyway(payer, resource, amount)
-
     def pay_anyway(self, payer: Payer, resource: Resource, amount: int) -> None:
         """Takes so much for what cannot be refused; less than 0 is given back."""
         account = self._accounts.setdefault((payer.owner, resource), _Account())
@@ -385,7 +380,7 @@ class TimeAccounts:
 
     def makes_wait(self, who: Payer) -> bool:
         """Whether somebody's owner is over its account; operators always have time."""
-        return who.reserve is Reserve.NONE and self.is_over(who.owner)
+        return self.is_charged(who) and self.is_over(who.owner)
 
     def owners(self) -> list[int]:
         """The owners that used some of it lately."""

@@ -47,18 +47,15 @@ def _duration(value: Any) -> float:
     return parse_duration(str(value))
 
 
-def _optional_duration(value: Any) -> float | None:
-    return None if value is None else _duration(value)
-
-
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise MalformedError(f"{value!r} is not a number")
     return value
 
 
-def _optional_count(value: Any) -> int | None:
-    return None if value is None else _count(value)
+def _optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Reads a setting that may also be none."""
+    return lambda value: None if value is None else read(value)
 
 
 def _share(value: Any) -> float:
@@ -167,7 +164,7 @@ class Config:
     spaces: _Count = 64
     restart_max: _Count = 10
     log_max: _Size = 64 << 20
-    owner_descriptors: Annotated[int | None, _optional_count] = None
+    owner_descriptors: Annotated[int | None, _optional(_count)] = None
     owner_connections: _Count = 1024
     owner_memory_max: _Size = 128 << 20
     owner_tasks: _Count = 1024
@@ -179,7 +176,7 @@ class Config:
     owner_log_lines: _Count = 50
     grace: _Seconds = 5.0
     watchdog: _Seconds = 20.0
-    timeout: Annotated[float | None, _optional_duration] = None
+    timeout: Annotated[float | None, _optional(_duration)] = None
     agent_user: _Text = "ctxfs"
     relay_user: _Text = "ctxfs-relay"
     allow_root_agents: Annotated[bool, _flag] = False

@@ -58,7 +58,8 @@ class Demand:
     """A control of an agent that is written, or a verb that it is told, until a history has it."""
 
     agent: Agent
-    what: dict[str, str]
+    #: the event that tells of it
+    event: dict[str, str]
     told: bool = False
 
 
@@ -208,7 +209,9 @@ class Journal:
         written (``file``), or a verb obeyed (``verb``), which its history tells in the same
         transaction, or after it where that changes nothing else in the store.
         """
-        demand = Demand(agent, what) if agent is not None else None
+        demand: Demand | None = None
+        if agent is not None:
+            demand = Demand(agent, {"type": "agent.control", "agent": agent.name, **what})
         with self._caused(caller=caller, demand=demand):
             yield
             if demand is not None and not demand.told:
@@ -243,7 +246,7 @@ class Journal:
         events = [fields for _, file, fields in change.lines if file == EVENTS]
         demand = self.cause.demand
         if demand is not None and not demand.told:
-            events.append({"type": "agent.control", "agent": demand.agent.name, **demand.what})
+            events.append(demand.event)
         return events
 
     @property
@@ -266,9 +269,7 @@ class Journal:
             change.answer = answer
         if demand is not None and not demand.told:
             demand.told = True
-            control = Change(by=by)
-            control.tell(demand.agent, "agent.control", **demand.what)
-            change.lines[:0] = control.lines
+            change.lines.insert(0, (demand.agent.session, EVENTS, {**demand.event, "by": by}))
         change.attribute(by)
 
     # committing

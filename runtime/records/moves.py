@@ -47,10 +47,6 @@ class Moves(Generic[S, E]):
             if not any(s is at for at, _ in table)
         )
 
-    def check(self, status: S, cue: E) -> None:
-        """Raises what ``move`` would."""
-        self.move(status, cue)
-
     def move(self, status: S, cue: E) -> Move[S]:
         """The move for ``cue`` in ``status``; an error for a pair that the table lacks."""
         found = self.table.get((status, cue))

@@ -158,17 +158,13 @@ class Sessions:
         os.pwrite(memory, held, 0)
         return open(memory, "rb")
 
-    def discard(self, directory: Path, owner: int) -> None:
-        """Takes away what is there of a session, or of all sessions of a name."""
-        self._trash.discard(directory, owner)
-
     # changing, inside a transaction that the caller has begun
 
     def make(self, agent: Agent, wanted: str = "") -> SessionIndex:
         """A new session of an agent, named as wanted or by default; returns its number."""
         name = wanted or "default"
         if self.named(agent.owner, agent.name, name) is not None:
-            name = self._free(agent)
+            name = self._free(agent.owner, agent.name)
         now = time.time()
         session = Session(
             index=NO_SESSION,
@@ -189,16 +185,12 @@ class Sessions:
         self._loaded[session.index] = session
         return session.index
 
-    def _free(self, agent: Agent) -> str:
+    def _free(self, owner: int, agent: str) -> str:
         """A free name ``default.NUMBER``; 1 stands for the first, which has no number."""
-
-        def is_taken(number: int) -> bool:
-            name = f"default.{number}"
-            return number == 1 or (
-                self.named(agent.owner, agent.name, name) is not None
-            )
-
-        return f"default.{free_number(is_taken)}"
+        number = free_number(
+            lambda n: n == 1 or self.named(owner, agent, f"default.{n}") is not None
+        )
+        return f"default.{number}"
 
     def retire_channel(self, session: SessionIndex | None, channel: str) -> None:
         """The channel of an earlier child of this name becomes NAME~1, NAME~2, …"""

@@ -426,64 +426,62 @@ def connecting(agent: Agent | None) -> AnyGuard:
     return CONNECTING_PRIVATE if agent.private else CONNECTING
 
 
+def _table(*operations: Operation) -> dict[str, Operation]:
+    return {operation.name: operation for operation in operations}
+
+
 def _guard(who: Role) -> Guard[Request]:
     """The guard of an operation that is refused while the agent ends."""
     return Guard(who=who, unless=(_stopping,))
 
 
-OPERATIONS: Final[dict[str, Operation]] = {
-    operation.name: operation
-    for operation in (
-        Operation(name="ping", guard=_guard(Role.ANYONE), handler=_ping,
-            doc="answer that the socket is served"),
-        Operation(name="wait", guard=Guard(who=Role.ANYONE), handler=_wait, stays=True,
-            doc="answer when the agent is dead"),
-        Operation(name="resume", guard=Guard(who=HISTORIANS), handler=_resume, stays=True,
-            doc="replay the events of the session, then send new ones"),
-        Operation(name="send", handler=_send, stays=True, of_message=True,
-            guard=Guard(who=SENDING.who | Role.SENDER, unless=(_no_more,), delegated=True),
-            doc="send a message, and receive its reply as it grows"),
-        Operation(name="cancel", handler=_cancel, of_message=True,
-            guard=_guard(CONTROLLERS | Role.STOPPER | Role.SENDER),
-            doc="end a message, or end the waiting of a pending tool call"),
-        Operation(name="tool", guard=_guard(Role.SELF), handler=_tool, stays=True,
-            doc="call a tool about the agent itself"),
-        Operation(name="ctl", guard=_guard(Role.SELF), handler=_ctl, stays=True,
-            doc="say a verb to the agent itself, or to the named agent or task"),
-        Operation(name="why", guard=_guard(PARTIES), handler=_why,
-            doc="tell which line of a policy permits something"),
-        Operation(name="audit", guard=_guard(OPERATORS | Role.SELF), handler=_audit,
-            doc="tell what was refused to the agent and, to operators, about it"),
-        Operation(name="quota", guard=_guard(PARTIES), handler=_quota,
-            doc="tell what the agent's owner uses of its accounts"),
-    )
-}  # fmt: skip
+OPERATIONS: Final = _table(
+    Operation(name="ping", guard=_guard(Role.ANYONE), handler=_ping,
+        doc="answer that the socket is served"),
+    Operation(name="wait", guard=Guard(who=Role.ANYONE), handler=_wait, stays=True,
+        doc="answer when the agent is dead"),
+    Operation(name="resume", guard=Guard(who=HISTORIANS), handler=_resume, stays=True,
+        doc="replay the events of the session, then send new ones"),
+    Operation(name="send", handler=_send, stays=True, of_message=True,
+        guard=Guard(who=SENDING.who | Role.SENDER, unless=(_no_more,), delegated=True),
+        doc="send a message, and receive its reply as it grows"),
+    Operation(name="cancel", handler=_cancel, of_message=True,
+        guard=_guard(CONTROLLERS | Role.STOPPER | Role.SENDER),
+        doc="end a message, or end the waiting of a pending tool call"),
+    Operation(name="tool", guard=_guard(Role.SELF), handler=_tool, stays=True,
+        doc="call a tool about the agent itself"),
+    Operation(name="ctl", guard=_guard(Role.SELF), handler=_ctl, stays=True,
+        doc="say a verb to the agent itself, or to the named agent or task"),
+    Operation(name="why", guard=_guard(PARTIES), handler=_why,
+        doc="tell which line of a policy permits something"),
+    Operation(name="audit", guard=_guard(OPERATORS | Role.SELF), handler=_audit,
+        doc="tell what was refused to the agent and, to operators, about it"),
+    Operation(name="quota", guard=_guard(PARTIES), handler=_quota,
+        doc="tell what the agent's owner uses of its accounts"),
+)  # fmt: skip
 
 _OPERATORS: Final[Guard[Request]] = Guard(who=OPERATORS)
 _MASTERS: Final[Guard[Request]] = Guard(who=Role.ROOT)
 
-DAEMON_OPERATIONS: Final[dict[str, Operation]] = {
-    operation.name: operation
-    for operation in (
-        Operation(name="ping", guard=_OPERATORS, handler=_ping,
-            doc="answer that the socket is served"),
-        Operation(name="status", guard=_OPERATORS, handler=_status,
-            doc="tell the facts of the file status"),
-        Operation(name="tool", guard=_OPERATORS, handler=_tool, stays=True,
-            doc="call a tool about an agent"),
-        Operation(name="ctl", guard=Guard(who=OPERATORS, unless=(_no_name,)), handler=_ctl,
-            stays=True, doc="say a verb to the named agent, or to its task"),
-        Operation(name="cancel", guard=_OPERATORS, handler=_cancel_call,
-            doc="end the waiting of a pending tool call"),
-        Operation(name="reexec", guard=_MASTERS, handler=_reexec, stays=True,
-            doc="execute the program of the daemon again, and answer when it is ready"),
-        Operation(name="why", handler=_why,
-            guard=Guard(who=OPERATORS, unless=(_no_name, _not_operated)),
-            doc="tell which line of a policy permits something to the named agent"),
-        Operation(name="audit", handler=_audit,
-            guard=Guard(who=OPERATORS, unless=(_not_operated,)),
-            doc="tell what was refused to and about the caller's agents, or the named one"),
-        Operation(name="quota", guard=_OPERATORS, handler=_quota,
-            doc="tell what the caller uses of its accounts; to root, all owners"),
-    )
-}  # fmt: skip
+DAEMON_OPERATIONS: Final = _table(
+    Operation(name="ping", guard=_OPERATORS, handler=_ping,
+        doc="answer that the socket is served"),
+    Operation(name="status", guard=_OPERATORS, handler=_status,
+        doc="tell the facts of the file status"),
+    Operation(name="tool", guard=_OPERATORS, handler=_tool, stays=True,
+        doc="call a tool about an agent"),
+    Operation(name="ctl", guard=Guard(who=OPERATORS, unless=(_no_name,)), handler=_ctl,
+        stays=True, doc="say a verb to the named agent, or to its task"),
+    Operation(name="cancel", guard=_OPERATORS, handler=_cancel_call,
+        doc="end the waiting of a pending tool call"),
+    Operation(name="reexec", guard=_MASTERS, handler=_reexec, stays=True,
+        doc="execute the program of the daemon again, and answer when it is ready"),
+    Operation(name="why", handler=_why,
+        guard=Guard(who=OPERATORS, unless=(_no_name, _not_operated)),
+        doc="tell which line of a policy permits something to the named agent"),
+    Operation(name="audit", handler=_audit,
+        guard=Guard(who=OPERATORS, unless=(_not_operated,)),
+        doc="tell what was refused to and about the caller's agents, or the named one"),
+    Operation(name="quota", guard=_OPERATORS, handler=_quota,
+        doc="tell what the caller uses of its accounts; to root, all owners"),
+)  # fmt: skip

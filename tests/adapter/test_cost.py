@@ -137,9 +137,9 @@ class Scene:
         accounts = self.mounted.agents.accounts
         for owner in range(100):
             for resource in Resource:
-                accounts.pay(Payer(2000 + owner), resource, 1)
+                accounts.charged(Payer(2000 + owner), resource, 1)
         for child in self.children:
-            accounts.pay(Payer(1000, child.name), Resource.DISK, 1)
+            accounts.charged(Payer(1000, child.name), Resource.DISK, 1)
         # nobody is late here, nor sleeps
         accounts.time.burst = 1e9
 

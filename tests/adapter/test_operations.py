@@ -393,7 +393,7 @@ def test_what_waits_to_be_written_is_on_its_owners_account(
     assert held == [2 << 20]
     assert accounts.use(ME.uid, Resource.MEMORY) == 0
     most = accounts.limit(Resource.MEMORY) - 1
-    accounts.pay(Payer(ME.uid, reserve=Reserve.OWNER), Resource.MEMORY, most)
+    accounts.charged(Payer(ME.uid, reserve=Reserve.OWNER), Resource.MEMORY, most)
     with refused("EDQUOT"):
         complete(small.ops.write, fh, 0, b"x" * (1 << 20))
     # a verb is obeyed whatever is held
@@ -463,7 +463,7 @@ def test_names_of_a_large_directory_are_paid_before_they_are_read(
     accounts = small.fs.runtime.accounts
     held = accounts.use(ME.uid, Resource.MEMORY)
     rest = accounts.limit(Resource.MEMORY) - held - 1
-    accounts.pay(Payer(ME.uid, reserve=Reserve.OWNER), Resource.MEMORY, rest)
+    accounts.charged(Payer(ME.uid, reserve=Reserve.OWNER), Resource.MEMORY, rest)
     for _ in range(3):
         with refused("EDQUOT"):
             page(small, monkeypatch, fh, len(first), 10_000)

@@ -30,37 +30,37 @@ def accounts(limit: int = 100, total: int | None = None) -> Accounts:
 
 def test_agents_of_one_owner_share_its_account() -> None:
     made = accounts()
-    made.pay(Payer(ALICE, "a"), FILES, 50)
-    made.pay(Payer(ALICE, "b"), FILES, 40)
+    made.charged(Payer(ALICE, "a"), FILES, 50)
+    made.charged(Payer(ALICE, "b"), FILES, 40)
     with pytest.raises(QuotaError):
-        made.pay(Payer(ALICE, "c"), FILES, 1)
-    made.pay(Payer(BOB, "d"), FILES, 90)
+        made.charged(Payer(ALICE, "c"), FILES, 1)
+    made.charged(Payer(BOB, "d"), FILES, 90)
     made.pay_anyway(Payer(ALICE, "a"), FILES, -50)
-    made.pay(Payer(ALICE, "c"), FILES, 50)
+    made.charged(Payer(ALICE, "c"), FILES, 50)
     assert made.use(ALICE, FILES) == 90
 
 
 def test_a_tenth_is_kept_for_the_owners_operators() -> None:
     made = accounts()
-    made.pay(Payer(ALICE), FILES, 90)
+    made.charged(Payer(ALICE), FILES, 90)
     with pytest.raises(QuotaError):
-        made.pay(Payer(ALICE), FILES, 1)
-    made.pay(Payer(ALICE, reserve=Reserve.OWNER), FILES, 10)
+        made.charged(Payer(ALICE), FILES, 1)
+    made.charged(Payer(ALICE, reserve=Reserve.OWNER), FILES, 10)
     with pytest.raises(QuotaError):
-        made.pay(Payer(ALICE, reserve=Reserve.OWNER), FILES, 1)
-    made.pay(Payer(ALICE, reserve=Reserve.MASTER), FILES, 1)
+        made.charged(Payer(ALICE, reserve=Reserve.OWNER), FILES, 1)
+    made.charged(Payer(ALICE, reserve=Reserve.MASTER), FILES, 1)
 
 
 def test_a_tenth_of_all_is_kept_for_root() -> None:
     made = accounts(limit=100, total=150)
-    made.pay(Payer(ALICE), FILES, 90)
-    made.pay(Payer(BOB), FILES, 45)
+    made.charged(Payer(ALICE), FILES, 90)
+    made.charged(Payer(BOB), FILES, 45)
     for reserve in (Reserve.NONE, Reserve.OWNER):
         with pytest.raises(QuotaError, match="root"):
-            made.pay(Payer(BOB, reserve=reserve), FILES, 1)
-    made.pay(Payer(0, reserve=Reserve.MASTER), FILES, 15)
+            made.charged(Payer(BOB, reserve=reserve), FILES, 1)
+    made.charged(Payer(0, reserve=Reserve.MASTER), FILES, 15)
     with pytest.raises(QuotaError):
-        made.pay(Payer(0, reserve=Reserve.MASTER), FILES, 1)
+        made.charged(Payer(0, reserve=Reserve.MASTER), FILES, 1)
     assert made.used(FILES) == 150
 
 
@@ -70,10 +70,10 @@ def test_an_owner_never_has_more_than_there_is() -> None:
 
 def test_a_refusal_names_account_use_limit_most_setting_and_remedy() -> None:
     made = accounts()
-    made.pay(Payer(ALICE, "greedy"), FILES, 70)
-    made.pay(Payer(ALICE, "modest"), FILES, 10)
+    made.charged(Payer(ALICE, "greedy"), FILES, 70)
+    made.charged(Payer(ALICE, "modest"), FILES, 10)
     with pytest.raises(QuotaError) as caught:
-        made.pay(Payer(ALICE, "modest"), FILES, 20)
+        made.charged(Payer(ALICE, "modest"), FILES, 20)
     for part in (
         *("descriptors", "uid 1000", "80 of 100", "20 more", '"greedy" holds most (70)'),
         *("owner_descriptors", "close open files"),
@@ -110,7 +110,7 @@ def test_what_is_there_is_counted_though_there_is_no_room() -> None:
     assert made.used(Resource.DISK) == 200
     assert made.room(ALICE, Resource.DISK) == 0
     with pytest.raises(QuotaError, match='"b" holds most'):
-        made.pay(Payer(ALICE), Resource.DISK, 1)
+        made.charged(Payer(ALICE), Resource.DISK, 1)
     held.set(0)
     assert made.owners() == []
     assert made.room(ALICE, Resource.DISK) == 90
@@ -119,7 +119,7 @@ def test_what_is_there_is_counted_though_there_is_no_room() -> None:
 
 def test_standings_tell_every_account() -> None:
     made = accounts()
-    made.pay(Payer(ALICE, "a"), FILES, 7)
+    made.charged(Payer(ALICE, "a"), FILES, 7)
     told = {s.account: s for s in made.standings(ALICE)}
     assert set(told) == {*(resource.value for resource in Resource), "time"}
     files = told["descriptors"]
