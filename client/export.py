@@ -107,12 +107,9 @@ class Exported:
 
     def keys(self) -> Iterator[tuple[str, str]]:
         """Yield the files that are not as they would be at first, and their texts."""
+        own = {"parent": lambda: self.parent, "limits": self.limits}
         for file in AGENT_FORMS:
-            if file == "parent":
-                if self.parent:
-                    yield file, self.parent
-                continue
-            text = self.limits() if file == "limits" else self.text(file)
+            text = own[file]() if file in own else self.text(file)
             if not self.is_default(file, text):
                 yield file, text
 
