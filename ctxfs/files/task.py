@@ -107,7 +107,7 @@ def _owner(base: Base, task: Task) -> Agent:
 
 
 def _fetch(base: Base, task: Task, caller: Caller, words: list[str]) -> None:
-    base.agents.tasks.check_fetch(caller, _owner(base, task), task)
+    base.agents.tasks.check_command(FETCHING, "fetch", caller, _owner(base, task), task)
     base.runtime.supervisor.fetch(task)
 
 

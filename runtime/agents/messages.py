@@ -229,13 +229,6 @@ class Messages(Part):
 
     # changing
 
-    def _check_sender(self, caller: Caller, agent: Agent) -> Role:
-        """The roles by which a caller may send the agent messages; ``DeniedError``."""
-        roles = self._identity.roles(caller, agent)
-        what = f"a message to {quote(agent.name)}"
-        SENDING.check_who(Act.SEND, what, self._facts, roles, agent)
-        return roles & SENDING.wanted(self._facts, agent)
-
     def check_accepts(self, agent: Agent) -> None:
         """``WrongStateError`` for an agent that takes no messages, by mode or by status."""
         SENDING.check_object(self._facts, NOBODY, agent)
@@ -265,7 +258,9 @@ class Messages(Part):
         **how: Unpack[Terms],
     ) -> Message:
         """Sends a message, as ``send`` does, in a change that the caller commits."""
-        roles = self._check_sender(caller, agent)
+        roles, what = self._identity.roles(caller, agent), f"a message to {quote(agent.name)}"
+        SENDING.check_who(Act.SEND, what, self._facts, roles, agent)
+        roles &= SENDING.wanted(self._facts, agent)
         actor = self._registry.calling(caller)
         if roles & Role.CHILD and actor is not None:
             check_priority(how.get("priority", "normal"))

@@ -303,14 +303,14 @@ class TaskPlane(Plane[Task], Subscriber):
     # changing
 
     def check_command(
-        self, guard: Guard[Task], act: Act, verb: str, caller: Caller, agent: Agent, task: Task
+        self, guard: Guard[Task], verb: str, caller: Caller, agent: Agent, task: Task
     ) -> None:
         """Whether a caller may say a verb to one of an agent's tasks, and whether it is there."""
         roles = self._identity.roles(caller, agent)
-        guard.check_who(act, verb, self._facts, roles, agent)
+        guard.check_who(Act.SAY, verb, self._facts, roles, agent)
         self.check_there(task)
         guard.check_object(self._facts, caller, task)
-        guard.check_when(act, verb, agent)
+        guard.check_when(Act.SAY, verb, agent)
 
     def make(self, caller: Caller, agent: Agent, name: str) -> Task:
         """A command that is not started yet; raises as every plane does."""
@@ -372,7 +372,7 @@ class TaskPlane(Plane[Task], Subscriber):
 
     def start(self, caller: Caller, agent: Agent, task: Task) -> None:
         """Queues a command; it runs as soon as its agent's cell is there."""
-        self.check_command(STARTING, Act.SAY, "start", caller, agent, task)
+        self.check_command(STARTING, "start", caller, agent, task)
         if not task.cmd.strip():
             raise MalformedError("cmd is empty: write the command to it first")
         self._upkeep.check_task(agent, task)
@@ -384,7 +384,7 @@ class TaskPlane(Plane[Task], Subscriber):
     def stop(self, caller: Caller, agent: Agent, task: Task, *, kill: bool) -> None:
         """Asks a command to end."""
         cue, guard = (TaskCue.KILL, KILLING) if kill else (TaskCue.STOP, STOPPING)
-        self.check_command(guard, Act.SAY, cue.value, caller, agent, task)
+        self.check_command(guard, cue.value, caller, agent, task)
         with self._journal.changing() as change:
             if task.status is TaskStatus.MADE:  # nothing of it runs
                 self.end(change, agent, task, cue, reason=stop_reason(agent, self._journal.actor))
@@ -485,10 +485,6 @@ class TaskPlane(Plane[Task], Subscriber):
         task = self.handle_of(agent)
         if task is not None:
             change.put(task, worktree=WorktreeState.KEPT.value)
-
-    def check_fetch(self, caller: Caller, agent: Agent, task: Task) -> None:
-        """Whether a caller may have a handle's worktree fetched."""
-        self.check_command(FETCHING, Act.SAY, "fetch", caller, agent, task)
 
     def child_started(self, change: Change, child: Agent, moment: float) -> None:
         """The handle, if it has one, starts with its child."""

@@ -220,7 +220,9 @@ class Disk:
         first = not self._surveyed
         self._surveyed, self._surveyed_free = time.monotonic(), self.free
         try:
-            trees = await trio.to_thread.run_sync(self._trees, abandon_on_cancel=True)
+            trees = await trio.to_thread.run_sync(
+                lambda: dict(self._trees()), abandon_on_cancel=True
+            )
             stored = await trio.to_thread.run_sync(self._stored, abandon_on_cancel=True)
         except OSError as error:
             log.warning("cannot measure the disk accounts: %s", error)
@@ -287,10 +289,7 @@ class Disk:
         self.free, self.size = real.f_bavail * real.f_frsize, real.f_blocks * real.f_frsize
         self._accounts.set_total(Resource.DISK, self._accounts.used(Resource.DISK) + self.free)
 
-    def _trees(self) -> dict[str, Holder]:
-        return dict(self._find_trees())
-
-    def _find_trees(self) -> Iterator[tuple[str, Holder]]:
+    def _trees(self) -> Iterator[tuple[str, Holder]]:
         """Every tree that is measured by itself, from the state, and whose it is."""
         names = _entries(self._state / "agent")
         for name, holder in self._incarnations(names).items():

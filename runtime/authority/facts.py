@@ -16,7 +16,6 @@ from runtime.kernel.trash import Trash
 from runtime.kernel.waitfiles import WaitFiles
 from runtime.records.config import Config
 from runtime.records.documents import Documents
-from runtime.records.history import History
 from runtime.records.items import Items
 from runtime.records.journal import Journal
 from runtime.records.registry import Registry
@@ -62,12 +61,7 @@ class Facts:
         self.sessions = Sessions(store=store, registry=registry, trash=trash, state=state)
         #: the one way in which any of that changes
         self.journal = Journal(
-            store=store,
-            history=History(state),
-            registry=registry,
-            items=items,
-            sessions=self.sessions,
-            state=state,
+            store=store, registry=registry, items=items, sessions=self.sessions, state=state
         )
         self.documents = Documents(journal=self.journal, trash=trash, state=state)
         #: who calls, what that may, and on whose account

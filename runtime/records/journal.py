@@ -84,14 +84,13 @@ class Journal:
         self,
         *,
         store: Store,
-        history: History,
         registry: Registry,
         items: Items,
         sessions: Sessions,
         state: Path,
     ) -> None:
         self._store = store
-        self._history = history
+        self._history = History(state)
         self._registry = registry
         self._items = items
         self._sessions = sessions
@@ -105,7 +104,7 @@ class Journal:
         store.crowded = self._long_log.notify
         #: histories whose last number is known to be the session's
         self._numbered: set[str] = set()
-        self._outbox = Outbox(store, history, state)
+        self._outbox = Outbox(store, self._history, state)
         #: see ``Outbox.synced``
         self.synced = self._outbox.synced
 
