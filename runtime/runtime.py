@@ -356,11 +356,7 @@ async def open_runtime(
             host = Host(
                 agents=agents,
                 places=places,
-                hierarchy=hierarchy,
-                watcher=watcher,
-                spawner=spawner,
-                sweeper=sweeper,
-                port=Port(hierarchy, watcher, sweeper, places),
+                port=Port(hierarchy, watcher, spawner, sweeper, places),
                 nursery=nursery,
             )
             looker = Looker(host, helpers)

@@ -35,9 +35,9 @@ async def take_over(host: Host, adopted: Iterable[LiveCell]) -> None:
             try:
                 note = path.with_name(f"{path.name}~")
                 words = orders.words(places.program("feed"), 3, path, *_noted(note))
-                monitors = host.hierarchy.monitors(owner, most)
+                monitors = host.port.hierarchy.monitors(owner, most)
                 fds = [None, None, None, inlet]
-                process = await host.spawner.start(monitors, words, owner=owner, fds=fds)
+                process = await host.port.spawner.start(monitors, words, owner=owner, fds=fds)
                 await process.wait()
             finally:
                 os.close(inlet)

@@ -210,18 +210,25 @@ class Port:
     """The cgroups of agents, and the monitors of their programs."""
 
     def __init__(
-        self, hierarchy: Hierarchy, watcher: Watcher, sweeper: Sweeper, places: Places
+        self,
+        hierarchy: Hierarchy,
+        watcher: Watcher,
+        spawner: Spawner,
+        sweeper: Sweeper,
+        places: Places,
     ) -> None:
-        self._hierarchy = hierarchy
-        self._watcher = watcher
-        self._sweeper = sweeper
+        #: what starts programs uses these, too
+        self.hierarchy = hierarchy
+        self.watcher = watcher
+        self.spawner = spawner
+        self.sweeper = sweeper
         self._places = places
         #: the boot of the machine, which no program outlives
         self.boot = linux.boot_id()
 
     def place(self, path: str) -> Cgroup:
         """Where an agent and all that it owns are, by its record."""
-        return self._hierarchy.root.child(path)
+        return self.hierarchy.root.child(path)
 
     # facts
 
@@ -231,11 +238,11 @@ class Port:
 
     def watching_facts(self, execution: Execution) -> AbstractContextManager[None]:
         """While that is told by ``execution.changed``."""
-        return self._watcher.watching_present(execution.changed, execution.facts.path)
+        return self.watcher.watching_present(execution.changed, execution.facts.path)
 
     def watching_place(self, place: Cgroup, wakeup: Wakeup) -> AbstractContextManager[None]:
         """While it is told that the last process of a place is gone, or one is there again."""
-        return self._watcher.watching_present(wakeup, place.path / "cgroup.events")
+        return self.watcher.watching_present(wakeup, place.path / "cgroup.events")
 
     async def wait_empty(self, place: Cgroup) -> None:
         """Until no process is left in a place, or it is gone."""
@@ -251,7 +258,7 @@ class Port:
                 fd = os.pidfd_open(monitor)
                 try:
                     # a pid may have been given to another process since
-                    if self._hierarchy.holds_monitors(cgroups.path_of(monitor) or ""):
+                    if self.hierarchy.holds_monitors(cgroups.path_of(monitor) or ""):
                         await trio.lowlevel.wait_readable(fd)
                 finally:
                     os.close(fd)
@@ -277,17 +284,17 @@ class Port:
     async def signal(self, owner: int, number: int, execution: Execution) -> int:
         """Signals what is left of a program, but nothing that leads to it; how many processes
         there are. ``CtxError``, ``OSError``."""
-        return await self._sweeper.signal(owner, number, [execution.leaf], execution.spared())
+        return await self.sweeper.signal(owner, number, [execution.leaf], execution.spared())
 
     async def signal_cells(self, owner: int, number: int, cells: Collection[LiveCell]) -> None:
         """Signals all programs of cells."""
         places = [leaf for each in cells for leaf in each.leaves()]
         spared = [pid for each in cells for ex in each.programs() for pid in ex.spared()]
-        await self._sweeper.signal(owner, number, places, spared)
+        await self.sweeper.signal(owner, number, places, spared)
 
     async def hurry(self, owner: int, place: Cgroup) -> None:
         """Has what was killed end as soon as others would. ``CtxError``, ``OSError``."""
-        await self._sweeper.hurry(owner, place)
+        await self.sweeper.hurry(owner, place)
 
     @staticmethod
     def thaw(place: Cgroup) -> None:
@@ -332,18 +339,18 @@ class Port:
 
     def remove(self, owner: int, place: Cgroup) -> None:
         """Kills what is left in a place, and removes it, soon."""
-        self._sweeper.remove(owner, place)
+        self.sweeper.remove(owner, place)
 
     async def removed(self) -> None:
         """Returns when nothing is to be removed any more."""
-        await self._sweeper.drained()
+        await self.sweeper.drained()
 
     # what they use
 
     @property
     def counts_memory(self) -> bool:
         """Whether the kernel counts the memory of places."""
-        return "memory" in self._hierarchy.controllers
+        return "memory" in self.hierarchy.controllers
 
     def check_limits(self, limits: dict[str, str]) -> None:
         """``UnsupportedError`` where the machine lacks the controller of a limit. Keys without one
@@ -352,7 +359,7 @@ class Port:
             controller, _, rest = key.partition(".")
             if network_of(key) is not None:
                 continue
-            if rest and value != "max" and controller not in self._hierarchy.controllers:
+            if rest and value != "max" and controller not in self.hierarchy.controllers:
                 raise UnsupportedError(
                     f"{key}: the {controller} controller is not available in cgroup v2 here; "
                     "boot with systemd.unified_cgroup_hierarchy=1 (see ctx doctor)"
@@ -362,7 +369,7 @@ class Port:
         """Limits what an agent and all that it owns use, if it has a place now."""
         for key, value in limits.items():
             controller, _, rest = key.partition(".")
-            if rest and controller in self._hierarchy.controllers and place.exists():
+            if rest and controller in self.hierarchy.controllers and place.exists():
                 if key == "cpu.max" and " " not in value:
                     value = f"{value} {_CPU_PERIOD}"
                 place.write(key, value)
@@ -383,7 +390,7 @@ class Port:
 
     def all_places(self) -> Iterator[Cgroup]:
         """Those of all agents that no other agent owns."""
-        yield from map(Cgroup, self._hierarchy.root.path.glob("user-*/agent-*"))
+        yield from map(Cgroup, self.hierarchy.root.path.glob("user-*/agent-*"))
 
     def remove_strays(self, living: set[str], known: set[str]) -> None:
         """Removes places of no agent, and facts that nobody has a key of: left by a crash between
@@ -392,7 +399,7 @@ class Port:
             for path in directory.iterdir():
                 if path.name not in known:
                     path.unlink(missing_ok=True)
-        for user in self._hierarchy.root.path.glob("user-*"):
+        for user in self.hierarchy.root.path.glob("user-*"):
             owner = int(user.name.removeprefix("user-"))
             self._remove_strays(owner, Cgroup(user), user.name, living)
 
@@ -414,10 +421,6 @@ class Host:
 
     agents: Agents
     places: Places
-    hierarchy: Hierarchy
-    watcher: Watcher
-    spawner: Spawner
-    sweeper: Sweeper
     nursery: trio.Nursery
     port: Port
     live_cells: LiveCells = field(default_factory=LiveCells)
@@ -429,10 +432,6 @@ class Part:
     def __init__(self, host: Host) -> None:
         self._agents = host.agents
         self._places = host.places
-        self._hierarchy = host.hierarchy
-        self._watcher = host.watcher
-        self._spawner = host.spawner
-        self._sweeper = host.sweeper
         self._nursery = host.nursery
         self._live_cells = host.live_cells
         self._port = host.port

@@ -211,7 +211,7 @@ class Networks(Part):
                 places.program("relay"),
                 places.networks,
                 networks.hand_path(places.networks, agent).name,
-                f"{self._hierarchy.prefix}/{agent.cell.cgroup}",
+                f"{self._port.hierarchy.prefix}/{agent.cell.cgroup}",
                 *ids,
                 _FIRST_PASSED,
                 config.owner_connections,
@@ -220,9 +220,9 @@ class Networks(Part):
             )
             # Linux 6.x kills what is born into a cgroup that was ever killed
             leaf.remove()
-            leaf.create(self._hierarchy.controllers)
+            leaf.create(self._port.hierarchy.controllers)
             crashpoints.reach("relay.planned")
-            relay = await self._spawner.start(leaf, words, owner=agent.owner, fds=fds)
+            relay = await self._port.spawner.start(leaf, words, owner=agent.owner, fds=fds)
             crashpoints.reach("relay.started")
             return relay
 
@@ -233,7 +233,7 @@ class Networks(Part):
         with contextlib.ExitStack() as watches:
             for each in (leaf.path / "cgroup.events", path):
                 with contextlib.suppress(OSError):
-                    watches.enter_context(self._watcher.watching(each, wakeup))
+                    watches.enter_context(self._port.watcher.watching(each, wakeup))
             while True:
                 self._tell(agent)
                 if not leaf.populated():

@@ -57,7 +57,10 @@ class Asker:
     owner: int
     view: str
     leaf: Cgroup
-    #: how a refusal names the view, if its reader may take it for another
+    #: uid, gid and groups
+    ids: tuple[int, int, tuple[int, ...]]
+    #: of a view that is not the host's: a pidfd of its PID 1, and how a refusal names it
+    keeper: int | None = None
     words: str = ""
 
 
@@ -89,8 +92,9 @@ class Looker(Part):
             return {}
         if parent is None:
             ids = (agent.creator_uid, agent.creator_gid, agent.creator_groups)
-            asker = Asker(agent.creator_uid, f"uid {agent.creator_uid}", self._hierarchy.helpers)
-            return await self._ask(ids, wanted, asker, None, deadline)
+            helpers = self._port.hierarchy.helpers
+            asker = Asker(agent.creator_uid, f"uid {agent.creator_uid}", helpers, ids)
+            return await self._ask(asker, wanted, deadline)
         live_cell = self._live_cells.get(parent.index)
         if live_cell is None:
             return {}
@@ -105,8 +109,9 @@ class Looker(Part):
             ids = (agent.uid, agent.gid, agent.groups)
             leaf = live_cell.node.child("look")
             words = f" in the view of {quote(parent.name)}"
-            asker = Asker(parent.owner, f"agent {parent.index}", leaf, words)
-            return await self._ask(ids, wanted, asker, keeper, deadline)
+            view = f"agent {parent.index}"
+            asker = Asker(parent.owner, view, leaf, ids, keeper, words)
+            return await self._ask(asker, wanted, deadline)
         finally:
             os.close(keeper)
 
@@ -120,20 +125,14 @@ class Looker(Part):
                 kept = record.joined(self._boot, found, [*record.found, *wanted]).dump()
                 self._agents.journal.update(agent, sources={**agent.sources, name: kept})
 
-    async def _ask(
-        self,
-        ids: tuple[int, int, tuple[int, ...]],
-        paths: list[str],
-        asker: Asker,
-        keeper: int | None,
-        deadline: float,
-    ) -> dict[str, Source]:
+    async def _ask(self, asker: Asker, paths: list[str], deadline: float) -> dict[str, Source]:
         if self._views.is_full(asker.view) or self._owners.is_full(asker.owner):
             raise UnansweredError(
                 f"{quote(paths[0])}: {_HELPERS_MAX} look-ups in this view, or "
                 f"{_OWNERS_HELPERS_MAX} of uid {asker.owner}, are running already: try again later"
             )
-        uid, gid, groups = ids
+        uid, gid, groups = asker.ids
+        keeper = asker.keeper
         groups_word = self._agents.privilege.groups_of(groups)
         own = [*map(str, self._places.own), networks.DIRECTORY]
         spec = orders.message(uid, gid, groups_word, own, self._places.tree, paths)
@@ -142,7 +141,7 @@ class Looker(Part):
         self._views.enter_anyway(asker.view)
         self._owners.enter_anyway(asker.owner)
         try:
-            asker.leaf.create(self._hierarchy.controllers)
+            asker.leaf.create(self._port.hierarchy.controllers)
         except OSError as error:
             self._left(asker)
             raise _failed(paths, error) from None
@@ -166,7 +165,7 @@ class Looker(Part):
     def _left(self, asker: Asker) -> None:
         self._owners.leave(asker.owner)
         self._views.leave(asker.view)
-        if not self._views.users(asker.view) and asker.leaf.path != self._hierarchy.helpers.path:
+        if not self._views.users(asker.view) and asker.keeper is not None:
             asker.leaf.remove()
 
 

@@ -81,8 +81,8 @@ class Starter(Part):
         await self._make_trees(agent)
         self._tell_left_out(agent)
         plan = cell.plan(self._agents, agent, places)
-        await self._sweeper.removed(agent.owner, live_cell.node)
-        live_cell.leaf.make_own(self._hierarchy.controllers)
+        await self._port.sweeper.removed(agent.owner, live_cell.node)
+        live_cell.leaf.make_own(self._port.hierarchy.controllers)
         self._port.apply_limits(live_cell.node, agent.limits)
         log.debug("%s %s: %s", agent.name, agent.cell.id, plan.describe())
         if plan.lend:
@@ -145,8 +145,8 @@ class Starter(Part):
         plan = cell.plan_inside(self._agents, agent, self._places, command)
         # there may be the leaf of an earlier run; Linux 6.x kills what is born, by clone3(2)
         # from another cgroup, into one that was ever killed
-        await self._sweeper.removed(agent.owner, execution.leaf)
-        execution.leaf.make_own(self._hierarchy.controllers)
+        await self._port.sweeper.removed(agent.owner, execution.leaf)
+        execution.leaf.make_own(self._port.hierarchy.controllers)
         log.debug("%s %s: %s", agent.name, execution.facts.key, plan.describe())
         await self._monitor(agent, execution, plan, command, agent)
 
@@ -176,14 +176,14 @@ class Starter(Part):
             stdin = held(command.open_input() if command.open_input is not None else _null())
             inlet = [held(execution.facts.inlet.listen())] if command.fed else []
             most = self._agents.settings.config.owner_monitors
-            monitors = self._hierarchy.monitors(agent.owner, most)
+            monitors = self._port.hierarchy.monitors(agent.owner, most)
             numbers = {fd: _FIRST_PASSED + i for i, fd in enumerate(fds)}
             led = "cell" if hand is not None or keeper is None else numbers[keeper]
             # the monitor closes it once it is recorded
             complaint, complaining = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             held(complaint)
             try:
-                monitor = await self._spawner.start(
+                monitor = await self._port.spawner.start(
                     monitors,
                     orders.words(
                         places.program("monitor"),

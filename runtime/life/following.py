@@ -57,6 +57,8 @@ class Follower(Part):
         self.host = host
         self.starter = starter
         self.ender = ender
+        #: the relays beside cells
+        self.networks = Networks(host)
 
     def clear(self, live_cell: LiveCell, execution: Execution) -> None:
         """Clears away what a program that is over leaves: its cgroup, its record, its socket."""
@@ -243,19 +245,16 @@ class FollowingCell(Following):
         live_cell: LiveCell,
         *,
         worktrees: Worktrees,
-        networks: Networks,
         serve: Callable[[LiveCell], None],
-        launch: bool,
     ) -> None:
         super().__init__(follower, live_cell, live_cell)
         self._worktrees = worktrees
         self._ender = follower.ender
-        self._networks = networks
         self._serve = serve
-        self._is_new = launch
 
     async def start(self) -> None:
-        if self._is_new:
+        # nothing was launched if no monitor has begun a record
+        if self._agent.status is Status.STARTING and not self._execution.facts.exist():
             await self._worktrees.make(self._agent)
             await self._follower.starter.launch(self._live_cell)
 
@@ -267,7 +266,7 @@ class FollowingCell(Following):
         # the monitor is reaped whenever it ends
         self._nursery.start_soon(self._port.watch_monitor, self._live_cell)
         # and so is a relay
-        self._nursery.start_soon(self._networks.lead, self._live_cell)
+        self._nursery.start_soon(self._follower.networks.lead, self._live_cell)
         self._serve(self._live_cell)
 
     def look(self, record: RunRecord) -> None:

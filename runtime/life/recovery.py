@@ -44,7 +44,7 @@ class Recovery(Part):
         inside: Inside,
         worktrees: Worktrees,
         make_live_cell: Callable[[Agent], LiveCell],
-        live: Callable[[LiveCell, bool], None],
+        live: Callable[[LiveCell], None],
         restore: Callable[[Agent], None],
     ) -> None:
         super().__init__(host)
@@ -99,12 +99,11 @@ class Recovery(Part):
             # a daemon that died while it ended a program may have left that frozen
             for execution in live_cell.programs():
                 self._port.thaw(execution.leaf)
-            # Nothing was launched if no monitor has begun a record: it is done now.
-            is_new = live_cell.agent.status is Status.STARTING
-            launch = is_new and not live_cell.facts.exist()
-            if not launch and not live_cell.node.populated():
+            # nothing was launched if no monitor has begun a record: it is done now
+            is_new = live_cell.agent.status is Status.STARTING and not live_cell.facts.exist()
+            if not is_new and not live_cell.node.populated():
                 gone.append(live_cell)
-            self._live(live_cell, launch)
+            self._live(live_cell)
         crashpoints.reach("adopt.led")
         for agent in (live_cell.agent for live_cell in adopted):
             if agent.status is Status.STOPPING:

@@ -290,7 +290,7 @@ class Resident(Part):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         wakeup = Wakeup()
         who = Payer(self._agent.owner, self._agent.name)
-        with self._watcher.watching(directory, wakeup):
+        with self._port.watcher.watching(directory, wakeup):
             while True:
                 # a program that talks without pause must not have the loop alone
                 if not await self._streams.gentle.do(who, self._listener.hear):

@@ -63,6 +63,13 @@ class Runs(Part):
 
     async def serve(self, live_cell: LiveCell) -> None:
         """Run after run, until the agent is ending."""
+        try:
+            await self._serve(live_cell)
+        except Exception:
+            log.exception("%s: a bug in ctxfs; its processes are killed", live_cell.agent.name)
+            live_cell.node.kill()
+
+    async def _serve(self, live_cell: LiveCell) -> None:
         agent = live_cell.agent
         while live_cell.goes_on and not live_cell.lost:
             count = live_cell.changed.count
@@ -217,7 +224,7 @@ class _FollowingRun(Following):
         """Hears the output of a run as it grows; what is left in the end is heard then."""
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         wakeup = Wakeup()
-        with self._watcher.watching(out, wakeup):
+        with self._port.watcher.watching(out, wakeup):
             while not stream.full:
                 # a program that writes faster than this is read must not have the loop alone
                 while await self._streams.gentle.do(who, hear):

@@ -17,7 +17,6 @@ import trio
 
 from runtime import crashpoints
 from runtime.cell.port import Host, LiveCell, Part, Place, about, guarded
-from runtime.cell.relays import Networks
 from runtime.cell.starting import Starter
 from runtime.errors import KernelError, NoSpaceError, NotRunningError, StaleError, WrongStateError
 from runtime.ids import AgentIndex, RunId
@@ -65,8 +64,7 @@ class Supervisor(Part, Subscriber):
         self._has_taken_over = False
         self._inside = Inside(host, follower)
         self._worktrees = Worktrees(host, self._inside.run)
-        #: the relays beside cells
-        self.networks = Networks(host)
+        self.networks = follower.networks
         self._beginner = Beginner(host.agents, self._worktrees, host.port.boot)
         #: what agents use
         self.meter = Meter(host, census)
@@ -136,13 +134,13 @@ class Supervisor(Part, Subscriber):
 
     def _launch(self, agent: Agent) -> None:
         crashpoints.reach("start.committed")
-        self._begin_life(self._make_live_cell(agent), True)
+        self._begin_life(self._make_live_cell(agent))
 
     def _end(self, agent: Agent) -> None:
         if agent.index not in self._live_cells:
             if not self._has_taken_over:
                 return  # who takes it over goes on with its end
-            self._begin_life(self._make_live_cell(agent), False)
+            self._begin_life(self._make_live_cell(agent))
         self._ender.begin(agent)
 
     def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
@@ -292,8 +290,8 @@ class Supervisor(Part, Subscriber):
 
     # following
 
-    def _begin_life(self, live_cell: LiveCell, launch: bool) -> None:
-        self._nursery.start_soon(self._live, live_cell, launch)
+    def _begin_life(self, live_cell: LiveCell) -> None:
+        self._nursery.start_soon(self._live, live_cell)
 
     def _place(self, agent: Agent) -> Place:
         return self._port.place(agent.cell.cgroup or self._agents.registry.node_path(agent))
@@ -312,7 +310,7 @@ class Supervisor(Part, Subscriber):
         self._live_cells[agent.index] = live_cell
         return live_cell
 
-    async def _live(self, live_cell: LiveCell, launch: bool) -> None:
+    async def _live(self, live_cell: LiveCell) -> None:
         """Run after run, until the agent is dead."""
         agent = live_cell.agent
         try:
@@ -323,8 +321,7 @@ class Supervisor(Part, Subscriber):
                 live_cell.changed.notify()
                 if agent.waits_to_restart:
                     live_cell = await self._back_off(live_cell)
-                    launch = bool(agent.cell.id)
-                await self._until_over(live_cell, launch)
+                await self._until_over(live_cell)
                 if not agent.live:
                     return
                 live_cell = self._make_live_cell(agent)
@@ -367,15 +364,13 @@ class Supervisor(Part, Subscriber):
             return self._make_live_cell(agent)
         return live_cell
 
-    async def _until_over(self, live_cell: LiveCell, launch: bool) -> None:
+    async def _until_over(self, live_cell: LiveCell) -> None:
         agent = live_cell.agent
         following = FollowingCell(
             self._follower,
             live_cell,
             worktrees=self._worktrees,
-            networks=self.networks,
             serve=self._serve,
-            launch=launch,
         )
         await following.follow()
         if agent.status is Status.STOPPING:
@@ -398,16 +393,9 @@ class Supervisor(Part, Subscriber):
         inside = agent.how.holds_cell or not agent.runs_first or agent.run.ending
         if inside and not live_cell.served:
             live_cell.served = True
-            self._nursery.start_soon(self._runs_of, live_cell)
+            self._nursery.start_soon(self._runs.serve, live_cell)
         for task in self._agents.tasks.known(agent):
             self._lead_task(live_cell, task)
-
-    async def _runs_of(self, live_cell: LiveCell) -> None:
-        try:
-            await self._runs.serve(live_cell)
-        except Exception:
-            log.exception("%s: a bug in ctxfs; its processes are killed", live_cell.agent.name)
-            live_cell.node.kill()
 
     def _lead_task(self, live_cell: LiveCell, task: Task) -> None:
         # once its agent is ending, it ends with that, led by the task that leads the agent

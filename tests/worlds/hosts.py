@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 from runtime.cell.port import Host, LiveCells, Port
 
 
 def host_with(**parts: Any) -> Host:
     """One with these parts alone."""
+    parts_of_port = ("hierarchy", "watcher", "spawner", "sweeper")
+    machine: Any = {name: parts.pop(name, None) for name in parts_of_port}
+    port = Port(**machine, places=cast(Any, parts.get("places")))
     missing: dict[str, Any] = dict.fromkeys((each.name for each in fields(Host)), None)
-    given = {**missing, "live_cells": LiveCells(), **parts}
-    port = Port(given["hierarchy"], given["watcher"], given["sweeper"], given["places"])
-    return Host(**{**given, "port": given["port"] or port})
+    return Host(**{**missing, "live_cells": LiveCells(), "port": port, **parts})

@@ -46,7 +46,7 @@ def child(world: World) -> Agent:
 
 
 def looker(world: World, child: Agent, cell: Cell, monkeypatch: pytest.MonkeyPatch) -> Looker:
-    async def ask(self: Looker, ids: object, paths: list[str], *_: object) -> dict[str, Source]:
+    async def ask(self: Looker, asker: object, paths: list[str], *_: object) -> dict[str, Source]:
         return {path: Source(path, "1:2") for path in paths}
 
     monkeypatch.setattr(Looker, "_ask", ask)
