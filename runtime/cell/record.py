@@ -68,6 +68,13 @@ class RunRecord:
         return bool(self.ended or self.lost or self.failed or self.finished)
 
     @property
+    def exit(self) -> str:
+        """How the program ended, as reasons say it; empty if it has not, or nobody knows."""
+        if self.exit_code is not None:
+            return f"exit:{self.exit_code}"
+        return "" if self.signal is None else f"signal:{self.signal}"
+
+    @property
     def settled(self) -> bool:
         """Whether it is known if the program began, or that there need be none."""
         return bool(self.started or self.held or self.over)
@@ -181,14 +188,10 @@ def judge(record: RunRecord, *, oom: bool, complaint: str) -> tuple[Outcome, str
     """
     if record.failed:
         return Outcome.ERROR, f"start_failed: {record.failed}"
-    if record.exit_code == 0:
-        return Outcome.DONE, "exit:0"
-    if record.exit_code is not None:
-        return Outcome.ERROR, f"exit:{record.exit_code}"
     if record.signal == signal.SIGKILL and oom:
         return Outcome.ERROR, "oom"
-    if record.signal is not None:
-        return Outcome.ERROR, f"signal:{record.signal}"
+    if record.exit:
+        return Outcome.DONE if record.exit_code == 0 else Outcome.ERROR, record.exit
     if not record.started and not record.held:
         return Outcome.ERROR, f"start_failed: {complaint[:_COMPLAINT_MAX] or 'no reason was given'}"
     # its PID 1 was killed from outside, and everything with it

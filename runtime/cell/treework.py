@@ -95,8 +95,7 @@ class Trees:
     async def _finish(self, space: Space) -> None:
         """Makes or removes a tree, if that is to be done still."""
         try:
-            async with self._turns.turn(space.index):
-                await self._do(space)
+            await self._do(space)
         except (CtxError, OSError) as error:
             log.warning("the tree of the space %s: %s", quote(space.name), error)
 
@@ -105,24 +104,25 @@ class Trees:
         if space.state is SpaceState.THERE:
             return
         with trio.move_on_after(seconds):
-            async with self._turns.turn(space.index):
-                await self._do(space)
-                return
+            return await self._do(space)
         raise UnansweredError(f"the space {quote(space.name)} is just being made: try again")
 
     async def _do(self, space: Space) -> None:
-        tree = tree_of_space(space.name)
-        place = mounts.place_of(f"{mounts.SHARED_TREE}{space.name}")
-        if space.state is SpaceState.WANTED:
-            own = space.owner, space.gid, space.mode
-            await self._make(space.owner, "make", tree, *own, place)
-            self._spaces.made(space)
-        elif space.state is SpaceState.REMOVED:
-            kept = f"lost/{space.name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-            if await self._ask(space.owner, "remove", tree, place, kept):
-                directory = self._places.trees / kept
-                log.warning("the space %s had something: kept in %s", quote(space.name), directory)
-            self._spaces.forget(space)
+        async with self._turns.turn(space.index):
+            tree = tree_of_space(space.name)
+            place = mounts.place_of(f"{mounts.SHARED_TREE}{space.name}")
+            if space.state is SpaceState.WANTED:
+                own = space.owner, space.gid, space.mode
+                await self._make(space.owner, "make", tree, *own, place)
+                self._spaces.made(space)
+            elif space.state is SpaceState.REMOVED:
+                kept = f"lost/{space.name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+                if await self._ask(space.owner, "remove", tree, place, kept):
+                    directory = self._places.trees / kept
+                    log.warning(
+                        "the space %s had something: kept in %s", quote(space.name), directory
+                    )
+                self._spaces.forget(space)
 
     async def ready_home(self, uid: int, gid: int) -> None:
         """Returns when a user's own tree is there; ``CtxError`` or ``OSError``."""

@@ -50,11 +50,7 @@ def judge_agent(agents: Agents, live_cell: LiveCell) -> tuple[Outcome, str]:
 
 def judge_task(task: Task, record: RunRecord) -> tuple[TaskCue, str]:
     """The end of a command, as its monitor has it; and the text of its exit."""
-    text = ""
-    if record.exit_code is not None:
-        text = f"exit:{record.exit_code}"
-    elif record.signal is not None:
-        text = f"signal:{record.signal}"
+    text = record.exit
     if task.status is TaskStatus.CANCELLING:
         # SIGKILL to its leaf reaches who would tell of it, too
         killed = bool(record.started and record.finished)

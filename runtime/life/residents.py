@@ -333,12 +333,17 @@ def _line(message: Message) -> bytes:
     return (dump_json(fields) + "\n").encode()
 
 
+def _object(line: bytes) -> dict[str, Any]:
+    """The object of JSON on a line, which has nothing on any other line."""
+    try:
+        return parse_json_object(line.decode())
+    except (CtxError, UnicodeDecodeError):
+        return {}
+
+
 def _parse_hello(line: bytes) -> frozenset[str] | None:
     """The kinds of lines that a program says it takes; None for any other line."""
-    try:
-        found = parse_json_object(line.decode())
-    except (CtxError, UnicodeDecodeError):
-        return None
+    found = _object(line)
     if found.get("type") != "hello":
         return None
     takes = found.get("takes")
@@ -348,12 +353,7 @@ def _parse_hello(line: bytes) -> frozenset[str] | None:
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     """``{"type", "id", "text"}`` of a reply; None for any other line."""
-    if b'"type"' not in line:
-        return None
-    try:
-        found = parse_json_object(line.decode())
-    except (CtxError, UnicodeDecodeError):
-        return None
+    found = _object(line) if b'"type"' in line else {}
     text = found.get("text", "")
     if found.get("type") not in ("delta", "message", "error") or not isinstance(text, str):
         return None

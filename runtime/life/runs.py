@@ -250,14 +250,20 @@ class _FollowingRun(Following):
             return True
         if not ended or agent.run.ending or agent.how.run_per_message:
             return False
-        # the program is the agent
-        outcome = (Outcome.ERROR, f"start_failed: {self.failure}")
-        if not self.failure:
-            # with its monitor a cell ends, and so does what runs inside
-            lost = self._live_cell.lost
-            outcome = LOST if lost else judge_run(self._agents, agent, self._execution)
-        self._follower.ender.end(agent, *outcome)
+        self._follower.ender.end(agent, *self._outcome())  # the program is the agent
         return True
+
+    def _outcome(self) -> tuple[Outcome, str]:
+        """The outcome and the reason of a run whose program has ended."""
+        run = self._agent.run
+        if run.ending:
+            return Outcome.CANCELLED, run.cause
+        if self.failure:
+            return Outcome.ERROR, f"start_failed: {self.failure}"
+        # with its monitor a cell ends, and so does what runs inside
+        return (
+            LOST if self._live_cell.lost else judge_run(self._agents, self._agent, self._execution)
+        )
 
     def is_unwanted(self, record: RunRecord) -> bool:
         return self._agent.run.ending
@@ -287,12 +293,7 @@ class _FollowingRun(Following):
         agent, execution = self._agent, self._execution
         record, run = execution.record(), agent.run
         change = Change(by=run.caused_by if run.ending else RUNTIME)
-        if run.ending:
-            outcome, reason = Outcome.CANCELLED, run.cause
-        elif self.failure:
-            outcome, reason = Outcome.ERROR, f"start_failed: {self.failure}"
-        else:
-            outcome, reason = judge_run(self._agents, agent, execution)
+        outcome, reason = self._outcome()
         usage = {} if self._is_first else self._port.spent(execution.leaf)
         conclude_run(change, self._agents, agent, record, outcome, reason, usage, last=False)
         change.run(agent, RunCue.OVER)

@@ -16,6 +16,7 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
+from runtime.cell import oldinputs
 from runtime.cell.port import Host, LiveCell, Part, Place, about, guarded
 from runtime.cell.starting import Starter
 from runtime.errors import KernelError, NoSpaceError, NotRunningError, StaleError, WrongStateError
@@ -26,7 +27,7 @@ from runtime.life.ending import Ender
 from runtime.life.following import Follower, FollowingCell, FollowingTask, Inside
 from runtime.life.metering import Meter
 from runtime.life.recording import Recorder
-from runtime.life.recovery import Recovery, record_lost
+from runtime.life.recovery import adopt, record_lost, remove_strays
 from runtime.life.room import Room
 from runtime.life.runs import Runs
 from runtime.life.streams import Streams
@@ -42,6 +43,8 @@ log = logging.getLogger("ctxd.supervisor")
 
 _SHUTDOWN_SECONDS: Final = 30.0
 _RETRY_SECONDS: Final = 1.0
+#: that a start waits for what was adopted
+_SETTLE_SECONDS: Final = 10.0
 #: that the last cgroups have to be removed
 _DRAIN_SECONDS: Final = 5.0
 _LED_TASKS: Final = frozenset({TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.CANCELLING})
@@ -274,19 +277,40 @@ class Supervisor(Part, Subscriber):
         self._port.apply_limits(self._place(agent), limits)
 
     async def recover(self) -> None:
-        """Takes over what an earlier daemon left, and returns when it can be spoken to."""
-        recovery = Recovery(
-            self._host,
-            ender=self._ender,
-            inside=self._inside,
-            worktrees=self._worktrees,
-            make_live_cell=self._make_live_cell,
-            live=self._begin_life,
-            restore=self.restore,
-        )
-        adopted = recovery.adopt()
+        """Takes over what an earlier daemon left: follows what lives, and goes on ending what was
+        being ended. Returns when what has ended meanwhile is recorded, and what lives can be
+        spoken to."""
+        adopted = adopt(self._host, self._ender, self._make_live_cell)
         self._has_taken_over = True
-        await recovery.run(adopted)
+        for live_cell in adopted:
+            self._inside.end_left(live_cell)
+        await oldinputs.take_over(self._host, adopted)
+        gone = []
+        for live_cell in adopted:
+            if live_cell.agent.status is not Status.STOPPING:
+                self.restore(live_cell.agent)
+            # a daemon that died while it ended a program may have left that frozen
+            for execution in live_cell.programs():
+                self._port.thaw(execution.leaf)
+            is_new = live_cell.agent.status is Status.STARTING and not live_cell.facts.exist()
+            if not is_new and not live_cell.node.populated():
+                gone.append(live_cell)
+            self._begin_life(live_cell)
+        crashpoints.reach("adopt.led")
+        for agent in (live_cell.agent for live_cell in adopted):
+            if agent.status is Status.STOPPING:
+                parent = self._agents.registry.parent_of(agent)
+                if parent is None or parent.status is not Status.STOPPING or not agent.owned:
+                    self._ender.lead(agent)
+        with trio.move_on_after(_SETTLE_SECONDS):
+            for live_cell in gone:
+                await live_cell.wait_over()
+            for live_cell in adopted:
+                await live_cell.wait_reachable()
+        crashpoints.reach("adopt.ended")
+        remove_strays(self._host)
+        self._worktrees.resume()
+        crashpoints.reach("adopt.cleaned")
 
     # following
 
