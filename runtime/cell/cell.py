@@ -53,9 +53,8 @@ from runtime.texts.names import parse_env_line, quote, split_command
 HOME: Final = "/tmp/home"
 _SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 _NATIVE: Final = Path(__file__).parents[1] / "native"
-#: descriptors as the steps find them (monitor.c); then that of ``Plan.networks``, if there are any,
-#: the keeper, the view
-_REPORT_FD, _SPEC_FD, _NEXT_FD = 3, 4, 5
+#: descriptors as the steps find them (monitor.c); from ``_SPEC_FD`` on, those of ``Plan.passed``
+_REPORT_FD, _SPEC_FD = 3, 4
 
 
 class Places:
@@ -121,8 +120,9 @@ class Plan:
     ``steps`` is the first program with its arguments, the next with its own among them, and so on;
     ``spec``, ``view``, ``stage`` and ``lend`` are the orders that keeper, view, stage and lend
     find in files. ``networks`` are those that the keeper listens for, and hands out at a socket.
-    ``view`` are operations of view.c, ``programs`` what the steps execute by descriptor
-    after they have left the host's view.
+    ``view`` are operations of view.c. ``passed`` names what the steps find as descriptors, in
+    their order: these orders, the ``cell`` that they enter, and programs that are executed after
+    they have left the host's view.
     """
 
     steps: tuple[str, ...]
@@ -131,7 +131,7 @@ class Plan:
     stage: bytes = b""
     lend: bytes = b""
     networks: Mapping[str, int] = field(default_factory=dict)
-    programs: tuple[str, ...] = ("keeper",)
+    passed: tuple[str, ...] = ("spec", "keeper", "cell")
 
     def describe(self) -> str:
         return " ".join(self.steps)
@@ -425,16 +425,17 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
         view += _base_view(agents, agent, places, root.mode)
     view += [("proc", "/proc"), ("dev", "/dev"), ("tmpfs", "0755", "/tmp"), ("dir", "0700", HOME)]
     having = networks.wanted(agents, agent)
-    keeper_fd = _NEXT_FD + bool(having)
-    view_fd = keeper_fd + 1
-    # after the view come the program that builds it, or what is staged, then the cell
-    extra = view_fd + 1
-    passed = extra + (1 if nested else bool(staged)) + (parent is not None)
+    passed = ["spec", *(["networks"] if having else []), "keeper", "view"]
+    # what builds the view, or what is staged
+    passed += ["builder"] if nested else ["stage"] if staged else []
+    passed += ["cell"] if parent is not None else []
+    passed += ["lend"] if lent else []
+    at = {name: _SPEC_FD + number for number, name in enumerate(passed)}
 
     def lend(tree: _Lent) -> tuple[str, ...]:
-        """The operation that attaches a tree; the orders of lend.c come before the trees."""
+        """The operation that attaches a tree; all trees come after what is passed."""
         number = next(n for n, each in enumerate(lent) if each is tree)
-        return ("lent", str(passed + 1 + number), tree.target)
+        return ("lent", str(_SPEC_FD + len(passed) + number), tree.target)
 
     def put(mount: mounts.Mount) -> tuple[str, ...]:
         if mount.mode == "hide":
@@ -484,23 +485,23 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     groups = privilege.groups_of(agent.groups)
     ids = (agent.uid, agent.gid)
     grace = int(agents.settings.grace(agent) * 1000)
-    hand = [str(_NEXT_FD)] if having else []
+    hand = [str(at["networks"])] if having else []
     keeper = [*orders.words("keeper", _SPEC_FD, _REPORT_FD, grace), *hand]
     if nested:
         # it has its groups by then
-        inner = orders.words("view", _REPORT_FD, view_fd, keeper_fd, *ids, "=", keeper)
+        inner = orders.words("view", _REPORT_FD, at["view"], at["keeper"], *ids, "=", keeper)
         enter, network = places.program("enter"), _network(agents, agent)
-        steps = orders.words(enter, extra + 1, extra, *ids, groups, network, inner)
+        steps = orders.words(enter, at["cell"], at["builder"], *ids, groups, network, inner)
     else:
         builder = places.program("view")
-        steps = orders.words(builder, _REPORT_FD, view_fd, keeper_fd, *ids, groups, keeper)
+        steps = orders.words(builder, _REPORT_FD, at["view"], at["keeper"], *ids, groups, keeper)
     stage = b""
     if staged:
-        cell = "-" if parent is None else extra + 1
-        steps = orders.words(places.program("stage"), extra, cell, steps)
+        cell = "-" if parent is None else at["cell"]
+        steps = orders.words(places.program("stage"), at["stage"], cell, steps)
         stage = _stage(agents, agent, places, staged, optional=optional)
     if lent:
-        steps = orders.words(places.program("lend"), passed, passed + 1, steps)
+        steps = orders.words(places.program("lend"), at["lend"], at["lend"] + 1, steps)
     return Plan(
         steps=tuple(steps),
         spec=_spec(
@@ -513,7 +514,7 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
         stage=stage,
         lend=orders.message(places.trees, [each.order() for each in lent]) if lent else b"",
         networks=having,
-        programs=("keeper", "view") if nested else ("keeper",),
+        passed=tuple(passed),
     )
 
 
@@ -537,9 +538,9 @@ def plan_inside(agents: Agents, agent: Agent, places: Places, command: Command) 
     variables["CTX_RUN"] = command.run
     groups = agents.privilege.groups_of(agent.groups)
     enter, ids, network = places.program("enter"), (agent.uid, agent.gid), _network(agents, agent)
-    # after the specification and the keeper, which needs no view, comes the cell
+    # the keeper needs no view
     keeper = orders.words("keeper", _SPEC_FD, _REPORT_FD, "-")
-    steps = orders.words(enter, _NEXT_FD + 1, _NEXT_FD, *ids, groups, network, keeper)
+    steps = orders.words(enter, _SPEC_FD + 2, _SPEC_FD + 1, *ids, groups, network, keeper)
     return Plan(steps=tuple(steps), spec=_spec(command.cwd, variables, command.words))
 
 

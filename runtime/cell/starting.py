@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -289,26 +289,27 @@ def passed_files(
     ``parent_cell`` is a pidfd of the parent's keeper, ``hand`` where the cell's own keeper hands
     out what it listens on.
     """
+
+    def listen() -> int:
+        assert hand is not None
+        return seqpackets.listen(hand)
+
+    files: dict[str, Callable[[], int]] = {
+        "spec": lambda: orders.memory_file("spec", prepared.spec),
+        "networks": listen,
+        "keeper": lambda: open_program(places, "keeper", rootless=rootless),
+        "view": lambda: orders.memory_file("view", orders.message(prepared.view)),
+        "builder": lambda: open_program(places, "view", rootless=rootless),
+        "stage": lambda: orders.memory_file("stage", prepared.stage),
+        "lend": lambda: orders.memory_file("lend", prepared.lend),
+    }
     with ExitStack() as stack:
         opened: list[int] = []
-
-        def add(fd: int) -> None:
-            stack.callback(os.close, fd)
-            opened.append(fd)
-
-        add(orders.memory_file("spec", prepared.spec))
-        if prepared.networks:
-            assert hand is not None
-            add(seqpackets.listen(hand))
-        add(open_program(places, "keeper", rootless=rootless))
-        if prepared.view:
-            add(orders.memory_file("view", orders.message(prepared.view)))
-        for name in prepared.programs[1:]:
-            add(open_program(places, name, rootless=rootless))
-        if prepared.stage:
-            add(orders.memory_file("stage", prepared.stage))
-        if parent_cell is not None:
-            opened.append(parent_cell)
-        if prepared.lend:
-            add(orders.memory_file("lend", prepared.lend))
+        for name in prepared.passed:
+            if name == "cell":
+                assert parent_cell is not None
+                opened.append(parent_cell)
+            else:
+                opened.append(files[name]())
+                stack.callback(os.close, opened[-1])
         yield opened

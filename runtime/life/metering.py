@@ -85,44 +85,39 @@ class Meter(Part):
         """Looks at all agents now and then, where the kernel does not count."""
         registry = self._agents.registry
         while not self._counted:
-            live: dict[int, list[tuple[Agent, Place]]] = {}
-            for number, agent in enumerate(tuple(registry)):
+            live: dict[int, dict[AgentIndex, Place]] = {}
+            for number, live_cell in enumerate(tuple(self._live_cells.values())):
                 if number % _AT_ONCE == 0:
                     await trio.lowlevel.checkpoint()
-                live_cell = self._live_cells.get(agent.index)
-                if live_cell is not None:
-                    live.setdefault(agent.owner, []).append((agent, _place(live_cell)))
+                agent = live_cell.agent
+                live.setdefault(agent.owner, {})[agent.index] = _place(live_cell)
             used, took = await self._sampled(live)
             deepest_first = sorted(
-                (agent for agents in live.values() for agent, _ in agents),
-                key=registry.depth,
-                reverse=True,
+                self._live_cells.values(), key=lambda each: registry.depth(each.agent), reverse=True
             )
-            for number, agent in enumerate(deepest_first):
+            for number, live_cell in enumerate(deepest_first):
                 if number % _AT_ONCE == 0:
                     await trio.lowlevel.checkpoint()
+                agent = live_cell.agent
+                sampled = used.get(agent.index, 0)
                 parent = registry.parent_of(agent)
                 if parent is not None and agent.owned and parent.index in used:
-                    used[parent.index] += used.get(agent.index, 0)
-                live_cell = self._live_cells.get(agent.index)
-                if live_cell is not None:
-                    peak = max(live_cell.memory_peak, used.get(agent.index, 0))
-                    live_cell.memory_peak = peak
+                    used[parent.index] += sampled
+                live_cell.memory_peak = max(live_cell.memory_peak, sampled)
             await trio.sleep(max(_LEAST, _TIMES_A_LOOK * took))
 
     async def _sampled(
-        self, live: dict[int, list[tuple[Agent, Place]]]
+        self, live: dict[int, dict[AgentIndex, Place]]
     ) -> tuple[dict[AgentIndex, int], float]:
         """The memory that each agent uses, and the seconds that looking took."""
         used: dict[AgentIndex, int] = {}
         took = 0.0
-        for owner, agents in live.items():
+        for owner, places in live.items():
             begun = trio.current_time()
             # one that holds it up is looked at another time
             with suppress(CtxError, OSError):
-                found = await self._census.memory(owner, [place for _, place in agents], "sample")
-                for (agent, _), (size, _) in zip(agents, found, strict=True):
-                    used[agent.index] = size
+                found = await self._census.memory(owner, list(places.values()), "sample")
+                used.update(zip(places, (size for size, _ in found), strict=True))
                 took += trio.current_time() - begun
         return used, took
 

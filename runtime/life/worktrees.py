@@ -179,7 +179,8 @@ class Worktrees(Part, Subscriber):
         if why:
             raise WrongStateError(f"the worktree of {quote(task.name)} cannot be fetched: {why}")
         worktree = Worktree.load(child.worktree)
-        self._set(child, replace(worktree, state=WorktreeState.FETCHING, reason=""))
+        fetching = replace(worktree, state=WorktreeState.FETCHING, reason="")
+        self._agents.journal.commit(self._change(child, fetching))
         self._nursery.start_soon(self._fetch, child)
 
     async def _fetch(self, child: Agent) -> None:
@@ -223,9 +224,6 @@ class Worktrees(Part, Subscriber):
     def _put(self, child: Agent, worktree: Worktree) -> None:
         """Notes a fact, which a full disk does not change."""
         self._agents.journal.note(self._change(child, worktree))
-
-    def _set(self, child: Agent, worktree: Worktree) -> None:
-        self._agents.journal.commit(self._change(child, worktree))
 
     def _change(self, child: Agent, worktree: Worktree) -> Change:
         change = Change()
