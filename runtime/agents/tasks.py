@@ -1,5 +1,5 @@
 """The task plane: managed executions of an agent's, and handles of supervised children
-(ctxfs-tasks(5), Tasks). What runs them is ``runtime.life.taskruns``."""
+(ctxfs-tasks(5), Tasks). What runs them is ``runtime.life.following``."""
 
 from __future__ import annotations
 
