@@ -25,7 +25,6 @@ from ctxfs.files.verbs import VERBS, Verb
 from ctxfs.tools.registry import TOOLS
 from ctxfs.tools.schemas import Schema
 from ctxfs.tools.tool import Concerns
-from ctxfs.tree import inodes
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.rows import Directory, Document, File, Inlet, Kind, Row, Staged
 from runtime.authority.guard import WITHIN_FAMILY, AnyGuard, said, times
@@ -193,18 +192,6 @@ def _type(schema: Schema) -> str:
     return types if isinstance(types, str) else " or ".join(types)
 
 
-def _inodes() -> Iterator[str]:
-    yield ".Bl -tag -width Ds"
-    for treatment in inodes.TABLE:
-        yield ".It " + escape(_capital(treatment.name))
-        yield f"Belong to {treatment.owner.value}."
-        yield f"Pages are {'' if treatment.pages else 'not '}kept."
-        yield f"Lease: {treatment.lease}."
-        yield f"Lock: {treatment.lock}."
-        yield f"Mapping: {treatment.mmap}."
-    yield ".El"
-
-
 _FORMS: Final = {
     "word": "one string",
     "number": "the number, or the name",
@@ -245,7 +232,6 @@ PAGES: Final[dict[str, dict[str, Callable[[], Iterator[str]]]]] = {
         "verbs": _verbs(VERBS),
         "session files": _files(session.LAYOUT),
         "channel files": _plain_files(session.CHANNEL),
-        "inodes": _inodes,
     },
     "ctxfs-tasks.5": {
         "task files": _files(task.LAYOUT),

@@ -1,61 +1,25 @@
-"""Grants of the kernel on an inode, which it makes without asking: one table by kind of file.
+"""Grants of the kernel on an inode, which it makes without asking: by kind of file.
 
 The kernel gives leases to an inode's owner, pages to every process that has it open, and
-locks to everybody. This table decides, for each kind, who owns it and what is cached.
+locks to everybody. So the kind decides whom stat(2) shows as the owner, and what is cached; what
+follows for leases, locks and mappings is in ctxfs(5), Owners of files.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-from typing import Final
+from enum import Enum, auto
 
 
-class ShownOwner(Enum):
-    """Whose uid stat(2) shows."""
+class Treatment(Enum):
+    """How an inode is treated. Files of ``artifact/`` and ``episode/`` are no rows: they belong to
+    the agent, without pages."""
 
-    DAEMON = "the daemon"
-    AGENT = "the agent"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Treatment:
-    """One kind of file. ``pages`` is used by the code, the texts tell what follows."""
-
-    name: str
-    owner: ShownOwner
-    pages: bool = False
-    lease: str
-    lock: str = "granted, blocks no other process"
-    mmap: str
-
-
-CONTROL: Final = Treatment(
-    name="controls and documents",
-    owner=ShownOwner.DAEMON,
-    lease="EACCES",
-    mmap="private only",
-)
-#: Everybody may read them, so nobody can lose the right to.
-PUBLIC: Final = Treatment(
-    name="public values of an agent that is not new or private, files of the root",
-    owner=ShownOwner.DAEMON,
-    pages=True,
-    lease="EACCES",
-    mmap="private, shared for reading",
-)
-#: The kernel lets only its owner remove a directory from the sticky ``agent/``.
-NAMED: Final = Treatment(
-    name="directories, sockets, links",
-    owner=ShownOwner.AGENT,
-    lease="none",
-    mmap="none",
-)
-#: What an agent owns it could lease: the system call filter of its cell closes that.
-REAL: Final = Treatment(
-    name="files of artifact/, episode/",
-    owner=ShownOwner.AGENT,
-    lease="EPERM in a cell",
-    mmap="private only",
-)
-TABLE: Final = (CONTROL, PUBLIC, NAMED, REAL)
+    #: controls and documents: the daemon's, without pages
+    CONTROL = auto()
+    #: public values: the daemon's, with pages. Everybody may read them, so nobody can lose the
+    #: right to.
+    PUBLIC = auto()
+    #: directories, sockets, links: the agent's, for the kernel lets only its owner remove a
+    #: directory from the sticky ``agent/``. What an agent owns it could lease: the system call
+    #: filter of its cell closes that.
+    NAMED = auto()

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from ctxfs.caching import FOREVER, STEADY_SECONDS
 from ctxfs.tree.base import Base
-from ctxfs.tree.inodes import ShownOwner
+from ctxfs.tree.inodes import Treatment
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Attributes, Node
 from ctxfs.tree.rows import Control, Inlet, Kind, PathControl, Rendered
@@ -73,7 +73,7 @@ class Member(Node, Generic[_O]):
         that cannot turn private any more, and of the filesystem itself.
         """
         row = self.row
-        if not row.treatment.pages or not self._fixed:
+        if row.treatment is not Treatment.PUBLIC or not self._fixed:
             return False
         return not row.polled or time.time() - self._mtime(self.agent) >= STEADY_SECONDS
 
@@ -88,7 +88,7 @@ class Member(Node, Generic[_O]):
         row, agent = self.row, self.agent
         uid, gid, mode = self._ownership(agent)
         value = None
-        if row.polled and row.treatment.pages and self._fixed:
+        if row.polled and row.treatment is Treatment.PUBLIC and self._fixed:
             value = self.render(NOBODY)
         return Attributes(
             self.inode,
@@ -112,7 +112,7 @@ class Member(Node, Generic[_O]):
         if agent is None:
             owner = self.layout.owner(self.obj) if row.top else None
             return *(owner or (privilege.uid, privilege.gid)), mode
-        if row.treatment.owner is ShownOwner.AGENT:
+        if row.treatment is Treatment.NAMED:
             if agent.owner not in (0, agent.uid) and row.guard.who:
                 mode |= 0o022 | (mode & 0o400) >> 3 | (mode & 0o400) >> 6
             return agent.uid, agent.gid, mode

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from ctxfs.tree.base import Base
 from ctxfs.tree.folder import FolderRow
-from ctxfs.tree.inodes import CONTROL, NAMED, PUBLIC, Treatment
+from ctxfs.tree.inodes import Treatment
 from ctxfs.tree.nodes import Attributes, Call, Node
 from ctxfs.tree.shapes import Shape
 from runtime.authority.disk import Share
@@ -127,7 +127,7 @@ class Row(Generic[_O]):
 
     def treated(self) -> Treatment:
         """The treatment of its inode by the kernel."""
-        return NAMED
+        return Treatment.NAMED
 
     def size_of(self, base: Base, obj: _O) -> int:
         return 0
@@ -244,7 +244,7 @@ class File(Row[_O]):
     changed: Time[_O] | None = None
 
     def treated(self) -> Treatment:
-        return CONTROL
+        return Treatment.CONTROL
 
     def size_of(self, base: Base, obj: _O) -> int:
         known = self.size(base, obj) if self.size is not None else None
@@ -322,7 +322,7 @@ class Shown(Rendered[_O]):
         # pages of what can be polled are those of its time
         dated = self.changed is not None or not self.polled
         kept = self.public and dated and not (self.volatile or self.generated)
-        return PUBLIC if kept else CONTROL
+        return Treatment.PUBLIC if kept else Treatment.CONTROL
 
     def size_of(self, base: Base, obj: _O) -> int:
         return 0 if self.generated else Rendered.size_of(self, base, obj)
@@ -370,7 +370,7 @@ class Control(Staged[_O]):
 
     def treated(self) -> Treatment:
         changes = self.volatile or self.polled
-        return PUBLIC if self.public and not changes else CONTROL
+        return Treatment.PUBLIC if self.public and not changes else Treatment.CONTROL
 
     def put(self, base: Base, obj: _O, caller: Caller, whole: bytes, found: Found) -> None:
         self.commit(base, obj, caller, decode(whole))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ctxfs.files import agent as agent_files
-from ctxfs.tree.inodes import PUBLIC
+from ctxfs.tree.inodes import Treatment
 from ctxfs.tree.rows import Inlet, Kind
 from tests.system.hostile.compiling import compile_to
 from tests.system.hostile.guarded import guarded
@@ -109,7 +109,7 @@ def test_controls_are_nobodys_to_lease(daemon: Daemon) -> None:
                 said = holder.stdout.readline().split()
                 row = agent_files.LAYOUT.row(Path(file).name)
                 # pages of what can be polled are kept only once it has lasted
-                shared = "ok" if row.treatment is PUBLIC else "ENODEV"
+                shared = "ok" if row.treatment is Treatment.PUBLIC else "ENODEV"
                 if row.polled and shared == "ok":
                     shared = said[3]
                     assert shared in ("ok", "ENODEV")
