@@ -56,8 +56,7 @@ def _find_child(base: Base, agent: Agent, call: Call, name: str) -> Node | None:
 
 
 def _session_target(base: Base, agent: Agent) -> str:
-    session = base.agents.sessions.get(agent.session)
-    name = session.name if session is not None else "default"
+    name = base.agents.sessions.name_of(agent) or "default"
     return f"../../home/{agent.owner}/agent/{agent.name}/session/{name}"
 
 

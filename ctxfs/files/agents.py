@@ -31,11 +31,6 @@ def _field(name: str) -> _Value:
     return lambda base, agent: getattr(agent, name)
 
 
-def _session(base: Base, agent: Agent) -> str:
-    session = base.agents.sessions.get(agent.session)
-    return session.name if session is not None else ""
-
-
 #: by key: the file that shows the same, if there is one, and what is found
 KEYS: Final[dict[str, tuple[str, _Value]]] = {
     "name": ("", _field("name")),
@@ -51,7 +46,7 @@ KEYS: Final[dict[str, tuple[str, _Value]]] = {
     "mode": ("mode", _field("mode")),
     "run": ("run", lambda base, agent: agent.run.id),
     "pid": ("pid", lambda base, agent: agent.run.pid or None),
-    "session": ("session", _session),
+    "session": ("session", lambda base, agent: base.agents.sessions.name_of(agent)),
     "queue": ("queue", lambda base, agent: base.agents.messages.count_pending(agent)),
     "created_at": ("", lambda base, agent: timestamp(agent.created)),
     "since": ("status", lambda base, agent: timestamp(agent.since or agent.created)),

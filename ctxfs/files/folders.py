@@ -13,11 +13,6 @@ from runtime.records.model import Agent, Session
 from runtime.runtime import Runtime
 
 
-def _episode_owner(runtime: Runtime, session: Session) -> tuple[int, int]:
-    agent = runtime.agents.registry.recall(session.agent_index)
-    return (agent.uid, agent.gid) if agent is not None else (0, 0)
-
-
 def _find_agent(runtime: Runtime, key: str) -> Agent | None:
     index, _, incarnation = key.partition(".")
     agent = runtime.agents.registry.recall(AgentIndex(int(index)))
@@ -32,7 +27,6 @@ ARTIFACT: Final[FolderRow[Agent]] = FolderRow(
     root=lambda runtime, agent: runtime.agents.documents.path(agent, "artifact"),
     ensure=lambda runtime, agent: runtime.agents.documents.ensure(agent),
     mode=0o755,
-    owner=lambda runtime, agent: (agent.uid, agent.gid),
     holder=lambda agent: (agent.owner, agent.name),
     agent=lambda runtime, agent: agent,
     read=Guard(who=INSIDERS),
@@ -50,7 +44,6 @@ EPISODE: Final[FolderRow[Session]] = FolderRow(
     ),
     ensure=lambda runtime, session: runtime.agents.sessions.ensure(session),
     mode=0o700,
-    owner=_episode_owner,
     holder=lambda session: (session.owner, session.agent),
     agent=lambda runtime, session: runtime.agents.registry.recall(session.agent_index),
     read=Guard(who=HISTORIANS),

@@ -165,8 +165,7 @@ def channel_status(child: Agent) -> str:
 
 
 def _channel_session(base: Base, child: Agent, caller: Caller) -> str:
-    session = base.agents.sessions.get(child.session)
-    return (session.name if session is not None else "default") + "\n"
+    return (base.agents.sessions.name_of(child) or "default") + "\n"
 
 
 CHANNEL_ROWS: Final[tuple[Row[Agent], ...]] = (

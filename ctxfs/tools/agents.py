@@ -80,11 +80,6 @@ _SUMMARY: Final[View[Agent]] = View({
 })  # fmt: skip
 
 
-def _session(request: Request, agent: Agent) -> str:
-    session = request.agents.sessions.get(agent.session)
-    return session.name if session is not None else ""
-
-
 def _armed(request: Request, agent: Agent) -> list[dict[str, Any]]:
     waits = request.agents.items.of(agent.index, Wait)
     return [WAIT.of(request, wait) for wait in waits if wait.status is WaitStatus.ARMED]
@@ -122,7 +117,10 @@ _FACTS: Final[View[Agent]] = View(
             lambda request, agent: list(request.agents.authority.families(agent)),
         ),
         "ingress": words("who may send it messages", "supervisor_only", "operators_and_policy"),
-        "session": (text("name of its current session"), _session),
+        "session": (
+            text("name of its current session"),
+            lambda request, agent: request.agents.sessions.name_of(agent),
+        ),
         "reason": text("why, such as exit:3"),
         "run": (
             text("id of its current run, empty if there is none"), lambda _, agent: agent.run.id

@@ -32,8 +32,8 @@ class FolderRow(Generic[_O]):
     ``key`` tells the folders of a kind apart, and ``find`` finds the object by it; None once that
     is gone. ``root`` is where the directory really is, made by ``ensure`` with what is first made
     in it. Until then it is shown with ``mode``, and as changed when the object was made.
-    ``owner`` tells whom everything is shown to belong to, ``holder`` on whose account it is. The
-    guards judge what a caller is to ``agent``.
+    ``holder`` tells on whose account it is. The guards judge what a caller is to ``agent``, whose
+    ids everything is shown with.
     """
 
     name: str
@@ -43,7 +43,6 @@ class FolderRow(Generic[_O]):
     root: Callable[[Runtime, _O], Path]
     ensure: Callable[[Runtime, _O], object]
     mode: int
-    owner: Callable[[Runtime, _O], tuple[int, int]]
     holder: Callable[[_O], tuple[int, str]]
     agent: Callable[[Runtime, _O], Agent | None]
     read: Guard[_O]
@@ -87,6 +86,12 @@ class Folder(Handed, Generic[_O]):
     @property
     def root(self) -> Path:
         return self.row.root(self.runtime, self.obj)
+
+    @property
+    def ids(self) -> tuple[int, int]:
+        """Uid and gid of everything in it."""
+        agent = self.row.agent(self.runtime, self.obj)
+        return (agent.uid, agent.gid) if agent is not None else (0, 0)
 
     @property
     def share(self) -> Share:

@@ -292,8 +292,7 @@ class FolderNode(Node):
 
     def attributes(self) -> Attributes:
         folder = self.folder
-        obj = folder.obj
-        uid, gid = folder.row.owner(folder.runtime, obj)
+        uid, gid = folder.ids
         st, self.present = self.present, None
         if st is None:
             try:
@@ -309,7 +308,7 @@ class FolderNode(Node):
                     gid=gid,
                     size=_EMPTY_SIZE,
                     links=2,
-                    mtime=obj.created,
+                    mtime=folder.obj.created,
                 )
         mode = stat.S_IFMT(st.st_mode) | st.st_mode & _MODE
         return Attributes(

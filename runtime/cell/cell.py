@@ -170,13 +170,12 @@ def environment(
     networks."""
     entry = find_user(agent.uid)
     user = entry.pw_name if entry is not None else str(agent.uid)
-    session = agents.sessions.get(agent.session)
     root = str(places.mount)
     values = {
         "CTX_ROOT": root,
         "CTX_AGENT": agent.name,
         "CTX_SELF": f"{root}/agent/{agent.name}.d",
-        "CTX_SESSION": session.name if session is not None else "",
+        "CTX_SESSION": agents.sessions.name_of(agent),
         "CTX_RUN": agent.run.id,
         "CTX_HOME": f"{root}/home/{agent.owner}",
         "CTX_PATH": ":".join(_lines(agent.path)) or f"{root}/tool",

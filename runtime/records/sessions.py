@@ -55,6 +55,11 @@ class Sessions:
             raise LookupError(f"session {index} is not in the store")
         return session
 
+    def name_of(self, agent: Agent) -> str:
+        """The name of an agent's current session; empty if it was removed."""
+        session = self.get(agent.session)
+        return session.name if session is not None else ""
+
     def find(self, index: SessionIndex) -> Session | None:
         values = self._store.value(json.loads, "SELECT data FROM sessions WHERE idx=?", index)
         return Session.load(index, values) if values else None
