@@ -67,7 +67,6 @@ _NICE: Final = -10
 #: callers wait at most so long for a daemon that takes over what ends just then
 _HELD_SECONDS: Final = 2.0
 _LEVELS: Final = ("debug", "info", "warning", "error")
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 #: their default action would end the daemon (signal(7)), which nobody who sends one means
 _REFUSED: Final = (signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM)
 _ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -362,7 +361,7 @@ class Daemon:
     # signals
 
     async def _handle_signals(self) -> None:
-        with trio.open_signal_receiver(*_SIGNALS, *_REFUSED) as received:
+        with trio.open_signal_receiver(*SIGNALS) as received:
             for number in self.given.early:
                 self._handle(number)
             async for number in received:

@@ -55,7 +55,7 @@ from runtime.sockets.server import Sockets
 
 log = logging.getLogger("ctxd.reexec")
 
-#: they wait from before the program is executed until it can handle them
+#: all that the daemon handles; they wait from before the program is executed until it can
 SIGNALS: Final = frozenset(
     {
         *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP),

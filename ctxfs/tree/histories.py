@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from ctxfs.disks import Work, read_cached
+from ctxfs.disks import read_cached
 from ctxfs.tree.members import Member
 from ctxfs.tree.openfiles import LINES_AT_ONCE, OpenRow, whole_lines
 from ctxfs.tree.rows import History, Real, decode
@@ -31,16 +31,10 @@ class OpenByPath(OpenRow[_O]):
             self._seen = self._base.cache.poller.version(self.node.inode)
         return self._read(read_cached, size, offset)
 
-    def reading(self, offset: int, size: int) -> Work[bytes]:
-        def read() -> bytes:
-            return self._read(os.pread, size, offset)
-
-        return self._as_reader(read)
-
     @contextmanager
-    def _as_reader(self, read: Callable[[], bytes]) -> Iterator[Callable[[], bytes]]:
+    def reading(self, offset: int, size: int) -> Iterator[Callable[[], bytes]]:
         self.node.check_reader(self.caller)
-        yield read
+        yield lambda: self._read(os.pread, size, offset)
 
     def _read(self, pread: Callable[[int, int, int], _R], size: int, offset: int) -> _R | bytes:
         try:
