@@ -173,7 +173,7 @@ class Counters:
         self.path = path
 
     def _read(self) -> bytes:
-        """What is in it; nothing if there is none, or this daemon does not know what that is."""
+        """The contents; nothing if there is no file, or this daemon does not know what it is."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:

@@ -119,10 +119,15 @@ class Cgroup:
             os.close(fd)
 
     def write(self, file: str, text: str) -> None:
+        """``FileNotFoundError`` if the cgroup is gone, ``OSError`` if the kernel refuses."""
         # os.write, because a buffered file reports the kernel's refusal at close
         fd = os.open(f"{self._text}/{file}", os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, text.encode())
+        except OSError as error:
+            if error.errno == errno.ENODEV:  # it was removed since
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
+            raise
         finally:
             os.close(fd)
 

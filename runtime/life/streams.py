@@ -1,4 +1,4 @@
-"""What monitors write, followed as it grows, and replies on their way to those who asked."""
+"""The files that monitors write, followed as they grow, and replies on their way to who asked."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ class Server:
 
     @property
     def path(self) -> str:
-        """Of the socket, as in reasons."""
+        """The name of the socket, as in reasons."""
         return f"agent/{self.agent.name}.sock" if self.agent is not None else "ctxd.sock"
 
     def end(self) -> None:

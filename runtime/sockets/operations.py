@@ -83,15 +83,15 @@ class Calls:
                 yield scope
             finally:
                 scopes.remove(scope)
-                if not scopes:
+                if not scopes and self._pending.get((caller.key, name)) is scopes:
                     del self._pending[caller.key, name]
 
     def has(self, caller: Caller, name: Any) -> bool:
         return isinstance(name, str) and (caller.key, name) in self._pending
 
     def cancel(self, caller: Caller, name: str) -> None:
-        """Nobody is answered; what the call has begun goes on."""
-        for scope in self._pending.get((caller.key, name), ()):
+        """Nobody is answered, and nothing is pending any more; what the call has begun goes on."""
+        for scope in self._pending.pop((caller.key, name), ()):
             scope.cancel()
 
 

@@ -784,7 +784,7 @@ def test_an_agent_without_a_daemon_waits_for_one(
     client = McpClient(spawned("mcp", stdin=subprocess.PIPE, env=environment), MODERN)
     assert client.ask("server/discover")["result"]["supportedVersions"] == [MODERN]
     ident = client.send("tools/list")
-    root = FakeRoot(tmp_path / "none")
-    make_tool(root, "Fresh")
+    make_tool(FakeRoot(tmp_path / "mounted"), "Fresh")
+    (tmp_path / "mounted").rename(tmp_path / "none")  # all at once
     assert client.answer_of(ident)["result"]["tools"][0]["name"] == "Fresh"
     assert ABOUT["name"] == "test"

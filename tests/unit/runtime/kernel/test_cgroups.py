@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from runtime.kernel.cgroups import Askers, Cgroup, path_of, unified_mount
+from tests.worlds.uncollected import uncollected
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or unified_mount() is None, reason="needs root and cgroup v2"
@@ -91,29 +92,34 @@ def test_who_has_the_number_of_another_that_is_gone_is_looked_up_anew(askers: As
 
 
 def test_few_askers_are_kept(askers: Askers) -> None:
-    before = open_files()
-    found = [subprocess.Popen(["cat"], stdin=subprocess.PIPE) for _ in range(40)]
-    try:
-        pipes = open_files()
-        for each in found * 2:
-            assert askers.path_of(each.pid) == path_of(os.getpid())
-        assert 0 < open_files() - pipes < 40
-        askers.close()
-        assert open_files() == pipes
-    finally:
-        for each in found:
-            each.communicate()
-    assert open_files() == before
+    with uncollected():
+        before = open_files()
+        found = [subprocess.Popen(["cat"], stdin=subprocess.PIPE) for _ in range(40)]
+        try:
+            pipes = open_files()
+            for each in found * 2:
+                assert askers.path_of(each.pid) == path_of(os.getpid())
+            assert 0 < open_files() - pipes < 40
+            askers.close()
+            assert open_files() == pipes
+        finally:
+            for each in found:
+                each.communicate()
+        assert open_files() == before
 
 
-def test_an_asker_is_known_without_free_descriptors(askers: Askers) -> None:
-    assert askers.path_of(os.getpid()) is not None
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # as many as there are below it: poll(2) of a thread beside this one refuses more than that
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
-        assert askers.path_of(os.getpid()) is not None
-        with pytest.raises(OSError, match="Too many open files"):
-            askers.path_of(os.getppid())
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+def test_who_writes_to_what_was_removed_since_is_told_that_it_is_gone(
+    leaf: Cgroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever removes it may do so between opening and writing."""
+    opened = os.open
+
+    def open_and_remove(path: str, flags: int) -> int:
+        descriptor = opened(path, flags)
+        os.rmdir(leaf.path)
+        return descriptor
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", open_and_remove)
+        leaf.kill()
+    assert not leaf.exists()
