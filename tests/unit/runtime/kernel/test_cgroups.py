@@ -123,3 +123,16 @@ def test_who_writes_to_what_was_removed_since_is_told_that_it_is_gone(
         patched.setattr(os, "open", open_and_remove)
         leaf.kill()
     assert not leaf.exists()
+
+
+def test_an_asker_is_known_without_free_descriptors(askers: Askers) -> None:
+    assert askers.path_of(os.getpid()) is not None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # as many as there are below it: poll(2) of a thread beside this one refuses more than that
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        assert askers.path_of(os.getpid()) is not None
+        with pytest.raises(OSError, match="Too many open files"):
+            askers.path_of(os.getppid())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
