@@ -125,8 +125,8 @@ class Cgroup:
         try:
             os.write(fd, text.encode())
         except OSError as error:
-            if error.errno == errno.ENODEV:  # it was removed since
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
+            if error.errno == errno.ENODEV:
+                raise FileNotFoundError(f"{self._text} was removed since it was opened") from None
             raise
         finally:
             os.close(fd)

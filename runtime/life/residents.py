@@ -21,7 +21,6 @@ from runtime.authority.accounts import Payer
 from runtime.cell.inlet import Inlet
 from runtime.cell.port import Host, LiveCell, Part, about
 from runtime.errors import CtxError, NoSpaceError
-from runtime.ids import ItemIndex
 from runtime.kernel import output
 from runtime.kernel.inotify import Wakeup
 from runtime.life.conclusions import as_content, end_message
@@ -189,8 +188,8 @@ class Resident(Part):
         self._agent = live_cell.agent
         self._live_cell = live_cell
         self._inlet = inlet
-        #: whose line was told in full, and whether the program was told to end it since
-        self._told: tuple[ItemIndex, int] | None = None
+        #: what was told in full, until the program is told to end it
+        self._told: Message | None = None
         self._listener = Listener(self._agents, streams, self._agent)
         live_cell.hear_rest = self._listener.hear_all
 
@@ -211,10 +210,8 @@ class Resident(Part):
             await self._tell(message, _MESSAGE, _line(message))
         while True:
             await self._live_cell.until(self._has_to_say)
-            if self._is_to_cancel():
-                message = self._agents.messages.current(agent)
-                assert message is not None
-                self._told = message.index, _CANCEL
+            if (message := self._to_cancel()) is not None:
+                self._told = None
                 await self._tell(message, _CANCEL, _cancel_line(message))
                 continue
             message = self._agents.messages.pending(agent)[0]
@@ -228,17 +225,19 @@ class Resident(Part):
             await self._tell(message, _MESSAGE, _line(message))
 
     def _has_to_say(self) -> bool:
-        if self._is_to_cancel():
-            return True
         agent = self._agent
+        if self._to_cancel() is not None:
+            return True
         return agent.status is Status.READY and bool(self._agents.messages.pending(agent))
 
-    def _is_to_cancel(self) -> bool:
-        """Whether the program has been told a message, and not yet that it is to end it."""
-        if not self._agent.run.cancelling:
-            return False
-        message = self._agents.messages.current(self._agent)
-        return message is not None and self._told == (message.index, _MESSAGE)
+    def _to_cancel(self) -> Message | None:
+        """The message that the program has been told, and not yet that it is to end it: also if it
+        was cancelled twice meanwhile, so that nobody waits for the program any more."""
+        message = self._told
+        if message is not None and message is self._agents.messages.current(self._agent):
+            return message if self._agent.run.cancelling else None
+        over = message is not None and message.status is MessageStatus.ABORTED
+        return message if over and self._agent.said.takes_cancel else None
 
     def _deliver(self, message: Message) -> None:
         agent = self._agent
@@ -262,7 +261,8 @@ class Resident(Part):
         except OSError:
             return  # the run is over, or the program has closed its input
         crashpoints.reach(_TOLD[line])
-        self._told = (message.index, line)
+        if line == _MESSAGE:
+            self._told = message
 
     # cancelling
 

@@ -174,6 +174,8 @@ class Connection:
         Raises what ``receive`` raises.
         """
         with trio.CancelScope() as self.receiving:
+            # of lines that came together each has a step
+            await trio.lowlevel.checkpoint()
             if not self.server.ended.is_set():
                 return await self.receive()
         return None
