@@ -101,8 +101,8 @@ class Talk:
         self._socket.connect(str(daemon.path("agent", f"{agent}.sock")))
         self._file = self._socket.makefile("rb")
 
-    def ask(self, **request: Any) -> None:
-        self._socket.sendall(json.dumps(request).encode() + b"\n")
+    def ask(self, times: int = 1, **request: Any) -> None:
+        self._socket.sendall((json.dumps(request).encode() + b"\n") * times)
 
     def frame(self) -> dict[str, Any]:
         line = self._file.readline()
@@ -548,8 +548,7 @@ def test_a_program_that_ignores_a_cancel_is_asked_no_more(
     # the second one does not wait
     write(agent / "limits", "grace=1000s")
     begin(talk, "deaf", "again")
-    talk.ask(op="cancel", id="again")
-    talk.ask(op="cancel", id="again")
+    talk.ask(2, op="cancel", id="again")
     assert talk.frame()["status"] == "aborted"
     wait_until(lambda: "told to cancel again" in read(agent, "out"), "it was told all the same")
 
