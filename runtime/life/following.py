@@ -45,6 +45,10 @@ log = logging.getLogger("ctxd.following")
 _RETRY_SECONDS: Final = 0.5
 #: how often a program is looked at though nothing changed, in seconds
 _LOOK_AGAIN: Final = 3600.0
+#: the same of one that is to be gone: the kernel may tell more than a second later that a cgroup
+#: is empty, since a worker does that for the whole machine
+_FIRST_LOOK: Final = 0.02
+_LAST_LOOK: Final = 5.0
 #: bytes of what a command of the runtime's own says
 _OUTPUT_MAX: Final = 256 << 10
 
@@ -196,6 +200,7 @@ class Following(Part):
     async def _until_gone(self, nursery: trio.Nursery, watches: ExitStack) -> None:
         execution = self._execution
         watched = terminating = False
+        pause = _FIRST_LOOK
         while True:
             count = execution.changed.count
             record = execution.record()
@@ -218,7 +223,9 @@ class Following(Part):
             if over and not terminating:
                 terminating = True
                 nursery.start_soon(self._end)
-            deadline = trio.current_time() + _LOOK_AGAIN if terminating else self.deadline()
+            deadline = trio.current_time() + pause if terminating else self.deadline()
+            if terminating:
+                pause = min(2 * pause, _LAST_LOOK)
             with trio.move_on_at(deadline) as scope:
                 await execution.changed.after(count)
             if scope.cancelled_caught and not terminating:
