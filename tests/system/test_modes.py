@@ -101,7 +101,7 @@ class Talk:
         self._socket.connect(str(daemon.path("agent", f"{agent}.sock")))
         self._file = self._socket.makefile("rb")
 
-    def ask(self, times: int = 1, **request: Any) -> None:
+    def ask(self, times: int = 1, /, **request: Any) -> None:
         self._socket.sendall((json.dumps(request).encode() + b"\n") * times)
 
     def frame(self) -> dict[str, Any]:
