@@ -34,7 +34,8 @@ _READ_MAX: Final = 16
 _READ_SECONDS: Final = 0.001
 #: the reader serves by itself what has not to take its turn: others go on after so long
 _READING_SECONDS: Final = 0.0005
-#: served in one pass of the event loop: one, and one more for so long as the pass before took
+#: served in one pass of the event loop: one, or as many as took no turn in the pass before,
+#: and one more for so long as that took
 _AT_MOST: Final = 4
 _SERVICE_SECONDS: Final = 0.004
 #: whose payer cannot be told
@@ -79,6 +80,8 @@ class Scheduler:
         self._waiting = _Waiting()
         #: since the reader last let others go on: requests, and when that was
         self._read, self._passed = 0, 0.0
+        #: since ``run`` last let others go on: requests that were answered as they were read
+        self._turnless = 0
         #: what requests are read from, once it is known
         self._device: select.poll | None = None
         self._wake = trio.Event()
@@ -102,6 +105,7 @@ class Scheduler:
             if self._handshake is not None and not self._handshake.done:
                 return
         self._read += 1
+        self._turnless += 1
         if self._read >= _READ_MAX or time.monotonic() - self._passed > _READING_SECONDS:
             await trio.lowlevel.checkpoint()
             self._note_pass()
@@ -137,6 +141,7 @@ class Scheduler:
             return
         event = trio.Event()
         who = who or _UNKNOWN
+        self._turnless -= 1
         self._waiting.add(replace(who, name=f"{who.name}/") if reads else who, event)
         self._wake.set()
         await event.wait()
@@ -153,9 +158,12 @@ class Scheduler:
             while self._is_more() and time.monotonic() < until:
                 await trio.lowlevel.checkpoint()
             # Whoever asks meanwhile waits for those that are served in this pass. So it is one,
-            # and more only where passes are long for what others do in them.
+            # and more only where passes are long for what others do in them, or where many are
+            # served without a turn, who would take all of the time.
             passed, served = time.monotonic() - served, time.monotonic()
-            for _ in range(min(1 + int(passed / _SERVICE_SECONDS), _AT_MOST)):
+            number = max(1, self._turnless) + int(passed / _SERVICE_SECONDS)
+            self._turnless = 0
+            for _ in range(min(number, _AT_MOST)):
                 self._waiting.take().set()
                 if not self._waiting:
                     break

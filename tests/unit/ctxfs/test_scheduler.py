@@ -96,6 +96,29 @@ def test_operators_of_an_owner_do_not_wait_for_its_agents(served: Line) -> None:
     assert trio.run(served.run, asked)[1] == "operator"
 
 
+@pytest.mark.parametrize(("turnless", "passes"), [(0, 12), (2, 6), (100, 3)])
+def test_those_who_take_turns_keep_up_with_those_who_take_none(
+    served: Line, turnless: int, passes: int
+) -> None:
+    async def run() -> None:
+        await served.scheduler._wait_readable(served._read)
+        async with trio.open_nursery() as nursery:
+            for number in range(12):
+                nursery.start_soon(served.ask, str(number), ROOT, "write")
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(served.scheduler.run)
+            os.read(served._read, 1)
+            taken = 0
+            while len(served.served) < 12:
+                served.scheduler._turnless += turnless
+                await trio.lowlevel.checkpoint()
+                taken += 1
+            nursery.cancel_scope.cancel()
+        assert passes <= taken <= passes + 4
+
+    trio.run(run)
+
+
 def test_who_asks_alone_does_not_wait() -> None:
     async def run() -> None:
         with trio.testing.assert_no_checkpoints():
