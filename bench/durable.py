@@ -7,8 +7,9 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -49,13 +50,12 @@ def _remove(space: Path, tree: Path) -> None:
         time.sleep(0.1)
 
 
-def _places(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Path]]:
-    """(name, directory) of the space, and of what is compared with it, all empty."""
-    yield "shared", _space(setting, stack)
-    direct = setting.backing / "direct"
-    direct.mkdir()
-    stack.callback(shutil.rmtree, direct)
-    yield "backing", direct
+def _direct(setting: Setting, tree: Path) -> Path:
+    """The same directory by the path that the backing filesystem has for it. Files of two
+    directories may differ in speed: ext4 searches long where many inodes were freed of late."""
+    return next(
+        place for place in setting.base.glob("state/tree/space/*/*") if place.samefile(tree)
+    )
 
 
 def _agent(setting: Setting, stack: ExitStack) -> tuple[int, Path]:
@@ -74,18 +74,6 @@ def _agent(setting: Setting, stack: ExitStack) -> tuple[int, Path]:
     return int(Path(directory, "pid").read_text()), tree
 
 
-def _agent_places(
-    pid: int, tree: Path, setting: Setting, stack: ExitStack
-) -> Iterator[tuple[str, Path]]:
-    """As ``_places``, in an agent's view."""
-    direct = setting.backing / "agent"
-    direct.mkdir()
-    stack.callback(shutil.rmtree, direct)
-    view = Path(f"/proc/{pid}/root")
-    yield "agent", view / tree.relative_to("/")
-    yield "backing", view / _BACKING.relative_to("/") / "agent"
-
-
 def _create_side(name: str, directory: Path, stack: ExitStack) -> Side:
     numbers = itertools.count()
     # as the working directory of a program in there: no path of the view is walked
@@ -94,7 +82,7 @@ def _create_side(name: str, directory: Path, stack: ExitStack) -> Side:
 
     def call() -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        fd = os.open(str(next(numbers)), flags, dir_fd=place)
+        fd = os.open(f"{name}-{next(numbers)}", flags, dir_fd=place)
         os.write(fd, _CONTENT)
         os.close(fd)
 
@@ -103,16 +91,17 @@ def _create_side(name: str, directory: Path, stack: ExitStack) -> Side:
 
 def create_sides(setting: Setting, stack: ExitStack) -> tuple[Side, list[Side]]:
     """Files of their own names, created, written and closed."""
-    places = list(_places(setting, stack))
-    subject, *references = [_create_side(name, where, stack) for name, where in places]
-    return subject, references
+    tree = _space(setting, stack)
+    direct = _create_side("backing", _direct(setting, tree), stack)
+    return _create_side("shared", tree, stack), [direct]
 
 
 def agent_sides(setting: Setting, stack: ExitStack) -> tuple[Side, list[Side]]:
     """The same in an agent's view."""
-    places = list(_agent_places(*_agent(setting, stack), setting, stack))
-    subject, *references = [_create_side(name, where, stack) for name, where in places]
-    return subject, references
+    pid, tree = _agent(setting, stack)
+    direct = _create_side("backing", _direct(setting, tree), stack)
+    view = Path(f"/proc/{pid}/root") / tree.relative_to("/")
+    return _create_side("agent", view, stack), [direct]
 
 
 def _git(environment: Mapping[str, str], *words: str, view: Sequence[str] = ()) -> None:
@@ -123,28 +112,28 @@ def _git(environment: Mapping[str, str], *words: str, view: Sequence[str] = ()) 
 def clone_pairs(row: str, setting: Setting, stack: ExitStack) -> list[Pair]:
     """``git clone`` of a small repository of the backing filesystem, which copies its objects."""
     source, environment = _repository(setting, stack)
-
-    def clone(directory: Path) -> None:
-        _git(environment, "clone", "--quiet", "--no-hardlinks", str(source), f"{directory}/clone")
-
-    return _clones(row, list(_places(setting, stack)), clone)
+    tree = _space(setting, stack)
+    direct = _direct(setting, tree)
+    return _clones(
+        row,
+        _Clone("shared", direct, tree, source, environment),
+        _Clone("backing", direct, direct, source, environment),
+    )
 
 
 def agent_clone_pairs(row: str, setting: Setting, stack: ExitStack) -> list[Pair]:
-    """The same by git in an agent's view, with all paths as they are there."""
+    """The same by git in an agent's view, with all paths as they are there, against git in the
+    view of this program, entered in the same way."""
     source, environment = _repository(setting, stack)
     pid, tree = _agent(setting, stack)
+    direct = _direct(setting, tree)
     inside = _BACKING / source.relative_to(setting.backing)
-
-    def clone(directory: Path) -> None:
-        target = "/" / directory.relative_to(f"/proc/{pid}/root") / "clone"
-        _git(
-            {**environment, "HOME": str(inside.parent)},
-            *("clone", "--quiet", "--no-hardlinks", str(inside), str(target)),
-            view=("nsenter", f"--target={pid}", "--mount"),
-        )
-
-    return _clones(row, list(_agent_places(pid, tree, setting, stack)), clone)
+    home = {**environment, "HOME": str(inside.parent)}
+    return _clones(
+        row,
+        _Clone("agent", direct, tree, inside, home, pid),
+        _Clone("backing", direct, direct, source, environment, os.getpid()),
+    )
 
 
 def _repository(setting: Setting, stack: ExitStack) -> tuple[Path, dict[str, str]]:
@@ -166,27 +155,34 @@ def _repository(setting: Setting, stack: ExitStack) -> tuple[Path, dict[str, str
     return source, environment
 
 
-def _clones(
-    row: str, places: Sequence[tuple[str, Path]], clone: Callable[[Path], None]
-) -> list[Pair]:
-    """Clones into the first place, against the others."""
+@dataclass(frozen=True, slots=True)
+class _Clone:
+    """One way to clone: ``source`` into ``target``, which is ``direct`` for this program, by git
+    in the view of the process ``pid``."""
 
-    def episode(name: str, directory: Path) -> Episode:
-        target = directory / "clone"
+    name: str
+    direct: Path
+    target: Path
+    source: Path
+    environment: Mapping[str, str]
+    pid: int = 0
 
-        def run() -> dict[str, float]:
-            with undisturbed():
-                begin = time.perf_counter_ns()
-                clone(directory)
-                taken = time.perf_counter_ns() - begin
-            shutil.rmtree(target)
-            return {"clone": taken}
+    def run(self) -> dict[str, float]:
+        view = ("nsenter", f"--target={self.pid}", "--mount") if self.pid else ()
+        words = ["clone", "--quiet", "--no-hardlinks", str(self.source), self.name]
+        with undisturbed():
+            begin = time.perf_counter_ns()
+            _git(self.environment, "-C", str(self.target), *words, view=view)
+            taken = time.perf_counter_ns() - begin
+        shutil.rmtree(self.direct / self.name)
+        return {"clone": taken}
 
-        return Episode(name=name, run=run)
 
-    parts = [
-        Part(name=name, episode=episode(name, where), time="clone") for name, where in places
-    ]
-    for part in parts:
-        part.episode.run()
+def _clones(row: str, *clones: _Clone) -> list[Pair]:
+    """The first, against the others; each was done once."""
+    parts = []
+    for clone in clones:
+        clone.run()
+        episode = Episode(name=clone.name, run=clone.run)
+        parts.append(Part(name=clone.name, episode=episode, time="clone"))
     return [Pair(row=row, subject=parts[0], reference=part) for part in parts[1:]]

@@ -489,8 +489,8 @@ ROWS: Final = (
     ),
     Row(
         name="shared-create",
-        doc="create, write, close of a file in data of shared/SPACE by root, against the same in a "
-        "directory of the same filesystem",
+        doc="create, write, close of a file in data of shared/SPACE by root, against the same in "
+        "the same directory by its path in the backing filesystem",
         measure=_in_batches(create_sides),
     ),
     Row(
@@ -502,7 +502,7 @@ ROWS: Final = (
     Row(
         name="shared-agent",
         doc="create, write, close of a file in a space by root in an agent's view, against the "
-        "same in the backing filesystem by an ordinary mount line",
+        "same in the same directory by its path in the backing filesystem",
         measure=_in_batches(agent_sides),
     ),
     Row(
