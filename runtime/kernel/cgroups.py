@@ -477,11 +477,13 @@ class Hierarchy:
         ending = (*self.root.path.glob("user-*"), self.root.child("monitor").path)
         for path in (*ending, self.helpers.path):
             Cgroup(path).remove_when_empty(_MONITOR_SECONDS)
-        if _has_mark(self.root.path, _MADE_HERE):
-            if self.root.path in self.daemon.path.parents:
-                # of a daemon that began anew in its leaf it is not known where it came from
-                with suppress(OSError):  # that may be gone
-                    (self._came_from or Cgroup(self.root.path.parent)).write("cgroup.procs", "0")
+        made_here = _has_mark(self.root.path, _MADE_HERE)
+        if self._came_from or (made_here and self.root.path in self.daemon.path.parents):
+            # of a daemon that began anew in its leaf it is not known where it came from
+            with suppress(OSError):  # that may be gone, or have cgroups below it now
+                (self._came_from or Cgroup(self.root.path.parent)).write("cgroup.procs", "0")
+        self.root.child("daemon").remove()
+        if made_here:
             self.root.remove()
         os.close(self._lock)
 

@@ -6,8 +6,10 @@ import gc
 import os
 import resource
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
@@ -51,6 +53,29 @@ def test_a_cgroup_is_removed_once_its_last_process_has_ended(leaf: Cgroup) -> No
 def test_an_empty_or_missing_cgroup_is_not_waited_for(leaf: Cgroup) -> None:
     assert leaf.remove_when_empty(0)
     assert leaf.remove_when_empty(0)
+
+
+_IN_THE_ROOT_OF_ANOTHER: Final = """
+import os, subprocess, sys
+from pathlib import Path
+from runtime.kernel.cgroups import Hierarchy, path_of
+root, mount = map(Path, sys.argv[1:])
+child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+before = path_of(child.pid)
+hierarchy = Hierarchy(root, mount)
+hierarchy.prepare()
+assert hierarchy.daemon.path == root / "daemon", hierarchy.daemon
+hierarchy.close()
+child.communicate()
+assert path_of(os.getpid()) == before
+"""
+
+
+def test_nothing_of_a_daemon_is_left_in_a_cgroup_that_is_not_its_own(leaf: Cgroup) -> None:
+    mount = unified_mount()
+    words = [sys.executable, "-c", _IN_THE_ROOT_OF_ANOTHER, str(leaf.path), str(mount)]
+    subprocess.run(words, check=True, timeout=60)
+    assert leaf.children() == []
 
 
 def open_files() -> int:
