@@ -41,12 +41,6 @@ class Verb(Generic[_O]):
         return self.usage.partition(" ")[0]
 
 
-def _reason(agent: Agent, caller: Caller) -> str:
-    if caller.agent is None:
-        return "operator_stop"
-    return "self_stop" if caller.agent == agent.index else "supervisor_stop"
-
-
 @unless("it has no run", NotRunningError)
 def _between(facts: Facts, caller: Caller, agent: Agent) -> str:
     return "" if agent.run.id else f"no run to abort: {quote(agent.name)} is between two runs"
@@ -73,12 +67,10 @@ VERBS: Final[dict[str, Verb[Agent]]] = {
              "start agents"),
         Verb("stop", "cancel: SIGTERM, grace, SIGKILL",
              of_move(_STOPPERS | Role.SELF, Cue.STOP),
-             lambda base, agent, caller, words:
-             base.runtime.supervisor.stop(agent, _reason(agent, caller), kill=False),
+             lambda base, agent, caller, words: base.runtime.supervisor.stop(agent, kill=False),
              "stop agents; kill them after their grace period"),
         Verb("kill", "cancel without grace", of_move(_STOPPERS, Cue.KILL),
-             lambda base, agent, caller, words:
-             base.runtime.supervisor.stop(agent, _reason(agent, caller), kill=True),
+             lambda base, agent, caller, words: base.runtime.supervisor.stop(agent, kill=True),
              "stop agents at once"),
         Verb("pause", "freeze it and everything below it", of_move(_STOPPERS, Cue.PAUSE),
              lambda base, agent, caller, words: base.runtime.supervisor.pause(agent),

@@ -59,7 +59,7 @@ class ItemLayout(Layout[_I]):
             return Target(obj=item, roles=base.agents.identity.roles(caller, agent), agent=agent)
 
         def remove(base: Base, agent: Agent, caller: Caller, item: _I) -> None:
-            self.records(base.agents).remove(caller, agent, item.name)
+            self.records(base.agents).remove(agent, item)
 
         removing: Removing[Agent, _I] = Removing(
             guard=self.kind.removing, find=target, act=remove

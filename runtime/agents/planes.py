@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from runtime.authority.facts import Facts, Part
-from runtime.authority.guard import TAKING, Act, AnyGuard, Guard
+from runtime.authority.guard import TAKING, Act, Guard
 from runtime.caller import NOBODY, PARTIES, Caller
 from runtime.errors import MissingError, QuotaError, TakenError
 from runtime.records.change import Change
@@ -76,8 +76,8 @@ class Plane(Part, Generic[_I]):
     # changing
 
     def make(self, caller: Caller, agent: Agent, name: str) -> _I:
-        """A new one; ``DeniedError``, then whatever ``add`` raises."""
-        self._check_who(self._kind.making, Act.MAKE, caller, agent)
+        """A new one, for a caller that may make it; ``DeniedError`` for what else it lacks, then
+        whatever ``add`` raises."""
         self._kind.making.check_object(self._facts, caller, agent)
         with self._journal.changing() as change:
             return self.add(change, agent, name)
@@ -105,22 +105,11 @@ class Plane(Part, Generic[_I]):
         self._added(change, agent, item)
         return item
 
-    def remove(self, caller: Caller, agent: Agent, name: str) -> None:
-        """``DeniedError``, ``MissingError``, or ``WrongStateError`` for one that is in use."""
-        self._check_who(self._kind.removing, Act.REMOVE, caller, agent)
-        item = self.find(agent, name)
-        self._kind.removing.check_object(self._facts, caller, item)
-        self._take_away(agent, item)
-
-    def _take_away(self, agent: Agent, item: _I) -> None:
+    def remove(self, agent: Agent, item: _I) -> None:
+        """Takes away one whose guard allows it."""
         with self._journal.changing() as change:
             self._removing(change, agent, item)
             change.drop(item)
-
-    def _check_who(self, guard: AnyGuard, act: Act, caller: Caller, agent: Agent) -> None:
-        roles = self._identity.roles(caller, agent)
-        what = f"a {self._what} of {quote(agent.name)}"
-        guard.check_who(act, what, self._facts, roles, agent)
 
     def _counts(self, item: _I) -> bool:
         """Whether it counts against the maximum."""

@@ -181,7 +181,7 @@ def _no_input(facts: Facts, caller: Caller, task: Task) -> str:
 
 
 def stop_reason(agent: Agent, by: str) -> str:
-    """Why a command of an agent's was stopped by somebody, as in ``by`` of events."""
+    """Why an agent, or a command of it, was stopped by somebody, as in ``by`` of events."""
     who = by.partition(" ")[0]
     if who == "operator":
         return "operator_stop"
@@ -343,9 +343,9 @@ class TaskPlane(Plane[Task], Subscriber):
             )
             self._waiting.resource_over(change, agent, "task", task.name, facts)
 
-    def _take_away(self, agent: Agent, item: Task) -> None:
-        """With what it wrote."""
-        super()._take_away(agent, item)
+    def remove(self, agent: Agent, item: Task) -> None:
+        """Takes it away, with what it wrote."""
+        super().remove(agent, item)
         self.forget(item)
         if not item.child:
             self._trash.discard(self._results.directory(agent, item), agent.owner)
@@ -357,7 +357,7 @@ class TaskPlane(Plane[Task], Subscriber):
             if task.status is TaskStatus.MADE and task.made_to_start:
                 agent = self._registry.get(task.agent)
                 assert agent is not None
-                self._take_away(agent, task)
+                self.remove(agent, task)
 
     def forget(self, task: Task) -> None:
         """Nobody can wait for it any more."""

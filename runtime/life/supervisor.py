@@ -16,6 +16,7 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
+from runtime.agents.tasks import stop_reason
 from runtime.cell import oldinputs
 from runtime.cell.port import Host, LiveCell, Part, Place, about, guarded
 from runtime.cell.starting import Starter
@@ -146,12 +147,13 @@ class Supervisor(Part, Subscriber):
             self._begin_life(self._make_live_cell(agent))
         self._ender.begin(agent)
 
-    def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
+    def stop(self, agent: Agent, *, kill: bool) -> None:
         """``stop`` and ``kill``: cancels the agent and all that it owns.
 
         ``KernelError`` if the kernel refused SIGKILL: the agent is stopping all the same, and
         SIGKILL is tried again after the grace.
         """
+        reason = stop_reason(agent, self._agents.journal.actor)
         # what stays to be spoken to ends well when it says so itself
         done = reason == "self_stop" and agent.how.holds_cell
         outcome = Outcome.DONE if done else Outcome.CANCELLED

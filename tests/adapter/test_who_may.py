@@ -37,7 +37,7 @@ from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.records.run import NOWHERE, Run, RunStatus
 from runtime.sockets.operations import OPERATIONS
-from tests.worlds.records import ROOT, inside, operator
+from tests.worlds.records import ROOT, inside, operator, rmdir
 from tests.worlds.tree import CONTEXT, STRANGER, USER, Mounted, mounted_in
 
 #: (list, stat, read, write)
@@ -843,7 +843,7 @@ def test_everybody_who_can_be_identified_writes_to_a_token(stage: Stage, kind: s
         assert wrote == ("EACCES" if party == "u" else "yes")
         assert wait.status == ("armed" if party == "u" else "fired")
     for wait in waits.values():
-        agents.waiting.remove(ROOT, stage.objects[kind], wait.name)
+        rmdir(agents.waiting, ROOT, stage.objects[kind], wait.name)
 
 
 @pytest.mark.parametrize(("group", "cell"), cells_of(SESSION, KINDS))
@@ -1243,4 +1243,4 @@ def test_the_handle_of_a_child_is_not_configured(stage: Stage) -> None:
             path = f"agent/root.d/task/handle/{name}"
             assert outcome(partial(stage.write, path, Kind.FILE)) == "EPERM", name
     task.child = NO_AGENT
-    tasks.remove(ROOT, agent, task.name)
+    rmdir(tasks, ROOT, agent, task.name)

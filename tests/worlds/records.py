@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from runtime.agents.parts import Agents
+from runtime.agents.planes import Plane
+from runtime.authority.guard import Act
 from runtime.caller import Caller
 from runtime.cell.cell import native
 from runtime.ids import AgentIndex, SessionIndex
@@ -33,6 +35,14 @@ def operator(uid: int) -> Caller:
 def inside(agent: Agent) -> Caller:
     """A process of the agent."""
     return Caller(agent.uid, agent.gid, 0, agent.index, agent.incarnation)
+
+
+def rmdir(plane: Plane[Any], caller: Caller, agent: Agent, name: str) -> None:
+    """Has a record removed if the guard of its kind allows it, as rmdir(2) does."""
+    facts, item = plane._facts, plane.find(agent, name)
+    roles = facts.identity.roles(caller, agent)
+    plane._kind.removing.check(Act.REMOVE, name, facts, caller, roles, agent, item)
+    plane.remove(agent, item)
 
 
 class FakeHierarchy:

@@ -17,6 +17,7 @@ import trio
 from ctxfs.errnos import name_of
 from ctxfs.filesystem import ROOT_INODE, Filesystem
 from ctxfs.operations import Operations
+from runtime.agents.tasks import stop_reason
 from runtime.authority.identity import Identity
 from runtime.authority.loop import Gentle, LoopMeter
 from runtime.caller import Caller
@@ -66,8 +67,9 @@ class Noted(Supervisor):
         super().start(agent)
         self.said.append(("start", agent.name))
 
-    def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
-        super().stop(agent, reason, kill=kill)
+    def stop(self, agent: Agent, *, kill: bool) -> None:
+        super().stop(agent, kill=kill)
+        reason = stop_reason(agent, self._agents.journal.actor)
         self.said.append(("kill" if kill else reason, agent.name))
 
     def fetch(self, task: Task) -> None:

@@ -54,7 +54,7 @@ from runtime.records.model import Agent, Outcome
 from runtime.records.run import Cell
 from runtime.texts.names import timestamp
 from tests.worlds.histories import kept_histories
-from tests.worlds.records import World, add_end, inside, operator
+from tests.worlds.records import World, add_end, inside, operator, rmdir
 
 _EXAMPLES = int(os.environ.get("CTXFS_MODEL_EXAMPLES", "0"))
 SALTS = range(40) if not _EXAMPLES else [secrets.randbits(48) for _ in range(_EXAMPLES // 3)]
@@ -1310,7 +1310,7 @@ class Planes(RuleBasedStateMachine):
             _need(task in model.tasks, MissingError)
             self.model.remove_task(model, model.tasks[task])
 
-        self.both(expect, lambda: self.world.agents.tasks.remove(_USER, self.real(name), task))
+        self.both(expect, lambda: rmdir(self.world.agents.tasks, _USER, self.real(name), task))
 
     # work
 
@@ -1339,7 +1339,7 @@ class Planes(RuleBasedStateMachine):
             _need(item in model.work, MissingError)
             self.model.remove_work(model, model.work[item])
 
-        self.both(expect, lambda: self.world.agents.work.remove(_USER, self.real(name), item))
+        self.both(expect, lambda: rmdir(self.world.agents.work, _USER, self.real(name), item))
 
     def _write_work(
         self, name: str, item: str, field: str, text: str, expect: Callable[[MAgent, MWork], None]
@@ -1479,7 +1479,7 @@ class Planes(RuleBasedStateMachine):
         self._with_wait(
             name, wait,
             lambda a, w: self.model.remove_wait(a, w),
-            lambda a, w: self.world.agents.waiting.remove(_USER, a, w.name),
+            lambda a, w: rmdir(self.world.agents.waiting, _USER, a, w.name),
         )  # fmt: skip
 
     @operation(seconds=(0.0, 1.0, 10.0, 100.0, 5000.0), down=(False, True))

@@ -29,7 +29,7 @@ from runtime.records.documents import replace_file
 from runtime.records.items import TASK_MOVES, Task, TaskCue, TaskStatus, Wait
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
-from tests.worlds.records import ROOT, World, add_end, inside, operator, world_in
+from tests.worlds.records import ROOT, World, add_end, inside, operator, rmdir, world_in
 
 USER = operator(1000)
 
@@ -139,7 +139,7 @@ def test_a_name_is_given_once_and_there_are_so_many(world: World, agent: Agent) 
         make(world, agent, "a")
     with pytest.raises(QuotaError, match="has 3 tasks"):
         make(world, agent, "d")
-    world.agents.tasks.remove(USER, agent, "b")
+    rmdir(world.agents.tasks, USER, agent, "b")
     make(world, agent, "d")
 
 
@@ -152,7 +152,7 @@ def test_handles_do_not_count(world: World, agent: Agent) -> None:
     assert len(world.agents.tasks.known(agent)) == 8
 
 
-def test_who_makes_starts_and_stops_tasks(world: World, agent: Agent) -> None:
+def test_who_starts_stops_and_removes_tasks(world: World, agent: Agent) -> None:
     other = world.live(world.agents.births.create(USER, "other"))
     child = world.live(child_of(world, agent))
     task = make(world, agent)
@@ -160,16 +160,14 @@ def test_who_makes_starts_and_stops_tasks(world: World, agent: Agent) -> None:
     strangers: list[Caller] = [operator(4242), inside(other), inside(child)]
     for caller in strangers:
         with pytest.raises(DeniedError):
-            tasks.make(caller, agent, "x")
-        with pytest.raises(DeniedError):
             tasks.start(caller, agent, task)
         with pytest.raises(DeniedError):
             tasks.stop(caller, agent, task, kill=True)
         with pytest.raises(DeniedError):
-            tasks.remove(caller, agent, "t")
+            rmdir(tasks, caller, agent, "t")
     assert task.status == "made"
     for number, caller in enumerate((ROOT, USER, inside(agent))):
-        tasks.remove(caller, agent, make(world, agent, f"n{number}").name)
+        rmdir(tasks, caller, agent, make(world, agent, f"n{number}").name)
 
 
 def test_local_environment_is_a_family(
@@ -259,15 +257,15 @@ def test_what_runs_is_not_removed(world: World, agent: Agent, status: TaskStatus
     path = world.agents.tasks.wait_path(task)
     put_status(world, task, status)
     if status in TASK_MOVES.terminal or status is TaskStatus.MADE:
-        world.agents.tasks.remove(USER, agent, "t")
+        rmdir(world.agents.tasks, USER, agent, "t")
         assert handle(world, agent, "t") is None
         assert not path.exists()
         assert not world.agents.results.directory(agent, task).exists()
         with pytest.raises(MissingError):
-            world.agents.tasks.remove(USER, agent, "t")
+            rmdir(world.agents.tasks, USER, agent, "t")
     else:
         with pytest.raises(WrongStateError, match="stop it"):
-            world.agents.tasks.remove(USER, agent, "t")
+            rmdir(world.agents.tasks, USER, agent, "t")
         assert path.is_fifo()
 
 
@@ -275,7 +273,7 @@ def test_what_was_removed_is_neither_written_nor_started(world: World, agent: Ag
     """Though somebody has its files open."""
     task = make(world, agent)
     tasks = world.agents.tasks
-    tasks.remove(USER, agent, "t")
+    rmdir(tasks, USER, agent, "t")
     attempts: list[Callable[[], None]] = [
         lambda: tasks.set(task, cmd="false"),
         lambda: tasks.start(USER, agent, task),
@@ -291,7 +289,7 @@ def test_what_was_removed_is_neither_written_nor_started(world: World, agent: Ag
 def test_nobody_waits_for_what_was_removed_before_it_ran(world: World, agent: Agent) -> None:
     make(world, agent)
     wait = wait_on(world, agent, "task t")
-    world.agents.tasks.remove(USER, agent, "t")
+    rmdir(world.agents.tasks, USER, agent, "t")
     assert wait.status == "fired"
     assert json.loads(wait.payload) == {
         "task": "t", "kind": "command_task", "title": "", "status": "cancelled", "exit": "",
@@ -434,7 +432,7 @@ def test_characters_are_not_cut(world: World, agent: Agent) -> None:
         assert set(shown[0]) | set(shown[2]) <= {".", "\N{GRINNING FACE}"}
         left = len(data) - len(shown[0].encode()) - len(shown[2].encode())
         assert shown[1] == f"[{left} bytes left out: see output]"
-        world.agents.tasks.remove(USER, agent, "t")
+        rmdir(world.agents.tasks, USER, agent, "t")
 
 
 @pytest.mark.parametrize("size", [1, 2700, 4000, 5000, 8000, 8192, 8193, 100_000])
@@ -577,7 +575,7 @@ def test_a_handle_is_not_configured_and_goes_with_its_child(world: World, agent:
     with pytest.raises(ForbiddenError, match="handle of an agent"):
         world.agents.tasks.set(the_handle(world, agent), cmd="true")
     with pytest.raises(WrongStateError, match="rmdir the agent"):
-        world.agents.tasks.remove(USER, agent, "rev")
+        rmdir(world.agents.tasks, USER, agent, "rev")
     record_end(world, child)
     world.agents.removals.remove(child)
     assert handle(world, agent) is None
@@ -586,7 +584,7 @@ def test_a_handle_is_not_configured_and_goes_with_its_child(world: World, agent:
 def test_an_ended_handle_can_be_removed_alone(world: World, agent: Agent) -> None:
     child = world.live(child_of(world, agent))
     record_end(world, child)
-    world.agents.tasks.remove(USER, agent, "rev")
+    rmdir(world.agents.tasks, USER, agent, "rev")
     assert handle(world, agent) is None
     assert world.agents.registry.named("rev") is child
     assert world.agents.wait_files.path(child.wait_token).exists()
@@ -619,7 +617,7 @@ def test_a_child_is_not_made_where_its_handle_would_be(world: World, agent: Agen
 def test_a_child_is_not_reset_onto_a_command(world: World, agent: Agent) -> None:
     child = world.live(child_of(world, agent))
     record_end(world, child)
-    world.agents.tasks.remove(USER, agent, "rev")
+    rmdir(world.agents.tasks, USER, agent, "rev")
     command = make(world, agent, "rev")
     with pytest.raises(TakenError, match='has a task "rev"'):
         world.agents.births.renew(child)
@@ -639,7 +637,7 @@ def test_a_detached_child_has_no_handle(world: World, agent: Agent) -> None:
     with pytest.raises(TakenError):
         world.agents.births.set_life(child, "owned", "private_child")
     assert child.life == "detached"
-    world.agents.tasks.remove(USER, agent, "rev")
+    rmdir(world.agents.tasks, USER, agent, "rev")
     world.agents.births.set_life(child, "owned", "private_child")
     assert the_handle(world, agent).child == child.index
 

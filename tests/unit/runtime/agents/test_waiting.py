@@ -40,7 +40,7 @@ from runtime.records.items import (
 from runtime.records.lifecycle import LIVE, Status
 from runtime.records.model import Agent, Outcome
 from runtime.texts.names import parse_moment, timestamp
-from tests.worlds.records import ROOT, World, add_end, cancel_new, inside, operator, world_in
+from tests.worlds.records import ROOT, World, add_end, cancel_new, inside, operator, rmdir, world_in
 
 USER = operator(1000)
 NOON = 1_800_000_000.0
@@ -154,7 +154,7 @@ def test_armed_ones_are_found_by_what_they_are_for(world: World, agent: Agent) -
     plane.set(agent, waits[1], "work", "")
     with world.agents.journal.changing() as change:
         plane.cancel(change, agent, waits[3])
-    plane.remove(USER, agent, "x4")
+    rmdir(plane, USER, agent, "x4")
     for again in (False, True):
         agents = world.reopen() if again else world.agents
         there = agents.registry.named("coder")
@@ -183,7 +183,7 @@ def test_there_is_a_maximum_of_waits_for_the_same(tmp_path: Path, on: str, most:
             world.agents.waiting.arm(USER, agent, one_more, on)
         assert one_more.status is WaitStatus.NEW
         world.agents.waiting.arm(USER, agent, one_more, "trigger")
-        world.agents.waiting.remove(USER, agent, waits[0].name)
+        rmdir(world.agents.waiting, USER, agent, waits[0].name)
         armed(world, agent, "last", on)
 
 
@@ -252,12 +252,12 @@ def test_what_may_be_said_until_it_is_over(
 def test_every_wait_can_be_removed(world: World, agent: Agent, at: str) -> None:
     with brought_to(world, agent, at) as wait:
         cancelled = sum(event["type"] == "wait.cancelled" for event in told(world, agent))
-        world.agents.waiting.remove(USER, agent, "x")
+        rmdir(world.agents.waiting, USER, agent, "x")
         after = sum(event["type"] == "wait.cancelled" for event in told(world, agent))
         assert after - cancelled == (1 if at == "armed" else 0)
         assert world.agents.items.of(agent.index, Wait) == []
         with pytest.raises(MissingError):
-            world.agents.waiting.remove(USER, agent, "x")
+            rmdir(world.agents.waiting, USER, agent, "x")
         with pytest.raises(MissingError, match="was removed"):
             world.agents.waiting.arm(USER, agent, wait, "message")
         with pytest.raises(MissingError, match="was removed"):
@@ -289,7 +289,7 @@ def test_a_name_is_given_once_and_there_are_so_many(world: World, agent: Agent) 
         make(world, agent, "x0")
     with pytest.raises(QuotaError, match="has 8 waits"):
         make(world, agent, "more")
-    world.agents.waiting.remove(USER, agent, "x3")
+    rmdir(world.agents.waiting, USER, agent, "x3")
     make(world, agent, "more")
 
 
@@ -308,14 +308,6 @@ def test_waits_are_made_and_armed_below_agents_that_go_on(
     with pytest.raises(WrongStateError, match=f'"coder" is {at}'):
         world.agents.waiting.arm(USER, agent, before, "timer 1h")
     assert before.status == "new"
-
-
-def test_who_may_not_hears_that_first(world: World, agent: Agent) -> None:
-    world.agents.journal.update(agent, status=Status.DEAD)
-    with pytest.raises(DeniedError):
-        world.agents.waiting.make(operator(2000), agent, "not/a/name")
-    with pytest.raises(DeniedError):
-        world.agents.waiting.remove(operator(2000), agent, "nothing")
 
 
 # what is written
@@ -406,7 +398,7 @@ def test_arming_looks_at_the_work_item_again(world: World, agent: Agent) -> None
     world.agents.work.set(agent, item, "status", "cancelled")
     with pytest.raises(WrongStateError, match='"w" has ended: its status is cancelled'):
         world.agents.waiting.arm(USER, agent, wait, "message")
-    world.agents.work.remove(USER, agent, "w")
+    rmdir(world.agents.work, USER, agent, "w")
     with pytest.raises(MissingError):
         world.agents.waiting.arm(USER, agent, wait, "message")
     assert (wait.status, told(world, agent)) == ("new", [])
@@ -482,7 +474,7 @@ def test_only_armed_triggers_have_good_tokens(world: World, agent: Agent) -> Non
         armed(world, agent, "message", "message"),
     ]
     removed = armed(world, agent, "removed", "trigger")
-    world.agents.waiting.remove(USER, agent, "removed")
+    rmdir(world.agents.waiting, USER, agent, "removed")
     for wait in (*waits, removed):
         assert world.agents.waiting.with_token(wait.token) is None
         with pytest.raises(MissingError):
@@ -1075,7 +1067,7 @@ def test_moments_of_what_was_cancelled_do_not_pile_up(
     plane._crowded = 16
     for _ in range(40):
         armed(world, agent, "x", "timer 30d", deadline="40d")
-        plane.remove(USER, agent, "x")
+        rmdir(plane, USER, agent, "x")
     assert len(plane._moments) <= 1024
     plane._crowded = 16
     armed(world, agent, "y", "timer 30d")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from runtime.errors import (
     CtxError,
-    DeniedError,
     MalformedError,
     MissingError,
     QuotaError,
@@ -22,7 +20,7 @@ from runtime.records.change import Change
 from runtime.records.items import Wait, Work, WorkStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
-from tests.worlds.records import ROOT, World, add_end, cancel_new, inside, operator
+from tests.worlds.records import World, add_end, cancel_new, inside, operator, rmdir
 
 USER = operator(1000)
 
@@ -139,17 +137,8 @@ def test_there_are_so_many_and_no_more(world: World, agent: Agent) -> None:
     items = make(world, agent, *(f"w{n}" for n in range(8)))
     with pytest.raises(QuotaError, match="has 8 work items"):
         make(world, agent, "one-more")
-    world.agents.work.remove(USER, agent, items[0].name)
+    rmdir(world.agents.work, USER, agent, items[0].name)
     make(world, agent, "one-more")
-
-
-def test_who_may_not_hears_that_first(world: World, agent: Agent) -> None:
-    world.agents.journal.update(agent, status=Status.DEAD)
-    for caller in (operator(2000), replace(ROOT, known=False)):
-        with pytest.raises(DeniedError):
-            world.agents.work.make(caller, agent, "not/a/name")
-        with pytest.raises(DeniedError):
-            world.agents.work.remove(caller, agent, "nothing")
 
 
 def test_the_name_is_judged_before_the_state(world: World, agent: Agent) -> None:
@@ -168,12 +157,12 @@ def test_what_is_in_use_is_not_removed(world: World, agent: Agent, at: WorkStatu
     status(world, agent, item, at)
     if at in (WorkStatus.ACTIVE, WorkStatus.BLOCKED):
         with pytest.raises(WrongStateError, match=f'"w" is {at}'):
-            world.agents.work.remove(USER, agent, "w")
+            rmdir(world.agents.work, USER, agent, "w")
         return
-    world.agents.work.remove(USER, agent, "w")
+    rmdir(world.agents.work, USER, agent, "w")
     assert world.agents.items.of(agent.index, Work) == []
     with pytest.raises(MissingError):
-        world.agents.work.remove(USER, agent, "w")
+        rmdir(world.agents.work, USER, agent, "w")
     with pytest.raises(MissingError, match="was removed"):
         write(world, agent, item, "plan", "too late")
 
@@ -182,7 +171,7 @@ def test_what_is_removed_is_in_nobodys_way(world: World, agent: Agent) -> None:
     first, second = make(world, agent, "first", "second")
     write(world, agent, second, "blocked_by", "first\n")
     assert second.status == "blocked"
-    world.agents.work.remove(USER, agent, first.name)
+    rmdir(world.agents.work, USER, agent, first.name)
     assert (second.status, second.blocked_by) == ("open", ())
 
 
@@ -310,7 +299,7 @@ def test_a_wait_blocks_and_lets_go(world: World, agent: Agent) -> None:
     second = wait_for(world, agent, "y", item)
     assert item.status == "blocked"
     assert world.agents.work.blocked_by(agent, item) == "wait x\nwait y\n"
-    world.agents.waiting.remove(USER, agent, "x")
+    rmdir(world.agents.waiting, USER, agent, "x")
     assert item.status == "blocked"
     world.agents.waiting.set(agent, second, "work", "")
     assert (item.status, world.agents.work.blocked_by(agent, item)) == ("open", "")
@@ -322,7 +311,7 @@ def test_what_has_the_focus_keeps_it_while_it_is_blocked(world: World, agent: Ag
     world.agents.work.focus(agent, "w")
     wait_for(world, agent, "x", item)
     assert (item.status, agent.focus) == ("blocked", "w")
-    world.agents.waiting.remove(USER, agent, "x")
+    rmdir(world.agents.waiting, USER, agent, "x")
     assert (item.status, agent.focus) == ("active", "w")
     assert told(world, agent)[-2:] == [("w", "blocked"), ("w", "active")]
 
@@ -333,7 +322,7 @@ def test_what_lost_the_focus_meanwhile_is_open_again(world: World, agent: Agent)
     wait_for(world, agent, "x", item)
     world.agents.work.focus(agent, "other")
     assert (item.status, other.status) == ("blocked", "active")
-    world.agents.waiting.remove(USER, agent, "x")
+    rmdir(world.agents.waiting, USER, agent, "x")
     assert (item.status, other.status, agent.focus) == ("open", "active", "other")
 
 
@@ -345,7 +334,7 @@ def test_a_blocked_item_can_be_taken_up_all_the_same(world: World, agent: Agent)
     world.agents.work.focus(agent, "other")
     assert item.status == "blocked", "the wait is still in its way"
     world.agents.work.focus(agent, "w")
-    world.agents.waiting.remove(USER, agent, "x")
+    rmdir(world.agents.waiting, USER, agent, "x")
     assert item.status == "active"
 
 
@@ -376,7 +365,7 @@ def test_an_item_is_unblocked_by_the_last_of_all(world: World, agent: Agent) -> 
     wait_for(world, agent, "x", item)
     status(world, agent, first, "cancelled")
     assert item.status == "blocked"
-    world.agents.waiting.remove(USER, agent, "x")
+    rmdir(world.agents.waiting, USER, agent, "x")
     assert item.status == "open"
 
 

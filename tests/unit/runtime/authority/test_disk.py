@@ -22,7 +22,7 @@ from runtime.records.spaces import Spaces
 from runtime.records.store import Store
 from tests.worlds.held import held
 from tests.worlds.natives import measure_all, walker_of
-from tests.worlds.records import World, inside, operator, world_in
+from tests.worlds.records import World, inside, operator, rmdir, world_in
 
 OWNER = 1000
 SIZE = 1 << 20
@@ -191,7 +191,7 @@ def test_over_the_account_nothing_begins_and_everything_ends(tmp_path: Path) -> 
         ):
             with pytest.raises(QuotaError, match="owner_disk_max"):
                 refused()
-        agents.tasks.remove(inside(agent), agent, "t")
+        rmdir(agents.tasks, inside(agent), agent, "t")
         agents.removals.remove(other)
         agents.births.create(operator(1001), "d")
 

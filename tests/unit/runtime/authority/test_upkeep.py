@@ -13,7 +13,7 @@ from runtime.records.change import Change
 from runtime.records.items import TaskStatus
 from runtime.records.lifecycle import Status
 from runtime.records.run import NOWHERE
-from tests.worlds.records import World, inside, operator, world_in
+from tests.worlds.records import World, inside, operator, rmdir, world_in
 
 OWNER = 1000
 HELD = (Resource.DESCRIPTORS, Resource.TASKS, Resource.MONITORS)
@@ -125,7 +125,7 @@ def test_what_was_removed_holds_nothing(tmp_path: Path) -> None:
         world.agents.work.set(agent, item, "plan", "x" * 30_000)
         assert memory(world) < before + 5000, "long texts are not in memory"
         assert world.agents.accounts.use(OWNER, Resource.DISK) > 30_000
-        world.agents.work.remove(inside(agent), agent, "w")
+        rmdir(world.agents.work, inside(agent), agent, "w")
         assert memory(world) == before
         item = world.agents.work.make(inside(agent), agent, "v")
         world.agents.journal.update(agent, status=Status.DEAD, cell=NOWHERE)

@@ -264,12 +264,12 @@ def test_a_kill_that_is_refused_says_so_and_can_be_said_again(world: World) -> N
         kill = scene.file("cgroup.kill")
         _have_no_room(kill)
         with refused(errno.ENOSPC, '^cannot kill "x" yet: '):
-            scene.supervisor.stop(scene.agent, "operator_stop", kill=True)
+            scene.supervisor.stop(scene.agent, kill=True)
         assert scene.agent.status is Status.STOPPING
         assert scene.told()[-1].count('"stopping"') == 1
         kill.unlink()
         kill.write_text("0")
-        scene.supervisor.stop(scene.agent, "operator_stop", kill=True)
+        scene.supervisor.stop(scene.agent, kill=True)
         assert kill.read_text() == "1"
 
     in_scene(world, act)
@@ -291,7 +291,7 @@ def test_an_end_goes_on_though_nothing_can_be_thawed_or_signalled(
         monkeypatch.setattr(
             ending.log, "error", lambda text, *_, **__: "kill it" in text and refusal.set()
         )
-        scene.supervisor.stop(scene.agent, "operator_stop", kill=False)
+        scene.supervisor.stop(scene.agent, kill=False)
         await refusal.wait()
         kill.unlink()
         os.mkfifo(kill)

@@ -110,7 +110,8 @@ def test_a_stop_is_sigterm_and_after_the_grace_sigkill(world: World, obedient: b
         stage.machine.began(cell)
         await stage.be(agent, Status.BUSY)
         begun = trio.current_time()
-        stage.supervisor.stop(agent, "operator_stop", kill=False)
+        with world.agents.journal.acting(ROOT):
+            stage.supervisor.stop(agent, kill=False)
         assert agent.status is Status.STOPPING
         await stage.be(agent, Status.DEAD)
         took, grace = trio.current_time() - begun, world.agents.settings.grace(agent)
@@ -146,7 +147,7 @@ def test_what_is_killed_and_still_there_is_hurried_once(world: World) -> None:
         machine.began(stage.cell(agent))
         await stage.be(agent, Status.BUSY)
         for _ in range(3):
-            stage.supervisor.stop(agent, "operator_kill", kill=True)
+            stage.supervisor.stop(agent, kill=True)
         await stage.be(agent, Status.DEAD)
 
     on_stage(world, act, machine)
