@@ -65,7 +65,11 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The cause of what is committed in one step of the loop: who acts, and for what."""
+    """The cause of what is committed in one step of the loop: who acts, and for what.
+
+    The journal holds it instead of having it passed: rows, verbs, planes and effects between the
+    request and the commit would all carry it untouched, and whoever forgot it would lie.
+    """
 
     #: None for the runtime itself
     caller: Caller | None = None
@@ -163,8 +167,7 @@ class Journal:
             if change.answer is not None and change.answer.output is None:
                 change.answer.output = change.answer.make()
             self._have_done(change)
-            for agent, values in change.agents.values():
-                self.tell_agent(agent.index, values)
+            self._tell_agents(change)
             self._tell_changed(change)
         self._have_done(change, afterwards=True)
 
@@ -280,38 +283,25 @@ class Journal:
 
     def _commit(self, change: Change) -> None:
         now = time.time()
-        sessions: dict[SessionIndex, Session] = {}
         with contextlib.ExitStack() as undoing:
             with self._store.transaction():
                 self._store_agents(change)
                 self._store_items(change, now)
-                for index in (*change.sessions, *(line[0] for line in change.lines)):
-                    if index not in sessions:
-                        sessions[index] = self._sessions.load(index)
-                        undoing.callback(_set, sessions[index], sessions[index].dump())
-                for index, values in change.sessions.items():
-                    _set(sessions[index], values)
+                sessions = self._apply_sessions(change, undoing)
                 posted, grown = self._store_lines(change, sessions, timestamp(now))
-                for index, session in sessions.items():
-                    session.updated = now
-                    self._store.put_session(session, change.sessions.get(index, ()))
+                self._store_sessions(change, sessions, now)
                 # so that what a call answers is said of what will hold
                 self._apply_agents(change, undoing)
                 self._apply_items(change, now, undoing)
-                if change.answer is not None:
-                    self._store_answer(change.answer, now, undoing)
+                self._store_answer(change.answer, now, undoing)
             undoing.pop_all()
         self._let_go_of_items(change)
         crashpoints.reach("write.committed")
         self._have_done(change)
         self._deliver(posted)
-        for agent, values in change.agents.values():
-            self.tell_agent(agent.index, values)
+        self._tell_agents(change)
         self._tell_items(change)
-        self._tell_sessions(change, sessions)
-        for index, size in grown.items():
-            for subscriber in self._subscribers:
-                subscriber.history_grew(sessions[index], size)
+        self._tell_sessions(change, sessions, grown)
 
     def _store_agents(self, change: Change) -> None:
         """Inside the transaction: those that change, and those that are made."""
@@ -339,6 +329,27 @@ class Journal:
         agent.index = self._store.insert_agent(agent)
         agent.session = self._sessions.make(agent)
         self._store.put_agent(agent.index, agent.dump())
+
+    def _apply_sessions(
+        self, change: Change, undoing: contextlib.ExitStack
+    ) -> dict[SessionIndex, Session]:
+        """In memory, the sessions that are changed, or whose histories grow."""
+        sessions: dict[SessionIndex, Session] = {}
+        for index in (*change.sessions, *(line[0] for line in change.lines)):
+            if index not in sessions:
+                sessions[index] = self._sessions.load(index)
+                undoing.callback(_set, sessions[index], sessions[index].dump())
+        for index, values in change.sessions.items():
+            _set(sessions[index], values)
+        return sessions
+
+    def _store_sessions(
+        self, change: Change, sessions: Mapping[SessionIndex, Session], now: float
+    ) -> None:
+        """Inside the transaction, with the numbers of their last lines."""
+        for index, session in sessions.items():
+            session.updated = now
+            self._store.put_session(session, change.sessions.get(index, ()))
 
     def _store_lines(
         self, change: Change, sessions: Mapping[SessionIndex, Session], when: str
@@ -404,8 +415,12 @@ class Journal:
         if replaced is not None:
             self._items.add(replaced)
 
-    def _store_answer(self, answer: Answer, now: float, undoing: contextlib.ExitStack) -> None:
-        """Inside the transaction, if it is known by now."""
+    def _store_answer(
+        self, answer: Answer | None, now: float, undoing: contextlib.ExitStack
+    ) -> None:
+        """Inside the transaction, if there is one and it is known by now."""
+        if answer is None:
+            return
         if answer.output is None:
             undoing.callback(setattr, answer, "output", None)
             answer.output = answer.make()
@@ -439,7 +454,16 @@ class Journal:
         if agent.parent_session is not None:
             self.tell_session(agent.parent_session, ("child",))
 
-    def _tell_sessions(self, change: Change, sessions: Iterable[SessionIndex]) -> None:
+    def _tell_agents(self, change: Change) -> None:
+        for agent, values in change.agents.values():
+            self.tell_agent(agent.index, values)
+
+    def _tell_sessions(
+        self,
+        change: Change,
+        sessions: Mapping[SessionIndex, Session],
+        grown: Mapping[SessionIndex, int],
+    ) -> None:
         told: dict[SessionIndex, set[str]] = {index: {"updated"} for index in sessions}
         for index, values in change.sessions.items():
             told[index].update(values)
@@ -447,6 +471,9 @@ class Journal:
             told.setdefault(index, set()).add(name)
         for index, names in told.items():
             self.tell_session(index, names)
+        for index, size in grown.items():
+            for subscriber in self._subscribers:
+                subscriber.history_grew(sessions[index], size)
 
     def _tell_items(self, change: Change) -> None:
         for subscriber in self._subscribers:
