@@ -102,8 +102,10 @@ def _facts(row: Row[Any]) -> Iterator[str]:
         yield "Default: empty."
     if not row.public and row.read != INSIDERS:
         yield f"Read by {said(row.read)}."
-        if isinstance(row, Inlet) and row.read:
+        if isinstance(row, Inlet):
             yield "Empty to them and to who may write it."
+    elif isinstance(row, Inlet):
+        yield "Read as empty."
     if row.public:
         yield "Public."
     yield from _guards(row)

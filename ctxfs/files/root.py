@@ -167,9 +167,11 @@ ROWS: Final[tuple[Row[Base], ...]] = (
         entries=lambda base, _, call: (space.name for space in base.agents.spaces),
         find=shared.find, make=shared.MAKING, remove=shared.REMOVING,
         doc="durable spaces, owned by their creators; created and removed by operators"),
-    Directory(name="trigger", mode=0o311, public=True, read=Role.NONE,
+    # writable, so that who opens a token that was used hears that it is gone
+    Directory(name="trigger", mode=0o333, public=True, read=Role.NONE, listed=False,
         find=_find_token, secret=True,
-        doc="tokens of waits: to fire a wait, write to its token; cannot be listed"),
+        doc="tokens of waits: to fire a wait, write to its token; cannot be listed, and is there "
+        "by name only"),
 )
 
 LAYOUT: Final[Layout[Base]] = Layout(

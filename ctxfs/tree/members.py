@@ -163,7 +163,7 @@ class Member(Node, Generic[_O]):
         roles = self.roles(caller)
         if self.row.public and (agent is None or not agent.private):
             return bool(roles)
-        if isinstance(self.row, Inlet) and self.row.read and roles & self.writing_roles:
+        if isinstance(self.row, Inlet) and roles & self.writing_roles:
             return True
         return bool(roles & self.row.read)
 

@@ -456,8 +456,8 @@ class Output(File[_O]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inlet(File[_O]):
-    """A file that is only written: messages, or the input of a program. One with readers is empty
-    to them, and to who may write it.
+    """A file that is only written: messages, or the input of a program. It is empty to its readers
+    and to who may write it, so that who reads all files of a directory can.
 
     ``send`` gets the text of each flush, of at most ``most`` bytes if that is less than a
     message may have. If ``feed`` makes something of the object, that takes
@@ -465,7 +465,6 @@ class Inlet(File[_O]):
     """
 
     mode: int = 0o660
-    read: Role = Role.NONE
     guard: Guard[_O]
     send: Check[_O]
     what: str = "message"

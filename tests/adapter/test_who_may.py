@@ -241,8 +241,8 @@ AGENT = {
         files("inbox", when=NOT_ENDING, lines=("a message %x\n",)),
     ),
     "report": Group(
-        ("a", "a", "", "a"),
-        (KNOWS, KNOWS, "", "a"),
+        ("Oosarpk", "Oosarpk", "Oosarpk", "a"),
+        (KNOWS, KNOWS, KNOWS, "a"),
         files("report", when=NOT_DEAD, lines=("a report %x\n",)),
     ),
 }  # fmt: skip
@@ -323,10 +323,10 @@ RECORD = {
         (KNOWS, KNOWS, "Oosa", "Oosa"),
         files("env", "task/item/", final=STARTED, lines=("A%x=\n",)),
     ),
-    # what goes in there does not come out
+    # what goes in there does not come out: it is empty
     "given": Group(
-        ("Oosarpk", "Oosarpk", "", "Oosa"),
-        (KNOWS, KNOWS, "", "Oosa"),
+        ("Oosarpk", "Oosarpk", "Oosarpk", "Oosa"),
+        (KNOWS, KNOWS, KNOWS, "Oosa"),
         files("input", "task/item/", final=ENDED, lines=("some %x\n",)),
     ),
 }

@@ -90,7 +90,7 @@ def test_what_is_only_shown_is_written_by_nobody(layout: Layout[Any], row: Row[A
 
 @pytest.mark.parametrize("directory", ["agent", "tool", "home", "shared", "trigger"])
 def test_the_modes_of_the_roots_directories(directory: str) -> None:
-    modes = {"agent": 0o1777, "shared": 0o1777, "trigger": 0o311}
+    modes = {"agent": 0o1777, "shared": 0o1777, "trigger": 0o333}
     row = root_files.LAYOUT.row(directory)
     assert row.mode == modes.get(directory, 0o755)
 
