@@ -66,7 +66,7 @@ class Ends(Part):
             )
         self._messages.add_ends(change, agent, reason)
         lost = outcome is Outcome.INTERRUPTED
-        cue_of_tasks = TaskCue.INTERRUPT if lost else TaskCue.CANCEL
+        cue_of_tasks = TaskCue.INTERRUPTED if lost else TaskCue.CANCELLED
         self._tasks.add_ends(change, agent, cue_of_tasks, reason)
         change.tell(agent, "agent.stop", status=outcome.value, reason=reason)
         if parent is not None:
@@ -95,5 +95,5 @@ class Ends(Part):
             self._waiting.cancel(change, agent, wait)
         self._messages.drop(change, agent, queued[:_AT_ONCE], reason)
         for task in tasks[:_AT_ONCE]:
-            self._tasks.end(change, agent, task, TaskCue.CANCEL, reason=reason)
+            self._tasks.end(change, agent, task, TaskCue.CANCELLED, reason=reason)
         return True

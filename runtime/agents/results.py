@@ -17,9 +17,9 @@ from runtime.authority.facts import Part
 from runtime.errors import MalformedError
 from runtime.kernel.output import Segments
 from runtime.records.change import Change
-from runtime.records.items import Task, TaskStatus
+from runtime.records.items import TASK_ENDS, Task, TaskCue, TaskStatus
 from runtime.records.lifecycle import Status
-from runtime.records.model import Agent, Outcome, Session
+from runtime.records.model import Agent, Session
 from runtime.texts.names import dump_json, parse_json_object
 
 COMMAND: Final = "command_task"
@@ -38,12 +38,6 @@ _ENTRIES: Final = 512
 _TITLE_WITHIN: Final = 4096
 _TITLE_MAX: Final = 200
 
-_STATUS_OF: Final = {
-    Outcome.DONE.value: TaskStatus.COMPLETED,
-    Outcome.ERROR.value: TaskStatus.FAILED,
-    Outcome.CANCELLED.value: TaskStatus.CANCELLED,
-    Outcome.INTERRUPTED.value: TaskStatus.INTERRUPTED,
-}
 _EXIT: Final = re.compile(r"(?:exit|signal):\d+(?=,|$)", re.ASCII)
 
 #: makes what an end is told with; only if somebody is told
@@ -283,12 +277,11 @@ class Results(Part):
         parent's no more."""
         reason = change.peek_agent(child, "reason")
         dead = change.peek_agent(child, "status") is Status.DEAD
-        outcome = change.peek_agent(child, "outcome")
-        status = _STATUS_OF.get(outcome, TaskStatus.CANCELLED) if dead else TaskStatus.CANCELLED
+        cue = TaskCue(change.peek_agent(child, "outcome")) if dead else TaskCue.CANCELLED
         path = self.output_path(parent, child.name)
         if not child.owned:  # it has no handle
             path = f"{self._facts.mount}/agent/{child.name}.d/out"
-        return self._of_child(child, status, exit_of(reason), reason, path)
+        return self._of_child(child, TASK_ENDS[cue], exit_of(reason), reason, path)
 
     def _of_child(
         self, child: Agent, status: TaskStatus, exit_text: str, reason: str, path: str

@@ -34,15 +34,9 @@ from runtime.ids import ItemIndex, WaitFileName
 from runtime.records.change import Change, Subscriber
 from runtime.records.items import TASK_MOVES, Item, Task, TaskCue, TaskStatus
 from runtime.records.lifecycle import Status
-from runtime.records.model import Agent, Outcome
+from runtime.records.model import Agent
 from runtime.texts.names import dump_json, quote
 
-_OF_OUTCOME: Final = {
-    Outcome.DONE.value: TaskCue.COMPLETE,
-    Outcome.ERROR.value: TaskCue.FAIL,
-    Outcome.CANCELLED.value: TaskCue.CANCEL,
-    Outcome.INTERRUPTED.value: TaskCue.INTERRUPT,
-}
 _OF_STATUS: Final = {
     Status.NEW: TaskStatus.QUEUED,
     Status.STOPPING: TaskStatus.CANCELLING,
@@ -504,7 +498,7 @@ class TaskPlane(Plane[Task], Subscriber):
         if outcome and task is not None and not task.over:
             if change.peek(task, "status") is TaskStatus.MADE:
                 change.step(task, TaskCue.FOLLOW)
-            cue, exit_text = _OF_OUTCOME[outcome], exit_of(reason)
+            cue, exit_text = TaskCue(outcome), exit_of(reason)
             self.end(
                 change, parent, task, cue, exit_text=exit_text, reason=reason, facts=facts
             )

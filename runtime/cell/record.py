@@ -25,6 +25,7 @@ from typing import Final
 
 from runtime.cell.inlet import Inlet
 from runtime.kernel import linux
+from runtime.records.items import Task, TaskCue, TaskStatus
 from runtime.records.model import Outcome
 from runtime.texts.names import escape
 
@@ -196,3 +197,17 @@ def judge(record: RunRecord, *, oom: bool, complaint: str) -> tuple[Outcome, str
         return Outcome.ERROR, f"start_failed: {complaint[:_COMPLAINT_MAX] or 'no reason was given'}"
     # its PID 1 was killed from outside, and everything with it
     return Outcome.ERROR, f"signal:{int(signal.SIGKILL)}"
+
+
+def judge_task(task: Task, record: RunRecord) -> tuple[TaskCue, str]:
+    """The end of a command, as its monitor has it; and the text of its exit."""
+    text = record.exit
+    if task.status is TaskStatus.CANCELLING:
+        # SIGKILL to its leaf reaches who would tell of it, too
+        killed = bool(record.started and record.finished)
+        return TaskCue.CANCELLED, text or (f"signal:{int(signal.SIGKILL)}" if killed else "")
+    if record.exit_code == 0:
+        return TaskCue.DONE, text
+    # a failure before the exec is in the output, and is not an interruption
+    known = bool(text or record.failed or not (record.monitor or record.lost))
+    return (TaskCue.ERROR if known else TaskCue.INTERRUPTED), text

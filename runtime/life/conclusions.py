@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from runtime.ids import RunId
 from runtime.kernel import output
 from runtime.records.change import Change
 from runtime.records.documents import replace_file
-from runtime.records.items import Message, MessageStatus, Task, TaskCue, TaskStatus
+from runtime.records.items import Message, MessageStatus
 from runtime.records.model import Agent, Outcome
 from runtime.records.run import RunCue, Said
 from runtime.texts.names import escape, timestamp
@@ -46,20 +45,6 @@ def judge_agent(agents: Agents, live_cell: LiveCell) -> tuple[Outcome, str]:
     if run is not None and is_agent and run.record().over:
         return LOST if live_cell.lost else judge_run(agents, agent, run)
     return judge_run(agents, agent, live_cell)
-
-
-def judge_task(task: Task, record: RunRecord) -> tuple[TaskCue, str]:
-    """The end of a command, as its monitor has it; and the text of its exit."""
-    text = record.exit
-    if task.status is TaskStatus.CANCELLING:
-        # SIGKILL to its leaf reaches who would tell of it, too
-        killed = bool(record.started and record.finished)
-        return TaskCue.CANCEL, text or (f"signal:{int(signal.SIGKILL)}" if killed else "")
-    if record.exit_code == 0:
-        return TaskCue.COMPLETE, text
-    # a failure before the exec is in the output, and is not an interruption
-    known = bool(text or record.failed or not (record.monitor or record.lost))
-    return (TaskCue.FAIL if known else TaskCue.INTERRUPT), text
 
 
 def begin_run(change: Change, agents: Agents, agent: Agent) -> RunId:

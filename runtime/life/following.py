@@ -25,13 +25,13 @@ from runtime.agents.tasks import stop_reason
 from runtime.cell import cell
 from runtime.cell.cell import Command
 from runtime.cell.port import Execution, Host, LiveCell, Part, about
-from runtime.cell.record import RunRecord
+from runtime.cell.record import RunRecord, judge_task
 from runtime.cell.relays import Networks
 from runtime.cell.starting import Starter
 from runtime.errors import CtxError, WrongStateError
 from runtime.kernel import output
 from runtime.kernel.output import Segments
-from runtime.life.conclusions import LOST, judge_agent, judge_task, see_run
+from runtime.life.conclusions import LOST, judge_agent, see_run
 from runtime.life.ending import Ender
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import RUNTIME, Change
@@ -404,11 +404,11 @@ class FollowingTask(Following):
         agent, task, record = self._agent, self._task, self._execution.record()
         cue, exit_text = judge_task(task, record)
         reason = self.failure or record.failed
-        if reason and cue is TaskCue.FAIL:
+        if reason and cue is TaskCue.ERROR:
             with contextlib.suppress(OSError):
                 directory = self._agents.results.directory(agent, task)
                 output.append_line(directory, reason, self._agents.settings.log_max(agent))
-        change = Change(by=task.by if cue is TaskCue.CANCEL else RUNTIME)
+        change = Change(by=task.by if cue is TaskCue.CANCELLED else RUNTIME)
         self._agents.tasks.end(
             change, agent, task, cue, exit_text=exit_text, reason=_why(agent, task, cue, reason)
         )
@@ -421,11 +421,11 @@ class FollowingTask(Following):
 
 def _why(agent: Agent, task: Task, cue: TaskCue, failure: str) -> str:
     """The reason of an end that its exit does not tell, as of an agent."""
-    if cue is TaskCue.CANCEL:
+    if cue is TaskCue.CANCELLED:
         return stop_reason(agent, task.by)
-    if cue is TaskCue.INTERRUPT:
+    if cue is TaskCue.INTERRUPTED:
         return LOST[1]
-    return f"start_failed: {failure}" if cue is TaskCue.FAIL and failure else ""
+    return f"start_failed: {failure}" if cue is TaskCue.ERROR and failure else ""
 
 
 class Inside(Part):

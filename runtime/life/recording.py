@@ -128,7 +128,7 @@ class Recorder(Part):
         conclude_run(change, self._agents, agent, record, outcome, reason, usage, last=True)
         line = f"{agent.run.id or 'it'} ended: {outcome} {reason}"
         if self._restarts(live_cell, outcome):
-            self._agents.tasks.add_ends(change, agent, TaskCue.CANCEL, reason)
+            self._agents.tasks.add_ends(change, agent, TaskCue.CANCELLED, reason)
             self._add_restart(change, agent, reason, line)
             self.restarts += 1
         else:

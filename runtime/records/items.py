@@ -18,12 +18,10 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 from runtime.errors import MalformedError
 from runtime.ids import (
     NO_AGENT,
-    NO_BOOT,
     NO_ITEM,
     NO_RUN,
     NO_WAIT_FILE,
     AgentIndex,
-    BootId,
     ItemIndex,
     MessageId,
     RunId,
@@ -83,25 +81,31 @@ class TaskCue(StrEnum):
     STOP = "stop"
     KILL = "kill"
     RUN = "run"
-    COMPLETE = "complete"
-    FAIL = "fail"
-    CANCEL = "cancel"
-    INTERRUPT = "interrupt"
+    #: its end, by the names of outcomes
+    DONE = "done"
+    ERROR = "error"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
     #: a handle, which nobody starts, ends: its child was what ran
     FOLLOW = "follow"
 
 
 _T, _TE = TaskStatus, TaskCue
-_TASK_ENDS: Final = {_TE.CANCEL: _T.CANCELLED, _TE.INTERRUPT: _T.INTERRUPTED}
-_TASK_RESULTS: Final = {_TE.COMPLETE: _T.COMPLETED, _TE.FAIL: _T.FAILED}
+#: the status that a task has after each end
+TASK_ENDS: Final = {
+    _TE.DONE: _T.COMPLETED,
+    _TE.ERROR: _T.FAILED,
+    _TE.CANCELLED: _T.CANCELLED,
+    _TE.INTERRUPTED: _T.INTERRUPTED,
+}
 TASK_MOVES: Final = Moves(
     "task",
     {
         (_T.MADE, _TE.START): _T.QUEUED,
         (_T.MADE, _TE.STOP): _T.CANCELLED,
         (_T.MADE, _TE.KILL): _T.CANCELLED,
-        (_T.MADE, _TE.CANCEL): _T.CANCELLED,
-        (_T.MADE, _TE.INTERRUPT): _T.INTERRUPTED,
+        (_T.MADE, _TE.CANCELLED): _T.CANCELLED,
+        (_T.MADE, _TE.INTERRUPTED): _T.INTERRUPTED,
         (_T.QUEUED, _TE.RUN): _T.RUNNING,
         (_T.QUEUED, _TE.STOP): _T.CANCELLING,
         (_T.QUEUED, _TE.KILL): _T.CANCELLING,
@@ -111,9 +115,10 @@ TASK_MOVES: Final = Moves(
         **{
             (status, cue): to
             for status in (_T.QUEUED, _T.RUNNING)
-            for cue, to in (*_TASK_ENDS.items(), *_TASK_RESULTS.items())
+            for cue, to in TASK_ENDS.items()
         },
-        **{(_T.CANCELLING, cue): to for cue, to in _TASK_ENDS.items()},
+        (_T.CANCELLING, _TE.CANCELLED): _T.CANCELLED,
+        (_T.CANCELLING, _TE.INTERRUPTED): _T.INTERRUPTED,
         (_T.MADE, _TE.FOLLOW): _T.RUNNING,
     },
     verbs=frozenset({_TE.START, _TE.STOP, _TE.KILL}),
@@ -337,8 +342,6 @@ class Task(Item):
     #: why it ended, as of an agent
     reason: str = ""
     pid: int = 0
-    #: of the machine's boot in which it was started (proc(5))
-    boot: BootId = NO_BOOT
     started: float = 0.0
     ended: float = 0.0
     #: a stop was asked for by KILL

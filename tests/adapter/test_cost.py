@@ -646,7 +646,7 @@ async def measure_fans(scene: Scene, meter: LoopMeter) -> dict[str, float]:
     def end_resource(kind: str) -> None:
         with agents.journal.changing() as change:
             if kind == "task":
-                agents.tasks.end(change, x, tasks[kind], TaskCue.FAIL, exit_text="exit:1")
+                agents.tasks.end(change, x, tasks[kind], TaskCue.ERROR, exit_text="exit:1")
             else:
                 add_end(agents, change, kid, Outcome.CANCELLED, "operator_stop")
 

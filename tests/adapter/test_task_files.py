@@ -245,7 +245,7 @@ def test_what_a_task_left(mounted: Mounted) -> None:
         change.put(task, pid=42, started=1.5)
     assert mounted.get(f"{T}/pid") == "42\n"
     with mounted.agents.journal.changing() as change:
-        mounted.agents.tasks.end(change, agent, task, TaskCue.FAIL, exit_text="exit:3")
+        mounted.agents.tasks.end(change, agent, task, TaskCue.ERROR, exit_text="exit:3")
     assert mounted.get(f"{T}/status") == "failed\n"
     assert (mounted.get(f"{T}/exit"), mounted.get(f"{T}/pid")) == ("exit:3\n", "")
     assert mounted.get(f"{T}/output") == mounted.get(f"{T}/preview") == "one\ntwo\n"

@@ -72,7 +72,7 @@ class Desk:
         found = {} if given is None else given
         return trio.run(registry.call, self.mounted.base, self.mounted.fs.root, who, name, found)
 
-    def end(self, task: str, cue: TaskCue = TaskCue.COMPLETE, text: str = "exit:0") -> None:
+    def end(self, task: str, cue: TaskCue = TaskCue.DONE, text: str = "exit:0") -> None:
         """As its monitor would tell."""
         found = self.agents.tasks.find(self.coder, task)
         with self.agents.journal.changing() as change:
@@ -1258,7 +1258,7 @@ def _blocked(desk: Desk, then: Callable[[], None]) -> Any:
 
 def test_output_can_be_waited_for(desk: Desk) -> None:
     _running(desk)
-    output = _blocked(desk, lambda: desk.end("t", TaskCue.FAIL, "exit:3"))
+    output = _blocked(desk, lambda: desk.end("t", TaskCue.ERROR, "exit:3"))
     assert (output["status"], output["exit"]) == ("failed", "exit:3")
 
 
@@ -1633,7 +1633,7 @@ STORY: dict[str, Callable[[Desk], None]] = {
     "TaskStatus": _nothing,
     "TaskInput": _nothing,
     "TaskStop": _nothing,
-    "TaskOutput": lambda desk: desk.end("task-1", TaskCue.CANCEL, "signal:15"),
+    "TaskOutput": lambda desk: desk.end("task-1", TaskCue.CANCELLED, "signal:15"),
     "TaskRemove": _nothing,
     "WaitFor": _nothing,
     "WaitCancel": _nothing,

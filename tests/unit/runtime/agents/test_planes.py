@@ -52,7 +52,7 @@ EXPECTED: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
     "task": (
         (
             *("start", "stop", "kill", "run"),
-            *("complete", "fail", "cancel", "interrupt", "follow"),
+            *("done", "error", "cancelled", "interrupted", "follow"),
         ),
         {
             "made": (
@@ -224,10 +224,10 @@ def task_that_is(world: World, agent: Agent, status: TaskStatus) -> Task:
     tasks.set(task, cmd="true")
     tasks.start(USER, agent, task)
     cue = {
-        TaskStatus.COMPLETED: TaskCue.COMPLETE,
-        TaskStatus.FAILED: TaskCue.FAIL,
-        TaskStatus.CANCELLED: TaskCue.CANCEL,
-        TaskStatus.INTERRUPTED: TaskCue.INTERRUPT,
+        TaskStatus.COMPLETED: TaskCue.DONE,
+        TaskStatus.FAILED: TaskCue.ERROR,
+        TaskStatus.CANCELLED: TaskCue.CANCELLED,
+        TaskStatus.INTERRUPTED: TaskCue.INTERRUPTED,
     }[status]
     with world.agents.journal.changing() as change:
         tasks.end(change, agent, task, cue, exit_text="exit:0")
@@ -255,7 +255,7 @@ def test_the_first_end_of_a_task_counts(world: World, agent: Agent, status: Task
         with pytest.raises(WrongStateError):
             attempt()
     with world.agents.journal.changing() as change:
-        tasks.add_ends(change, agent, TaskCue.CANCEL, "why")
+        tasks.add_ends(change, agent, TaskCue.CANCELLED, "why")
     assert (task.dump(), world.lines(agent), len(world.agents.messages.pending(agent))) == before
 
 

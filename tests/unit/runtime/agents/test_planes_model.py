@@ -1272,7 +1272,7 @@ class Planes(RuleBasedStateMachine):
         *("idle", "busy"),
         name=AGENTS,
         task=RECORDS,
-        event=("complete", "fail", "cancel", "interrupt"),
+        event=("done", "error", "cancelled", "interrupted"),
         exit_text=("", "exit:0", "signal:9"),
     )
     def end_task(self, name: str, task: str, event: str, exit_text: str) -> None:
@@ -1281,10 +1281,10 @@ class Planes(RuleBasedStateMachine):
             return
         agents, item = self.world.agents, self.item(name, Task, task)
         status = {
-            "complete": "completed",
-            "fail": "failed",
-            "cancel": "cancelled",
-            "interrupt": "interrupted",
+            "done": "completed",
+            "error": "failed",
+            "cancelled": "cancelled",
+            "interrupted": "interrupted",
         }[event]
 
         def act() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.caller import Caller
-from runtime.cell.record import RunRecord
+from runtime.cell.record import RunRecord, judge_task
 from runtime.errors import (
     DeniedError,
     ForbiddenError,
@@ -23,7 +23,6 @@ from runtime.errors import (
 )
 from runtime.ids import AgentIndex
 from runtime.kernel.output import append
-from runtime.life.conclusions import judge_task
 from runtime.records.change import Change
 from runtime.records.documents import replace_file
 from runtime.records.items import TASK_MOVES, Task, TaskCue, TaskStatus, Wait
@@ -75,7 +74,7 @@ def put_status(world: World, task: Task, status: TaskStatus) -> None:
 
 
 def end(
-    world: World, agent: Agent, task: Task, cue: str = "complete", exit_text: str = ""
+    world: World, agent: Agent, task: Task, cue: str = "done", exit_text: str = ""
 ) -> None:
     with world.agents.journal.changing() as change:
         world.agents.tasks.end(change, agent, task, TaskCue(cue), exit_text=exit_text)
@@ -304,10 +303,10 @@ def test_nobody_waits_for_what_was_removed_before_it_ran(world: World, agent: Ag
 @pytest.mark.parametrize(
     ("cue", "status"),
     [
-        ("complete", "completed"),
-        ("fail", "failed"),
-        ("cancel", "cancelled"),
-        ("interrupt", "interrupted"),
+        ("done", "completed"),
+        ("error", "failed"),
+        ("cancelled", "cancelled"),
+        ("interrupted", "interrupted"),
     ],
 )
 def test_an_end_is_recorded_told_and_lets_waiters_go(
@@ -367,19 +366,19 @@ def started(world: World, agent: Agent, task: Task) -> Task:
 @pytest.mark.parametrize(
     ("status", "record", "expected"),
     [
-        ("running", {"exit_code": 0}, ("complete", "exit:0")),
-        ("running", {"exit_code": 3}, ("fail", "exit:3")),
-        ("running", {"signal": 9}, ("fail", "signal:9")),
-        ("running", {"failed": "no such shell", "monitor": 7}, ("fail", "")),
-        ("queued", {}, ("fail", "")),
-        ("running", {"monitor": 7}, ("interrupt", "")),
-        ("running", {"version": 1000, "lost": True}, ("interrupt", "")),
-        ("cancelling", {"exit_code": 0}, ("cancel", "exit:0")),
-        ("cancelling", {"signal": 15}, ("cancel", "signal:15")),
-        ("cancelling", {"monitor": 7}, ("cancel", "")),
-        ("cancelling", {"monitor": 7, "started": 1, "lost": True}, ("cancel", "")),
-        ("cancelling", {"started": 1, "lost": True, "finished": True}, ("cancel", "signal:9")),
-        ("cancelling", {"failed": "no such shell", "finished": True}, ("cancel", "")),
+        ("running", {"exit_code": 0}, ("done", "exit:0")),
+        ("running", {"exit_code": 3}, ("error", "exit:3")),
+        ("running", {"signal": 9}, ("error", "signal:9")),
+        ("running", {"failed": "no such shell", "monitor": 7}, ("error", "")),
+        ("queued", {}, ("error", "")),
+        ("running", {"monitor": 7}, ("interrupted", "")),
+        ("running", {"version": 1000, "lost": True}, ("interrupted", "")),
+        ("cancelling", {"exit_code": 0}, ("cancelled", "exit:0")),
+        ("cancelling", {"signal": 15}, ("cancelled", "signal:15")),
+        ("cancelling", {"monitor": 7}, ("cancelled", "")),
+        ("cancelling", {"monitor": 7, "started": 1, "lost": True}, ("cancelled", "")),
+        ("cancelling", {"started": 1, "lost": True, "finished": True}, ("cancelled", "signal:9")),
+        ("cancelling", {"failed": "no such shell", "finished": True}, ("cancelled", "")),
     ],
 )
 def test_what_becomes_of_a_command(
