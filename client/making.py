@@ -36,14 +36,24 @@ def mount_line(text: str) -> str:
     return "\t".join((source, parts[1] if len(parts) == 2 else source, mode, "-"))
 
 
-def quoted(words: Sequence[str]) -> str:
+def command_of(words: Sequence[str]) -> str:
     """Return words of a command as a part of an `exec` line."""
     import shlex
 
-    line = shlex.join(words)
-    if "\n" in line:
-        raise Misuse("an argument contains a newline, which an exec line cannot contain")
-    return line
+    return " ".join(escaped(word) or shlex.quote(word) for word in words)
+
+
+def escaped(word: str) -> str:
+    """Return a word as $'...' if only that can hold it on a line of text, else nothing."""
+
+    def special(char: str) -> bool:
+        return char < " " or "\udc80" <= char <= "\udcff"  # a byte that is not UTF-8
+
+    if not any(map(special, word)):
+        return ""
+    shown = word.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+    shown = "".join(f"\\x{ord(char) & 255:02x}" if special(char) else char for char in shown)
+    return f"$'{shown}'"
 
 
 def option_lines(args: Arguments) -> dict[str, list[str]]:
@@ -56,6 +66,10 @@ def option_lines(args: Arguments) -> dict[str, list[str]]:
     }
     for file in ("life", "restart", "mode", "context", "workspace", "model"):
         lines[file] = list(filter(None, [getattr(args, file)]))
+    for file, items in lines.items():
+        for item in items:
+            if "\n" in item:
+                raise Misuse(f"{item!a} has a newline, which a line of {file} cannot have")
     return {file: items for file, items in lines.items() if items}
 
 
@@ -70,7 +84,7 @@ def by_program(args: Arguments) -> Making:
     lines = option_lines(args)
     files: Files = [*parent_line(args.parent), *assignments(args.set)]
     files += [(file, value_of("\n".join(items))) for file, items in lines.items()]
-    return args.words[0], [*files, ("exec", value_of(quoted(args.program)))]
+    return args.words[0], [*files, ("exec", value_of(command_of(args.program)))]
 
 
 def value(files: Files, file: str) -> str:

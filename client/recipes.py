@@ -8,7 +8,7 @@ from client.agents import Line, assignments, parent_line
 from client.declaring import LISTING, Arguments, command
 from client.exits import Failure, Misuse
 from client.files import find_program, pairs, read_limited
-from client.making import Files, Making, option_lines, quoted
+from client.making import Files, Making, command_of, option_lines
 from client.output import headed, show_rows
 from client.root import Root, agent, own_agent
 from client.shipped import find_shipped
@@ -343,14 +343,12 @@ def agent_lines(
     }  # fmt: skip
 
     def replaced(text: str, quoted: bool = False) -> str:
-        import shlex
-
         def value(word: str) -> str:
             program = word.partition(":")[2]
             if program:
-                found = shlex.join(program_words(program))
+                found = command_of(program_words(program))
             else:
-                found = shlex.quote(words[word]) if quoted else words[word]
+                found = command_of([words[word]]) if quoted else words[word]
             return one_field(found, f"@{word}@")
 
         return each_word(text, value)
@@ -413,7 +411,7 @@ def recipe_files(args: Arguments, recipe: Recipe, name: str, network: str) -> Fi
         more = [Line(item, f"the options for {file}") for item in items]
         lines[file] = [*lines.get(file, ()), *more] if file in ADDED else more
     if args.program:
-        lines["exec"][-1].text += " " + quoted(args.program)
+        lines["exec"][-1].text += " " + command_of(args.program)
     order = sorted(lines.keys() - settings.keys(), key=AGENT_FILES.index)
     files: Files = [*parent_line(args.parent), *settings.items()]
     return files + [(file, lines[file]) for file in order]

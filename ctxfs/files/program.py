@@ -52,7 +52,10 @@ def _parse_model(base: Base, agent: Agent, caller: Caller, line: str) -> str:
 
 def _check_exec(line: str, _: str = "") -> str:
     if any(ord(c) < 32 and c != "\t" for c in line):
-        raise MalformedError(f"{quote(line)}: a command line cannot contain control characters")
+        raise MalformedError(
+            f"{quote(line)}: a command line cannot contain control characters; in $'...' write "
+            "\\n, \\t or \\xHH for them"
+        )
     names.split_command(line)
     return line
 
@@ -95,9 +98,9 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
                   shape=shapes.choice(_CONTEXTS), default="fresh"),
     fields.single("model", "free text for the program; its policy must allow it", _parse_model,
                   shape=shapes.word(_check_model), public=True, guard=fields.BETWEEN_RUNS),
-    fields.single("exec", "the program and its arguments, one line, quoted as in a shell",
-                  fields.alone(_check_exec), shape=shapes.word(_check_exec), default="the parent's",
-                  guard=fields.BETWEEN_RUNS),
+    fields.single("exec", "the program and its arguments, one line, quoted as in bash, without "
+                  "expansions", fields.alone(_check_exec), shape=shapes.word(_check_exec),
+                  default="the parent's", guard=fields.BETWEEN_RUNS),
     fields.word("mode", "once, turn or resident", tuple(MODES), "once"),
     fields.word("homedir", "private: HOME is empty at first and goes with the agent; durable: "
                 "it stays for the next agent of this name", HOMEDIRS, "private"),

@@ -32,10 +32,18 @@ _SIZE: Final = re.compile(r"([0-9]{1,15})([KMGT]?)")
 _PLAIN_PATH: Final = re.compile(r"/|(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+)+")
 #: what a command line is made of: at the end, a quotation or an escape that is none
 _COMMAND: Final = re.compile(
-    r"""(?P<blank>[ \t\r\n]+)|(?P<plain>[^ \t\r\n'"\\]+)|(?P<single>'[^']*')"""
-    r"""|(?P<double>"(?:[^"\\]|\\.)*")|(?P<escaped>\\.)|(?P<bad>['"\\])""",
+    r"""(?P<blank>[ \t\r\n]+)|(?P<plain>(?:[^ \t\r\n'"\\$]|\$(?!'))+)|(?P<single>'[^']*')"""
+    r"""|(?P<double>"(?:[^"\\]|\\.)*")|(?P<ansi>\$'(?:[^'\\]|\\.)*')|(?P<escaped>\\.)"""
+    r"""|(?P<bad>['"\\$])""",
     re.S,
 )
+#: what stands for a byte or a character in $'…'
+_STANDING: Final = re.compile(
+    r"\\(?:(?P<octal>[0-7]{1,3})|x(?P<byte>[0-9a-fA-F]{1,2})|u(?P<four>[0-9a-fA-F]{1,4})"
+    r"|U(?P<eight>[0-9a-fA-F]{1,8})|(?P<letter>.))",
+    re.S,
+)
+_LETTERS: Final = dict(zip("abeEfnrtv\\'\"?", "\a\b\x1b\x1b\f\n\r\t\v\\'\"?", strict=True))
 #: of escapes in a quotation, those that are ones
 _ESCAPED: Final = re.compile(r'\\(["\\])')
 _ENV_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -216,8 +224,25 @@ def parse_env_line(line: str) -> tuple[str, str]:
     return key, value
 
 
+def _stood_for(match: re.Match[str]) -> str:
+    """What an escape in $'…' stands for, as bash has it; a byte above 127 as a surrogate."""
+    kind, text = match.lastgroup or "", match[match.lastgroup or ""]
+    if kind == "letter" and text in _LETTERS:
+        return _LETTERS[text]
+    if kind != "letter":
+        code, is_byte = int(text, 8 if kind == "octal" else 16), kind in ("octal", "byte")
+        if is_byte and 0x80 <= code <= 0xFF:
+            return chr(0xDC00 + code)
+        if 0 < code <= (0x7F if is_byte else 0x10FFFF) and not 0xD800 <= code <= 0xDFFF:
+            return chr(code)
+    raise MalformedError(
+        f"{quote(match[0])} stands for nothing in $'...', where an argument has every byte but "
+        "NUL: write \\n, \\t, \\r, \\', \\\\, \\xHH, \\NNN, \\uHHHH or \\UHHHHHHHH"
+    )
+
+
 def split_command(line: str) -> list[str]:
-    """Words like a POSIX shell's, without any expansion."""
+    """Words like those of bash, without any expansion."""
     found: list[str] = []
     word: list[str] = []
     for match in _COMMAND.finditer(line):
@@ -233,6 +258,8 @@ def split_command(line: str) -> list[str]:
         elif kind == "double":
             text = match[0][1:-1]
             word.append(_ESCAPED.sub(r"\1", text) if "\\" in text else text)
+        elif kind == "ansi":
+            word.append(_STANDING.sub(_stood_for, match[0][2:-1]))
         elif kind == "escaped":
             word.append(match[0][1])
         else:

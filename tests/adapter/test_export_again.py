@@ -64,7 +64,7 @@ FILES: dict[str, st.SearchStrategy[str]] = {
     "cwd": st.just("") | _PATH,
     "env": mapped(_KEY, _LINE),
     "path": listed(_PATH.filter(lambda path: ":" not in path)),
-    "exec": _PATH.map("run {} '#: a'".format),
+    "exec": _PATH.map("run {} '#: a' $'b\\n\\xff\\'c'".format),
     "mode": st.sampled_from(["once", "turn", "resident"]),
     "homedir": st.sampled_from(["private", "durable"]),
     "limits": mapped(

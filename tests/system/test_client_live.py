@@ -123,7 +123,12 @@ def test_spawn_hands_over_follows_and_exits_with_the_outcome(daemon: Daemon) -> 
     assert result.returncode == 4
     assert result.stdout == "the task\n"
     assert "warning\n" in result.stderr
-    assert daemon.ctx("spawn", "b", "--wait", "--", "sh", "-c", "kill -9 $$").returncode == 137
+    script = "\nprintf %s \"$1\"\nkill -9 $$\n"
+    lines = "two\nlines's \\ \x01 \udcff"
+    result = daemon.ctx(
+        "spawn", "b", "--wait", "--", "sh", "-c", script, "sh", lines, errors="surrogateescape"
+    )
+    assert (result.returncode, result.stdout) == (137, lines)
     assert daemon.ctx("spawn", "c", "--wait", "--", "/no/such").returncode == 126
     result = daemon.ctx("spawn", "d", "--wait", "--timeout", "200ms", "--", "sleep", "1000")
     assert result.returncode == 124

@@ -187,7 +187,7 @@ def test_what_is_no_small_file_is_refused(root: FakeRoot, run: Run, home: Path) 
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        ("env", "A=@cwd@\n"), ("workspace", "explicit_root:@cwd@\n"), ("exec", "prog @cwd@\n"),
+        ("env", "A=@cwd@\n"), ("workspace", "explicit_root:@cwd@\n"),
         ("mount", "@cwd@ /w ro\n"), ("mount", "@program:evil@\n"),
     ],
 )  # fmt: skip

@@ -7,8 +7,11 @@ import threading
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from client import making, sockets
+from runtime.texts.names import split_command
 from tests.unit.client.fakes import (
     DONE,
     START,
@@ -40,6 +43,27 @@ from tests.unit.client.fakes import (
 )
 def test_mount_line(text: str, line: str) -> None:
     assert making.mount_line(text) == line.format(cwd=os.getcwd())
+
+
+@given(st.lists(st.binary().map(lambda data: data.replace(b"\0", b"")), max_size=4))
+def test_an_exec_line_carries_every_argument(arguments: list[bytes]) -> None:
+    line = making.command_of([os.fsdecode(argument) for argument in arguments])
+    line.encode()  # which is UTF-8
+    assert "\n" not in line
+    assert [os.fsencode(word) for word in split_command(line)] == arguments
+
+
+def test_an_exec_line_can_be_read() -> None:
+    words = ["claude", "-p", "Don't stop:\n\t1. plan\n"]
+    assert making.command_of(words) == r"claude -p $'Don\'t stop:\n\x091. plan\n'"
+
+
+@pytest.mark.parametrize("option", ["--env", "--cwd", "--model", "--limit"])
+def test_no_option_writes_a_second_line(root: FakeRoot, run: Run, option: str) -> None:
+    status, _, err = run("spawn", "x", option, "A=1\nB=2", "--", "true")
+    assert status == 2
+    assert "A=1\\nB=2' has a newline, which a line of " in err
+    assert os.listdir(root.path / "agent") == []
 
 
 @pytest.mark.usefixtures("made_agents_are_full")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 from datetime import UTC, datetime
 from typing import Any
 
@@ -204,7 +206,29 @@ def test_a_command_is_split_like_a_shell_does_without_expansion() -> None:
     assert split_command(line) == ["sh", "-c", 'echo "$A"', "b c", "d e", "*", "#f", "~"]
 
 
-@pytest.mark.parametrize("line", ["'", '"a', "a\\"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        r"""$'a\nb\t\'\\\e\r\a\b\f\v\?\"' x$'y\x41\101\u00e9\U0001F600'z $'\xff\303\251\x0a0'""",
+        """$'two\tfields' a$ "$'c'" $'' \\$'s' '$'"it's" $""",
+    ],
+)
+def test_escapes_in_a_command_are_those_of_bash(line: str) -> None:
+    script = f"printf '%s\\0' {line}"
+    shown = subprocess.run(
+        ["bash", "-c", script], capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"}
+    )
+    assert [os.fsencode(word) for word in split_command(line)] == shown.stdout.split(b"\0")[:-1]
+
+
+@pytest.mark.parametrize("text", [r"\0", r"\x00", r"\u0000", r"\q", r"\777", r"\uD800",
+                                  r"\U00110000", r"\xg"])  # fmt: skip
+def test_what_stands_for_nothing_is_refused_with_what_does(text: str) -> None:
+    with pytest.raises(MalformedError, match=r"stands for nothing in \$'\.\.\.'.*: write \\n,"):
+        split_command(f"sh -c $'a{text}b'")
+
+
+@pytest.mark.parametrize("line", ["'", '"a', "a\\", "$'", "a$'b\\'"])
 def test_an_open_quotation_is_refused_with_a_way_out(line: str) -> None:
     with pytest.raises(MalformedError, match=r"is not a command line.*close the quotation"):
         split_command(line)
