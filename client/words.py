@@ -91,17 +91,19 @@ TOOLS = (
     "SpawnAgent", "AgentGet", "AgentList", "SendMessage", "Report", "AgentStop",
     "AgentRemove", "ResultWrite", "WorkCreate", "WorkUpdate", "WorkList", "WorkFocus",
     "ExecCommand", "TaskList", "TaskStatus", "TaskOutput", "TaskInput", "TaskStop",
-    "TaskRemove", "WaitFor", "WaitCancel",
+    "TaskRemove", "WaitFor", "WaitCancel", "WorktreeTake",
 )
 #: what calls may do, and of which tools
 HINTS = {
     "readOnlyHint": ("AgentGet", "AgentList", "WorkList", "TaskList", "TaskStatus",
                      "TaskOutput"),
     "destructiveHint": ("AgentStop", "AgentRemove", "ResultWrite", "WorkUpdate",
-                        "ExecCommand", "TaskInput", "TaskStop", "TaskRemove", "WaitCancel"),
+                        "ExecCommand", "TaskInput", "TaskStop", "TaskRemove", "WaitCancel",
+                        "WorktreeTake"),
     "idempotentHint": ("AgentGet", "AgentList", "AgentStop", "AgentRemove", "ResultWrite",
                        "WorkUpdate", "WorkList", "WorkFocus", "TaskList", "TaskStatus",
-                       "TaskOutput", "TaskStop", "TaskRemove", "WaitCancel"),
+                       "TaskOutput", "TaskStop", "TaskRemove", "WaitCancel",
+                       "WorktreeTake"),
     "openWorldHint": ("SpawnAgent", "SendMessage", "ExecCommand", "TaskInput"),
 }
 #: of ctxfs
@@ -112,5 +114,5 @@ SCHEMA = 7
 ABOUT_ONE = (
     "SpawnAgent", "AgentGet", "ResultWrite", "WorkCreate", "WorkUpdate", "WorkList",
     "WorkFocus", "ExecCommand", "TaskList", "TaskStatus", "TaskOutput", "TaskInput",
-    "TaskStop", "TaskRemove", "WaitFor", "WaitCancel",
+    "TaskStop", "TaskRemove", "WaitFor", "WaitCancel", "WorktreeTake",
 )

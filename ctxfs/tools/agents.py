@@ -11,7 +11,7 @@ from typing import Any, Final
 import trio
 
 from ctxfs.tools.schemas import count, flag, listed, shape, text, words
-from ctxfs.tools.tasks import HANDLE
+from ctxfs.tools.tasks import HANDLE, WORKTREE
 from ctxfs.tools.tool import (
     WAKES,
     Concerns,
@@ -146,7 +146,10 @@ _FACTS: Final[View[Agent]] = View(
             _tasks,
         ),
     },
-    {"task_handle": (HANDLE.schema, _handle)},
+    {
+        "task_handle": (HANDLE.schema, _handle),
+        "worktree": (WORKTREE, lambda request, agent: request.agents.results.worktree_of(agent)),
+    },
 )
 _SENT: Final[View[Message]] = View({
     "message_id": (text("its id"), lambda _, message: message.name),

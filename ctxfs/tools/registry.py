@@ -49,6 +49,22 @@ BY_NAME: Final = {tool.name: tool for tool in TOOLS}
 BY_NUMBER: Final = {NUMBERS[tool.name]: tool for tool in TOOLS}
 
 
+#: what a refusal tells who uses files to do, and what it tells who has tools
+_IN_TOOLS: Final = (
+    ("with rmdir or ", "with "),
+    ("choose another name or rmdir it", "choose another name or remove it with AgentRemove"),
+    (", WaitCancel or rmdir", " or WaitCancel"),
+    ("rmdir the agent", "remove the agent with AgentRemove"),
+    ("and agents (rmdir)", "and agents (AgentRemove)"),
+    (", with rmdir", ": ask an operator for it"),
+    ("may not see ctl", "may not control this agent"),
+    ("may not see inbox", "may not send this agent messages"),
+    ("then write fetch to ctl", "then call WorktreeTake"),
+    ("write handoff.md before its start, or make", "tell it all by initial_message, or make"),
+    ("write result.md", "call ResultWrite"),
+    ("write active to go on", "set active to go on"),
+)
+
 # which
 
 
@@ -118,11 +134,19 @@ async def call(
             path = f"tool/{name}" if name in BY_NAME else "tool"
             base.reasons.note(error, caller, path, incarnation or None)
             if isinstance(error, CtxError):
+                error.args = (_in_tools(error.sentence),)
                 raise
             raise _told(error) from error
         # who is answered finds in the files what the answer says
         await base.cache.settled(mark)
         return output
+
+
+def _in_tools(sentence: str) -> str:
+    """A sentence for who has tools and need not have files."""
+    for said, meant in _IN_TOOLS:
+        sentence = sentence.replace(said, meant)
+    return sentence
 
 
 def _told(error: Exception) -> CtxError:

@@ -22,6 +22,8 @@ from ctxfs.tools.tool import (
 )
 from ctxfs.tools.waiting import MESSAGE_ID, WAITED, WAITS, send
 from runtime.agents.results import CHILD, COMMAND
+from runtime.agents.tasks import accepts_input
+from runtime.agents.workspace import WorktreeState
 from runtime.errors import MalformedError, WrongStateError
 from runtime.records.items import Task, TaskStatus
 from runtime.texts.names import parse_duration, parse_env_line, quote, timestamp
@@ -37,9 +39,40 @@ _STATUS: Final[Field[Task]] = (
 )
 _EXIT: Final = text("exit:N or signal:N, once it has ended by itself")
 _REASON: Final = text("why it has ended, such as exit:3 or operator_stop")
+#: what became of a child's work in git
+WORKTREE: Final = {
+    **shape({
+        "state": words(
+            "whether the parent has its commits: kept, if it has not all of them; reason says why",
+            *WorktreeState,
+        ),
+        "branch": text("the branch in the parent's repository"),
+        "path": text("the child's files"),
+        "commit": text("the commit that the branch was moved to, empty if it was not"),
+        "reason": text("why it is kept, and what can be done"),
+    }),
+    "description": "of a child with a worktree: what became of it",
+}  # fmt: skip
+_WORKTREE: Final[Field[Task]] = (
+    WORKTREE,
+    lambda request, task: request.agents.results.worktree_of(
+        request.agents.results.child_of(task)
+    ),
+)
 _FACTS: Final[View[Task]] = View({
     "task_id": _NAME,
     "task_kind": _KIND,
+    "agent": (
+        text("of a child's handle: the child"), lambda _, task: task.name if task.child else ""
+    ),
+    "accepts_input": (
+        flag("whether TaskInput can write to it"),
+        lambda request, task: accepts_input(request.agents, task),
+    ),
+    "wait_policy": (
+        words("you go on while it runs, and its end wakes you", "background"),
+        lambda _, task: "background",
+    ),
     "title": (text("its title"), lambda request, task: request.agents.results.title(task)),
     "status": _STATUS,
     "exit": _EXIT,
@@ -50,7 +83,7 @@ _FACTS: Final[View[Task]] = View({
         lambda request, task: _time(request.agents.tasks.started(task)),
     ),
     "ended_at": (text("RFC 3339 time, empty before"), lambda _, task: _time(task.ended)),
-})  # fmt: skip
+}, {"worktree": _WORKTREE})  # fmt: skip
 #: the answer of a call that starts something
 HANDLE: Final[View[Task]] = View({
     "task_id": _NAME,
@@ -62,8 +95,10 @@ HANDLE: Final[View[Task]] = View({
     ),
 })  # fmt: skip
 _ENDING: Final[View[Task]] = View({"task_id": _NAME, "status": _STATUS})
+_TAKEN: Final[View[Task]] = View({"task_id": _NAME, "worktree": _WORKTREE})
 _OUTCOME: Final[View[Task]] = View(
-    {"task_id": _NAME, "status": _STATUS, "exit": _EXIT, "reason": _REASON}
+    {"task_id": _NAME, "status": _STATUS, "exit": _EXIT, "reason": _REASON},
+    {"worktree": _WORKTREE},
 )
 #: what is shown of the output of a task, and what more there is of a child that has ended
 _SEEN: Final = {
@@ -211,16 +246,16 @@ async def _until_over(request: Request) -> None:
             ),
         },
     },
-    output=shape({**_OUTCOME.required, **_SEEN}, _GIVEN),
+    output=shape({**_OUTCOME.required, **_SEEN}, {**_GIVEN, **_OUTCOME.optional}),
     waits=_until_over,
 )
 async def _output(request: Request) -> dict[str, Any]:
     """Get head and tail of the output of a task, and the path of all of it. Use it to read what a
     command wrote, and what a child did: the end of its output until it replies, then its latest
-    reply, and once it has ended its result, references and artifacts; for status and times use
-    TaskStatus. With block, it answers when the task has ended, or after timeout: so an agent of
-    mode once waits for it. In modes turn and resident, end your run instead: the end of the task
-    wakes you with the same content."""
+    reply, and once it has ended its result, references and artifacts, and what became of its
+    worktree; for status and times use TaskStatus. With block, it answers when the task has ended,
+    or after timeout: so an agent of mode once waits for it. In modes turn and resident, end your
+    run instead: the end of the task wakes you with the same content."""
     task = _find(request)
     shown: dict[str, Any]
     if task.over:
@@ -303,3 +338,27 @@ async def _remove(request: Request) -> dict[str, Any]:
         )
     where = f"agent/{request.agent.name}.d/task"
     return request.remove(where, task.name, lambda: {"task_id": task.name})
+
+
+@_tool(
+    "WorktreeTake",
+    does=Does.DESTROYS | Does.REPEATS,
+    example={"task_id": "reviewer"},
+    required=_OF_TASK,
+    output=_TAKEN.schema,
+)
+async def _take(request: Request) -> dict[str, Any]:
+    """Take over again what a child committed in its worktree, into the branch ctx/NAME of your
+    repository. Use it when the worktree of a child that has ended is kept, after you have done what
+    its reason says, or to have the commits of a child that still works; at its end they are taken
+    over without it. It answers at once, with the state fetching: TaskStatus tells when that is
+    fetched or kept, and why. Once it is fetched, AgentRemove or TaskRemove takes the worktree
+    away."""
+    task = _find(request)
+
+    def taking() -> dict[str, Any]:
+        return _TAKEN.of(request, task)
+
+    ctl = _path(request, task.name, "ctl")
+    await request.paths.say(ctl, "fetch", request.deciding(taking))
+    return taking()

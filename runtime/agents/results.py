@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from runtime.agents.workspace import Worktree
 from runtime.authority.facts import Part
 from runtime.errors import MalformedError
 from runtime.kernel.output import Segments
@@ -254,7 +255,7 @@ class Results(Part):
         self, change: Change, agent: Agent, task: Task, status: TaskStatus | None = None
     ) -> dict[str, Any]:
         """``{task, kind, title, status, exit, reason, preview, truncated, output_path}``, and of
-        a child ``{agent, result, refs, artifacts}``: what its end is told with."""
+        a child ``{agent, result, refs, artifacts, worktree?}``: what its end is told with."""
         if status is None:
             status = change.peek(task, "status")
         child = self.child_of(task)
@@ -262,7 +263,7 @@ class Results(Part):
         exit_text = change.peek(task, "exit")
         if child is not None:
             path = self.output_path(agent, task.name)
-            return self._of_child(child, status, exit_text, reason, path)
+            return self._of_child(change, child, status, exit_text, reason, path)
         source = self.source(task)
         preview, truncated = _shown(source, "output_path")
         return {
@@ -281,10 +282,16 @@ class Results(Part):
         path = self.output_path(parent, child.name)
         if not child.owned:  # it has no handle
             path = f"{self._facts.mount}/agent/{child.name}.d/out"
-        return self._of_child(child, TASK_ENDS[cue], exit_of(reason), reason, path)
+        return self._of_child(change, child, TASK_ENDS[cue], exit_of(reason), reason, path)
 
     def _of_child(
-        self, child: Agent, status: TaskStatus, exit_text: str, reason: str, path: str
+        self,
+        change: Change,
+        child: Agent,
+        status: TaskStatus,
+        exit_text: str,
+        reason: str,
+        path: str,
     ) -> dict[str, Any]:
         source = self._source_of(child, path, dead=True)
         preview, cut = _shown(source, "output_path")
@@ -306,7 +313,16 @@ class Results(Part):
             "result": result,
             "refs": refs,
             "artifacts": paths,
+            **({"worktree": worktree} if (worktree := self.worktree_of(child, change)) else {}),
         }
+
+    @staticmethod
+    def worktree_of(child: Agent | None, change: Change | None = None) -> dict[str, str] | None:
+        """The outcome of a child's worktree, None if it has none."""
+        if child is None or not child.worktree_made:
+            return None
+        values = (change or Change()).peek_agent(child, "worktree")
+        return Worktree.load(values).facts() if values is not None else None
 
 
 def _facts(

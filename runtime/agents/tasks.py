@@ -108,7 +108,7 @@ def _bare(facts: Facts, caller: Caller, task: Task) -> str:
     child = _child_of(facts, task)
     if child is not None and child.worktree is not None:
         return ""
-    return f"fetch: {quote(task.name)} has no worktree"
+    return f"{quote(task.name)} has no worktree"
 
 
 @unless("its worktree is not made yet", WrongStateError)

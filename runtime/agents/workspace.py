@@ -75,6 +75,8 @@ _OURS: Final = ("config", "hooks", "info")
 #: directories of objects that a repository may borrow from, its own included
 _OBJECTS_MAX: Final = 64
 _WHY_MAX: Final = 500
+#: what an operator does when he has repaired what was kept
+_FETCH: Final = "write fetch to ctl"
 
 _OBJECT_ID: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _NOT_FOUND: Final = (126, 127)
@@ -200,11 +202,21 @@ class Worktree:
         }
         return "".join(f"{key}={value}\n" for key, value in values.items())
 
+    def facts(self) -> dict[str, str]:
+        """Its outcome, as notices and tools tell it to the parent."""
+        return {
+            "state": self.state.value,
+            "branch": self.branch,
+            "path": self.path,
+            "commit": self.commit,
+            "reason": self.reason.replace(_FETCH, "call WorktreeTake"),
+        }
+
     def kept(self, why: str) -> Self:
         """This worktree as one that is kept; ``reason`` then says what can be done, too."""
         remedy = (
             "repair that, or copy what you need from there without git, and remove "
-            f"{quote(self.place, 300)}; then write fetch to ctl"
+            f"{quote(self.place, 300)}; then {_FETCH}"
         )
         return replace(self, state=WorktreeState.KEPT, reason=f"{why}; {remedy}")
 

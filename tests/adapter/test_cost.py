@@ -38,6 +38,7 @@ from ctxfs.tree.items import ItemLayout
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.rows import NEW, Document, Kind, Lines, Row
 from runtime.agents import forking
+from runtime.agents.workspace import Worktree
 from runtime.authority.accounts import Payer, Resource
 from runtime.authority.loop import LoopMeter
 from runtime.caller import Caller, Role
@@ -92,6 +93,9 @@ class Scene:
         ]
         for child in self.children[1:3]:
             world.agents.journal.update(world.live(child), mode="turn")
+        kept = Worktree(name="k8", root="/srv", common="/srv/.git", base="0").kept("not clean")
+        for child in self.children[8:9]:
+            world.agents.journal.update(child, worktree=kept.dump(), worktree_made=True)
         for child in self.children[-200:]:
             agents.documents.ensure(child)
             document = agents.documents.path(child, "result.md")

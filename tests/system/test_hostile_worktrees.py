@@ -3,12 +3,14 @@ others wait for it, and that no commit is lost."""
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +90,13 @@ class Family:
     def worktree(self, name: str) -> dict[str, str]:
         lines = read(self.handle(name), "worktree").splitlines()
         return dict(line.split("=", 1) for line in lines)
+
+    def tool(self, name: str, kid: str = "kid") -> dict[str, Any]:
+        """The answer of a tool about the handle of a child."""
+        given = json.dumps({"agent_id": self.boss.stem, "task_id": kid})
+        path = self.daemon.root / "tool" / name
+        found: dict[str, Any] = json.loads(subprocess.check_output([path, given]))
+        return found
 
     def state(self, name: str) -> str:
         return self.worktree(name).get("state", "")
@@ -218,9 +227,14 @@ def test_what_a_paused_parent_cannot_take_over_is_kept(family: Family) -> None:
     assert "EBUSY" in refusal(family.handle("kid") / "ctl", "fetch")
     assert family.commit("ctx/kid") == base
     write(family.boss / "ctl", "resume")
-    write(family.handle("kid") / "ctl", "fetch")
+    kept = family.tool("TaskStatus")["worktree"]
+    assert (kept["state"], kept["branch"]) == ("kept", "ctx/kid")
+    assert kept["reason"].endswith("then call WorktreeTake")
+    assert family.tool("WorktreeTake")["worktree"]["state"] == "fetching"
     wait_until(lambda: family.state("kid") not in ("", "fetching"), "it goes on")
     assert family.state("kid") == "fetched", family.worktree("kid")
+    taken = family.tool("TaskOutput")["worktree"]
+    assert (taken["state"], taken["commit"]) == ("fetched", family.commit("ctx/kid"))
     assert family.commit("ctx/kid") != base
     # the same child goes on where it was
     write(kid / "ctl", "reset")

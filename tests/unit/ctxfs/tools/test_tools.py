@@ -70,7 +70,14 @@ class Desk:
     def call(self, name: str, given: Any = None, caller: Caller | None = None) -> dict[str, Any]:
         who = caller if caller is not None else self.me
         found = {} if given is None else given
-        return trio.run(registry.call, self.mounted.base, self.mounted.fs.root, who, name, found)
+        try:
+            return trio.run(
+                registry.call, self.mounted.base, self.mounted.fs.root, who, name, found
+            )
+        except CtxError as error:
+            # who has tools need not have files
+            assert not re.search(r"\b(rmdir|mkdir|ctl|echo)\b", error.sentence), error.sentence
+            raise
 
     def end(self, task: str, cue: TaskCue = TaskCue.DONE, text: str = "exit:0") -> None:
         """As its monitor would tell."""
@@ -168,6 +175,19 @@ def _dead(desk: Desk) -> None:
     desk.gone("helper")
 
 
+def _has_worktree(desk: Desk, name: str) -> None:
+    """A child has one, which is kept; git is no part of this world."""
+    child = desk.agents.registry.named(name)
+    assert child is not None
+    kept = Worktree(name=name, root="/srv", common="/srv/.git", base="0").kept("not clean")
+    desk.agents.journal.update(child, worktree=kept.dump(), worktree_made=True)
+
+
+def _worked(desk: Desk) -> None:
+    desk.gone("rev")
+    _has_worktree(desk, "rev")
+
+
 def _work(desk: Desk) -> None:
     desk.call("WorkCreate", {"id": "w", "objective": "fix it"})
 
@@ -199,6 +219,14 @@ class Sample(NamedTuple):
 _PLAN = "- a step\n" * 7000
 _LONG = "x" * 1_000_000
 #: several of one tool have other names
+KEPT = {
+    "state": "kept",
+    "branch": "ctx/rev",
+    "path": "/srv/.git/ctx/rev/work",
+    "commit": "",
+    "reason": "not clean; repair that, or copy what you need from there without git, and remove "
+    '"/srv/.git/ctx/rev"; then call WorktreeTake',
+}
 CALLS: dict[str, Sample] = {
     "SpawnAgent": Sample(
         _nothing,
@@ -314,6 +342,12 @@ CALLS: dict[str, Sample] = {
         {"task_id": "T2"},
     ),
     "TaskRemove": Sample(_ended, {"task_id": "t"}, {"task_id": "t"}, {"task_id": "T9"}),
+    "WorktreeTake": Sample(
+        _worked,
+        {"task_id": "rev"},
+        {"task_id": "rev", "worktree": KEPT},
+        {"task_id": "k8"},
+    ),
     "WaitFor": Sample(
         _work,
         {"wake": "timer", "resource": "1h", "work": "w", "deadline": "2h"},
@@ -409,6 +443,7 @@ def test_an_unknown_tool_is_missing(desk: Desk) -> None:
         ("ResultWrite", {"text": "x", "refs": [{"path": "a", "size": 1}]}, "refs.0.size"),
         ("ResultWrite", {"text": "x", "refs": [{"path": "artifact/x"}, {"path": "../x"}]}, "refs"),
         ("TaskRemove", {}, "task_id"),
+        ("WorktreeTake", {}, "task_id"),
         ("AgentStop", {"agent_id": "coder", "kill": 1}, "kill"),
         ("WorkCreate", {}, "objective"),
         ("WorkCreate", {"objective": ""}, "objective"),
@@ -502,6 +537,7 @@ def test_bad_input_is_shown_as_it_was_given(
         ("AgentRemove", {"agent_id": "coder"}, DeniedError, ""),
         ("ResultWrite", {"text": "x" * 5000}, TooLargeError, "text"),
         ("TaskRemove", {"task_id": "none"}, MissingError, "task_id"),
+        ("WorktreeTake", {"task_id": "none"}, MissingError, "task_id"),
         ("WorkCreate", {"objective": "x", "id": "w"}, TakenError, "id"),
         ("WorkCreate", {"objective": "x" * 70000}, TooLongError, "objective"),
         ("WorkUpdate", {"id": "none"}, MissingError, "id"),
@@ -548,11 +584,11 @@ def test_a_limit_is_a_limit_for_tools_too(tmp_path: Path) -> None:
         message = {"agent_id": "coder-1", "text": "x"}
         before = _everything(desk)
         for name, given, remedy in (
-            ("ExecCommand", {"cmd": "x"}, "remove tasks .* with rmdir or TaskRemove$"),
-            ("WorkCreate", {"objective": "x"}, "remove work items .* with rmdir$"),
-            ("WaitFor", {"wake": "message"}, "remove waits .* with rmdir or WaitCancel$"),
-            ("SpawnAgent", {"initial_message": "x"}, "remove agents .* rmdir or AgentRemove$"),
-            ("SendMessage", message, "send again .* remove it with rmdir or AgentRemove$"),
+            ("ExecCommand", {"cmd": "x"}, "remove tasks .* with TaskRemove$"),
+            ("WorkCreate", {"objective": "x"}, "remove work items .*: ask an operator for it$"),
+            ("WaitFor", {"wake": "message"}, "remove waits .* with WaitCancel$"),
+            ("SpawnAgent", {"initial_message": "x"}, "remove agents .* with AgentRemove$"),
+            ("SendMessage", message, "send again .* remove it with AgentRemove$"),
         ):
             with refused(QuotaError, remedy):
                 desk.call(name, given)
@@ -562,7 +598,7 @@ def test_a_limit_is_a_limit_for_tools_too(tmp_path: Path) -> None:
 def test_an_owner_of_too_many_agents_is_told_what_to_do(tmp_path: Path) -> None:
     with mounted_in(tmp_path, agents=1) as mounted:
         desk = Desk(mounted)
-        with refused(QuotaError, "remove agents that have ended, with rmdir or AgentRemove$"):
+        with refused(QuotaError, "remove agents that have ended, with AgentRemove$"):
             desk.call("SpawnAgent", {"initial_message": "x"})
 
 
@@ -570,7 +606,7 @@ def test_notices_that_are_not_read_are_told_of(tmp_path: Path) -> None:
     with mounted_in(tmp_path, messages=1) as mounted:
         desk = Desk(mounted)
         _ended(desk)
-        with refused(QuotaError, "end the run at hand, or remove what has ended, with .* rmdir$"):
+        with refused(QuotaError, "end the run at hand, or remove what .* or WaitCancel$"):
             desk.call("SpawnAgent", {"initial_message": "x"})
 
 
@@ -1434,12 +1470,51 @@ def test_a_handle_is_removed_with_its_agent_and_only_so(desk: Desk) -> None:
 
 
 def test_a_handle_without_its_agent_is_removed_as_a_task(desk: Desk) -> None:
-    child = desk.gone("rev")
-    kept = Worktree(name="rev", root="/srv", common="/srv/.git", base="0").kept("not clean")
-    desk.agents.journal.update(child, worktree=kept.dump(), worktree_made=True)
+    _worked(desk)
     desk.call("AgentRemove", {"agent_id": "rev"})
-    with refused(NotEmptyError, "not clean"):
+    with refused(NotEmptyError, "not clean.*; then call WorktreeTake$"):
         desk.call("TaskRemove", {"task_id": "rev"})
+    assert desk.call("WorktreeTake", {"task_id": "rev"})["worktree"] == KEPT
+    assert desk.mounted.supervisor.said[-1] == ("fetch", "rev")
+
+
+def test_what_became_of_a_worktree_is_told_wherever_its_child_is(desk: Desk) -> None:
+    desk.call("SpawnAgent", {"initial_message": "x", "name": "rev"})
+    _has_worktree(desk, "rev")
+    assert desk.call("TaskOutput", {"task_id": "rev"})["worktree"] == KEPT
+    desk.end_child("rev")
+    for name, given in (
+        ("TaskStatus", {"task_id": "rev"}),
+        ("TaskOutput", {"task_id": "rev"}),
+        ("AgentGet", {"agent_id": "rev"}),
+    ):
+        assert desk.call(name, given)["worktree"] == KEPT, name
+    (notice,) = desk.agents.messages.pending(desk.coder)
+    assert json.loads(notice.text)["worktree"] == KEPT
+
+
+def test_what_has_no_worktree_says_nothing_of_one(desk: Desk) -> None:
+    desk.gone("rev")
+    _ended(desk)
+    for task in ("rev", "t"):
+        assert "worktree" not in desk.call("TaskStatus", {"task_id": task})
+        assert "worktree" not in desk.call("TaskOutput", {"task_id": task})
+        with refused(MalformedError, "has no worktree$"):
+            desk.call("WorktreeTake", {"task_id": task})
+    for notice in desk.agents.messages.pending(desk.coder):
+        assert "worktree" not in json.loads(notice.text)
+
+
+def test_a_status_tells_whose_handle_it_is_and_what_it_takes(desk: Desk) -> None:
+    _kid(desk)
+    _task(desk)
+    facts = [desk.call("TaskStatus", {"task_id": task}) for task in ("kid", "t")]
+    keys = ("agent", "accepts_input", "wait_policy")
+    assert [[each[key] for key in keys] for each in facts] == [
+        ["kid", True, "background"], ["", True, "background"],
+    ]  # fmt: skip
+    desk.call("ExecCommand", {"cmd": "x", "task_id": "u"})
+    assert desk.call("TaskStatus", {"task_id": "u"})["accepts_input"] is False
 
 
 def test_a_task_is_removed_once_it_has_ended(desk: Desk) -> None:
@@ -1616,6 +1691,13 @@ def _running_task(desk: Desk) -> None:
 
 def _reviewed(desk: Desk) -> None:
     desk.end_child("reviewer")
+    _has_worktree(desk, "reviewer")
+
+
+def _fetched(desk: Desk) -> None:
+    child = desk.agents.registry.named("reviewer")
+    assert child is not None
+    desk.agents.journal.update(child, worktree=None)
 
 
 #: a story that an orchestrator could tell, and what happens beside it before a call
@@ -1638,7 +1720,8 @@ STORY: dict[str, Callable[[Desk], None]] = {
     "WaitFor": _nothing,
     "WaitCancel": _nothing,
     "AgentStop": _nothing,
-    "AgentRemove": _reviewed,
+    "WorktreeTake": _reviewed,
+    "AgentRemove": _fetched,
     "ResultWrite": _nothing,
 }
 
