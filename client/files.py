@@ -127,11 +127,29 @@ def read_stdin() -> bytes:
         raise Failure(f"cannot read standard input: {error.strerror}") from None
 
 
+def is_unread() -> bool:
+    """Return whether standard input is a pipe that has an end, and something before it."""
+    import fcntl
+    import select
+    import stat
+    import termios
+
+    try:
+        if not stat.S_ISFIFO(os.fstat(0).st_mode):
+            return False
+        poller = select.poll()
+        poller.register(0, 0)
+        ended = bool(poller.poll(0))
+        return ended and fcntl.ioctl(0, termios.FIONREAD, bytes(4)) != bytes(4)
+    except OSError:
+        return False
+
+
 def given(words: Sequence[str]) -> bytes:
-    """Return the data to send: the arguments, else standard input."""
+    """Return the data to send: the arguments; standard input if there are none, or for `-`."""
     if not words and os.isatty(0):
         raise Misuse("nothing to send: give a text, or pipe one to standard input")
-    return os.fsencode(" ".join(words)) if words else read_stdin()
+    return os.fsencode(" ".join(words)) if words and list(words) != ["-"] else read_stdin()
 
 
 def value_of(text: str) -> bytes:

@@ -224,7 +224,7 @@ Examples
   ctx spawn hello --wait --rm -- echo "hello from a sandbox"
   ctx spawn build --mount "$PWD:/src:rw" --cwd /src --timeout 10m -- make
   ctx spawn watch --restart on-failure -- my-agent
-  echo "review the last commit" | ctx spawn rev --parent coder -- my-agent
+  echo "review the last commit" | ctx spawn rev --parent coder --handoff - -- my-agent
   ctx wait rev && ctx result rev
   ctx log -f coder
   ctx run coder --keep --message "fix the test" -- my-agent && ctx chat coder

@@ -169,12 +169,13 @@ def do_task_output(root: Root, args: Arguments) -> None:
     "task input",
     OF,
     ONE["task"],
-    operand("text", "[TEXT...]", "default: standard input"),
+    operand("text", "[TEXT...]", "default, and -: standard input"),
     rest="text",
 )
 def do_task_input(root: Root, args: Arguments) -> None:
     """Write to the standard input of a task."""
-    data = value_of(" ".join(args.text)) if args.text else given([])
+    piped = args.text in ([], ["-"])
+    data = given(args.text) if piped else value_of(" ".join(args.text))
     if not data:
         raise Misuse("nothing to send: the text is empty")
     root.write(path_of(root, args, args.name, "input"), data)

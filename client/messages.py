@@ -114,7 +114,7 @@ def utf8(data: bytes) -> str:
 
 
 def message_text(words: Sequence[str]) -> str:
-    """Return the message to send: the arguments, else standard input."""
+    """Return the message to send: the arguments, else standard input, which is also `-`."""
     text = utf8(given(words))
     if not text.strip():
         raise Misuse("nothing to send: the text is empty")
@@ -135,7 +135,7 @@ def run_agent_handle(root: Root, name: str, words: Sequence[str]) -> int:
     "send",
     arg("--priority", choices=PRIORITIES, help="its place in the queue (default: normal)"),
     NAME,
-    operand("text", "[TEXT...]", "default: standard input"),
+    operand("text", "[TEXT...]", "default, and -: standard input"),
     rest="text",
 )
 def do_send(root: Root, args: Arguments) -> int:

@@ -8,7 +8,7 @@ from client.control import catch_interrupts, control, end, for_each, interrupt
 from client.declaring import Arguments, command, flag, operand, option
 from client.events import ending, exit_status, session_of
 from client.exits import FAILED, NOT_RUNNING, OK, Failure, Misuse
-from client.files import read_stdin
+from client.files import is_unread, read_stdin
 from client.following import Tail, follow, wait_ended
 from client.making import MAKING_OPTIONS, Files, Making, by_program, make, value
 from client.messages import converse, message_text
@@ -31,12 +31,15 @@ def possible(root: Root, args: Arguments, fitted: Callable[[Files], Files]) -> I
         yield name, fitted(files)
 
 
-WORDS = operand("words", "[NAME...]", "the agent; with --agent, instead: the words of its task")
+WORDS = operand(
+    "words", "[NAME...]", "the agent; with --agent, instead: the words of its task, or -"
+)
 
 
 @command(
     "spawn",
     *MAKING_OPTIONS,
+    option("--handoff", "TEXT", "its task; - reads it from standard input"),
     flag("--wait", "show its output and exit with its status"),
     flag("--rm", "remove the agent afterwards"),
     WORDS,
@@ -45,10 +48,10 @@ WORDS = operand("words", "[NAME...]", "the agent; with --agent, instead: the wor
 def do_spawn(root: Root, args: Arguments) -> int:
     """Run a program as an agent.
 
-    TARGET defaults to SRC, and MODE to ro. Standard input becomes handoff.md, unless it is a
-    terminal. With --wait, Ctrl-C stops the agent and a second Ctrl-C kills it. Exit status with
-    --wait: the program's, 124 on timeout, 126 if it could not start, 128+N after signal N, 137
-    when out of memory, 130 if cancelled.
+    TARGET defaults to SRC, and MODE to ro. Standard input is read only for --handoff - (with
+    --agent, also for - in place of the words). With --wait, Ctrl-C stops the agent and a second
+    Ctrl-C kills it. Exit status with --wait: the program's, 124 on timeout, 126 if it could not
+    start, 128+N after signal N, 137 when out of memory, 130 if cancelled.
     """
     if args.rm and not args.wait:
         raise Misuse("--rm needs --wait")
@@ -60,9 +63,7 @@ def do_spawn(root: Root, args: Arguments) -> int:
         return files
 
     makings = possible(root, args, checked)
-    handoff = os.fsencode(" ".join(args.words)) if args.agent else b""
-    if not handoff and not os.isatty(0):
-        handoff = read_stdin()
+    handoff = handoff_of(args)
     more = [("handoff.md", handoff)] if handoff else []
     if not args.wait:
         owner = make(root, args, makings, *more, ("ctl", b"start\n"))
@@ -77,6 +78,17 @@ def do_spawn(root: Root, args: Arguments) -> int:
     if args.rm and root.present(owner):
         for_each([owner], root.remove)
     return exit_status(outcome, reason)
+
+
+def handoff_of(args: Arguments) -> bytes:
+    """Return the task: an option, the words after a recipe; standard input if one is `-`."""
+    words = args.words if args.agent else []
+    if words and args.handoff is not None:
+        raise Misuse("give the task once: by --handoff, or after the options")
+    text = " ".join(words) if args.handoff is None else args.handoff
+    if not text and is_unread():  # until 0.2, it was read
+        complain("standard input is not read: for the task of the agent, say --handoff -")
+    return read_stdin() if text == "-" else os.fsencode(text)
 
 
 def run_foreground(root: Root, owner: str, outputs: dict[str, Output]) -> None:
@@ -100,7 +112,7 @@ def run_foreground(root: Root, owner: str, outputs: dict[str, Output]) -> None:
 @command(
     "run",
     *MAKING_OPTIONS,
-    option("--message", "TEXT", "the message; default: standard input"),
+    option("--message", "TEXT", "the message; default, and -: standard input"),
     flag("--keep", "keep the agent, for send and chat"),
     WORDS,
     rest="program",

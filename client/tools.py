@@ -24,10 +24,12 @@ TOOL = operand("name", "TOOL", "the tool")
 
 
 def tool_input(words: Sequence[str]) -> dict[str, Any]:
-    """Return the input of a tool: the argument, else standard input, else an empty object."""
+    """Return the input of a tool: the argument; standard input without one, or for `-`, which may
+    be empty."""
     import json
 
-    data = os.fsencode(words[0]) if words else b"" if os.isatty(0) else read_stdin()
+    asked = list(words) == ["-"] or not (words or os.isatty(0))
+    data = read_stdin() if asked else os.fsencode("".join(words))
     try:
         value = json.loads(data.decode() if data.strip() else "{}")
     except (ValueError, RecursionError) as error:
@@ -66,7 +68,7 @@ def describe_tool(root: Root, name: str) -> str:
 def run_tool_handle(root: Root, name: str, words: Sequence[str]) -> None:
     """Act as the handle of a tool."""
     if list(words) in (["-h"], ["--help"]):
-        usage = f"usage: {root.path}/tool/{name} [JSON]\n\nDefault: JSON from standard input.\n\n"
+        usage = f"usage: {root.path}/tool/{name} [JSON]\n\nDefault, and -: standard input.\n\n"
         STDOUT.copy((usage + describe_tool(root, name)).encode("utf-8", "backslashreplace"))
         return
     words = words[1:] if words[:1] == ["--"] else words
@@ -89,7 +91,7 @@ def do_tool_show(root: Root, args: Arguments) -> None:
     STDOUT.copy(describe_tool(root, args.name).encode("utf-8", "backslashreplace"))
 
 
-@command("tool call", TOOL, operand("input", "[JSON]", "an object; default: standard input"))
+@command("tool call", TOOL, operand("input", "[JSON]", "an object; default, and -: standard input"))
 def do_tool_call(root: Root, args: Arguments) -> None:
     """Call a tool.
 

@@ -117,7 +117,7 @@ def test_a_handle_whose_daemon_has_just_died_says_that_it_is_unavailable(daemon:
 
 def test_spawn_hands_over_follows_and_exits_with_the_outcome(daemon: Daemon) -> None:
     result = daemon.ctx(
-        "spawn", "a", "--wait", "--", "sh", "-c", "cat; echo warning >&2; exit 4",
+        "spawn", "a", "--wait", "--handoff", "-", "--", "sh", "-c", "cat; echo warning >&2; exit 4",
         stdin=None, input="the task\n",
     )
     assert result.returncode == 4
@@ -247,8 +247,8 @@ def test_following_events_and_output_until_the_end(daemon: Daemon) -> None:
 def test_what_the_client_tells_of_the_ways_of_living(daemon: Daemon) -> None:
     boss = daemon.run("boss", "sleep 1000")
     wait_status(boss, "busy")
-    task = {"stdin": None, "input": "the task\n"}
-    result = daemon.ctx("spawn", "rev", "--parent", "boss", "--wait", "--rm", "--", "cat", **task)
+    spawn = ("spawn", "rev", "--parent", "boss", "--handoff", "-", "--wait", "--rm")
+    result = daemon.ctx(*spawn, "--", "cat", stdin=None, input="the task\n")
     assert (result.returncode, result.stdout) == (0, "the task\n")
     spawn = ("spawn", "kid", "--parent", "boss", "--life", "detached", "--limit", "grace=1s")
     assert daemon.ctx(*spawn, "--", "sleep", "1000").returncode == 0

@@ -59,7 +59,8 @@ def test_the_task_is_written_before_the_parent(
         write(self, relative, data)
 
     monkeypatch.setattr(Root, "write", note)
-    run("spawn", "x", "--parent", "p", "--set", "life=owned", "--", "true", stdin=b"the task")
+    argv = ["spawn", "x", "--parent", "p", "--set", "life=owned", "--handoff", "-", "--", "true"]
+    run(*argv, stdin=b"the task")
     assert written == ["handoff.md", "parent", "life", "exec", "ctl"]
 
 

@@ -326,7 +326,7 @@ def test_options_add_or_replace(
     monkeypatch.setenv("OTHER_KEY", "k")
     argv = ["spawn", "--agent", "r", "--mount", "/m", "--env", "B=2", "--limit", "grace=1s"]
     argv += ["--model", "small", "--cwd", "/w", "--network", "default", "--set", "label=l"]
-    assert run(*argv, "--", "--more", "a b", stdin=b"the task")[:2] == (0, "r-1\n")
+    assert run(*argv, "-", "--", "--more", "a b", stdin=b"the task")[:2] == (0, "r-1\n")
     found = made(root)
     assert found["exec"] == "prog --more 'a b'\n"
     assert found["env"] == "URL=http://u\nA=1\nOTHER_KEY=k\nB=2\n"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client import making, sockets
+from client import main, making, sockets
 from runtime.texts.names import split_command
 from tests.unit.client.fakes import (
     DONE,
@@ -71,7 +72,7 @@ def test_spawn_writes_everything(root: FakeRoot, run: Run) -> None:
     argv = ["spawn", "x", "--parent", "p", "--mount", "/a:/b:rw", "--mount", "/c"]
     argv += ["--env", "A=1", "--env", "B=2", "--cwd", "/w"]
     argv += ["--life", "temp", "--restart", "no", "--limit", "grace=1s", "--timeout", "10m"]
-    argv += ["--", "echo", "--wait", "it's", ""]
+    argv += ["--handoff", "-", "--", "echo", "--wait", "it's", ""]
     assert run(*argv, stdin=b"the task") == (0, "x\n", "")
     directory = root.path / "agent" / "x.d"
     expected = {
@@ -87,6 +88,39 @@ def test_spawn_writes_everything(root: FakeRoot, run: Run) -> None:
         "ctl": "start\n",
     }
     assert {file: (directory / file).read_text() for file in expected} == expected
+
+
+@pytest.mark.usefixtures("made_agents_are_full")
+@pytest.mark.parametrize("kind", ["file", "ended pipe", "open pipe"])
+def test_spawn_leaves_a_list_to_the_loop_that_reads_it(
+    root: FakeRoot, tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    (tmp_path / "list").write_text("b\nc\n")
+    reader, writer = os.pipe()
+    os.write(writer, b"b\nc\n")
+    if kind == "file":
+        reader = os.open(tmp_path / "list", os.O_RDONLY)
+    elif kind == "ended pipe":
+        os.close(writer)
+    saved = os.dup(0)
+    os.dup2(reader, 0)
+    try:
+        assert main.main(["spawn", "a", "--", "cat"]) == 0
+        assert os.read(0, 10) == b"b\nc\n"
+    finally:
+        os.dup2(saved, 0)
+    assert capfd.readouterr().out == "a\n"
+    assert (root.path / "agent/a.d/handoff.md").read_text() == ""
+
+
+@pytest.mark.usefixtures("made_agents_are_full")
+def test_spawn_says_so_where_it_read_its_input_before(root: FakeRoot, run: Run) -> None:
+    said = "ctx: standard input is not read: for the task of the agent, say --handoff -\n"
+    assert run("spawn", "x", "--", "cat", stdin=b"the task") == (0, "x\n", said)
+    assert run("spawn", "y", "--", "cat") == (0, "y\n", "")
+    assert run("spawn", "z", "--handoff", "do it", "--", "cat", stdin=b"") == (0, "z\n", "")
+    texts = [(root.path / f"agent/{name}.d/handoff.md").read_text() for name in "xyz"]
+    assert texts == ["", "", "do it"]
 
 
 @pytest.mark.usefixtures("made_agents_are_full")

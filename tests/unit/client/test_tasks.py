@@ -172,6 +172,7 @@ def test_task_output(root: FakeRoot, run: Run, spawned: Any, inside: Path) -> No
         (["two", "words"], b"", b"two words\n"),
         (["--", "-n"], b"", b"-n\n"),
         ([], b"\xff no newline", b"\xff no newline"),
+        (["-"], b"no newline", b"no newline"),
     ],
 )
 def test_task_input(
