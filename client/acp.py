@@ -379,6 +379,9 @@ class Editor(Peer):
         self.sessions: dict[str, Session] = {}
         self.begun = False  # a version was agreed on
 
+    def is_asked(self) -> bool:
+        return any(session.prompts for session in self.sessions.values())
+
     def serve(self, method: str, params: dict[str, Any], ident: object) -> None:
         if ident is None and method != "session/cancel":
             return  # nobody would hear what came of it

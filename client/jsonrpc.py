@@ -111,6 +111,7 @@ class Peer:
         self.loop = loop
         self.lines = Lines(read_fd, most)
         self.write_fd = write_fd
+        self.silent = False  # it says no more, and may listen
         self.asked: dict[int, Then] = {}
         loop.watch(read_fd, self._read)
 
@@ -121,8 +122,14 @@ class Peer:
         raise NotImplementedError
 
     def end(self) -> None:
-        """Handle the end of what the other program says."""
-        self.loop.over = True
+        """Handle the end of what the other program says: what it asked is answered yet."""
+        self.silent = True
+        self.loop.watch(self.write_fd, self.loop.stop, 0)  # unless it does not listen either
+        self.rest()
+
+    def is_asked(self) -> bool:
+        """Return whether a request is not answered yet."""
+        return False
 
     def check(self, frame: dict[str, Any]) -> None:
         """Refuse a request that cannot be served."""
@@ -139,6 +146,11 @@ class Peer:
     def say(self, **frame: Any) -> None:
         """Send a frame."""
         self.loop.write(self.write_fd, encode({"jsonrpc": "2.0", **frame}))
+        self.rest()
+
+    def rest(self) -> None:
+        """End if nothing is left to be answered."""
+        self.loop.over = self.loop.over or (self.silent and not self.is_asked())
 
     def request(self, method: str, params: dict[str, Any], then: Then) -> None:
         """Ask for something; `then` gets the result, or the error."""
@@ -162,12 +174,11 @@ class Peer:
 
     def _read(self) -> None:
         lines = self.lines.read()
+        for line in self.lines.rest() if lines is None else lines:
+            self.take(line)
         if lines is None:
             self.loop.forget(self.lines.fd)
             self.end()
-            return
-        for line in lines:
-            self.take(line)
 
     def take(self, line: bytes) -> None:
         """Take a line."""

@@ -65,6 +65,10 @@ class Lines:
         self._add(more[-1])
         return lines
 
+    def rest(self) -> list[bytes]:
+        """Return the last line, which the end has completed, if there is one."""
+        return self.add(b"\n") if self.size else []
+
     def _add(self, piece: bytes) -> None:
         piece = piece[: max(0, self.most + 1 - self.size)]
         if piece:
@@ -122,6 +126,10 @@ class Loop:
             self.unwritten[fd] = bytearray()
             self._register(fd)
         self.unwritten[fd] += data
+
+    def stop(self) -> None:
+        """Say that it is over."""
+        self.over = True
 
     def run(self) -> None:
         """Serve until somebody says that it is over."""

@@ -185,6 +185,9 @@ class Server(Peer):
 
     # messages
 
+    def is_asked(self) -> bool:
+        return any(not each.listens for each in self.requests.values())
+
     def refuse(self, ident: object, refused: Refused) -> None:
         """Send an error; about nobody knows which request, without an id."""
         self.say(**({} if ident is None else {"id": ident}), error=refused.error)
@@ -437,8 +440,9 @@ LEGACY_METHODS = {
 def do_mcp(root: Root, args: Arguments) -> int:
     """Offer the tools of an agent by the Model Context Protocol.
 
-    Speaks the protocol on standard input and output, until the end of the input. Inside an
-    agent, the tools are its own. Versions: 2026-07-28, 2025-11-25 and 2025-06-18.
+    Speaks the protocol on standard input and output, until the end of the input, when all that
+    was asked is answered. Inside an agent, the tools are its own. Versions: 2026-07-28,
+    2025-11-25 and 2025-06-18.
     """
     own = own_agent(root) or os.environ.get("CTX_AGENT", "")
     if own and args.agent not in (None, own):
@@ -450,8 +454,7 @@ def do_mcp(root: Root, args: Arguments) -> int:
     try:
         while not (loop.over or 1 in loop.broken):
             loop.step()
-        while loop.unwritten and loop.step(reading=False, most=0):  # what is taken at once
-            pass
+        loop.drain()
     finally:
         server.close()
     return PIPE_CLOSED if 1 in loop.broken else OK

@@ -195,7 +195,10 @@ class Connection:
             if searched > self._frame_max:
                 raise TooLongError(f"a frame may have at most {self._frame_max} bytes")
             if not await self._receive_some():
-                return None
+                if not self._buffer:
+                    return None
+                self.charge(1)
+                self._buffer += b"\n"  # the end ends a line too
             if not searched:
                 self._drop_blanks()
         if end > self._frame_max:

@@ -405,7 +405,7 @@ print(json.dumps(answer), flush=True)
 
 def test_a_peer_that_only_stopped_sending_is_answered(sleeper: Daemon) -> None:
     with peer(sleeper, "sleeper") as connection:
-        connection.send({"op": "wait"})
+        connection.socket.sendall(b'{"op": "wait"}')  # the end ends the line
         connection.socket.shutdown(socket.SHUT_WR)
         with peer(sleeper, "sleeper") as other:
             assert other.ask({"op": "ping"}) == {"type": "pong"}

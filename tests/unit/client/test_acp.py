@@ -332,6 +332,16 @@ def test_an_agent_or_a_recipe(run: Run, words: list[str]) -> None:
                                          "--agent\n")  # fmt: skip
 
 
+def test_a_prompt_is_answered_before_the_end(root: FakeRoot, start: Callable[..., Acp]) -> None:
+    editor, session = opened(root, start)
+    FakeAgent(root, START, message("four"), {**DONE, "status": "processed"})
+    ident = editor.begin("session/prompt", sessionId=session, prompt=prompt("two and two?"))
+    output, errors = editor.process.communicate(timeout=TIMEOUT)  # which closes its input
+    answer = json.loads(output.splitlines()[-1])
+    assert (answer["id"], answer["result"]) == (ident, {"stopReason": "end_turn"})
+    assert (editor.process.returncode, errors) == (0, b"")
+
+
 def test_it_ends_in_order(start: Callable[..., Acp]) -> None:
     editor = start("x")
     editor.result("initialize", **INITIALIZE)

@@ -21,7 +21,7 @@ from client.calls import Call, Calls
 from client.loop import Loop
 from client.mcp import LINE_MAX, Server
 from client.root import Root
-from tests.unit.client.fakes import FakeRoot, Run, eventually
+from tests.unit.client.fakes import FakeRoot, Run, eventually, is_asleep
 from tests.worlds.mcp import (
     ABOUT,
     LEGACY,
@@ -748,6 +748,44 @@ def test_it_serves_until_the_end_of_its_input(client: McpClient, tools: FakeRoot
     client.send("tools/call", {"name": "TaskOutput"})
     assert client.close() == 0
     assert client.process.stderr is not None and client.process.stderr.read() == b""
+
+
+def test_all_that_was_asked_before_the_end_is_answered(
+    spawned: Callable[..., Any], tools: FakeRoot
+) -> None:
+    """Also the last line, which no newline ends."""
+    FakeDaemon(tools, echo)
+    asked = [
+        initialize(LEGACY[0]),
+        *({"id": n, "method": "tools/call", "params": {"name": "Fresh"}} for n in range(2, 40)),
+        {"id": 40, "method": "tools/list"},
+    ]
+    text = "\n".join(json.dumps({"jsonrpc": "2.0", **frame}) for frame in asked)
+    process: subprocess.Popen[bytes] = spawned("mcp", stdin=subprocess.PIPE)
+    output, errors = process.communicate(text.encode())
+    assert (process.returncode, errors) == (0, b"")
+    answers = [json.loads(line) for line in output.splitlines()]
+    assert sorted(frame["id"] for frame in answers if "result" in frame) == [0, *range(2, 41)]
+
+
+def test_who_hears_no_answer_is_not_waited_for(
+    spawned: Callable[..., Any], tools: FakeRoot
+) -> None:
+    FakeDaemon(tools, lambda asked: None)
+    process: subprocess.Popen[bytes] = spawned("mcp", stdin=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    for frame in (
+        initialize(LEGACY[0]),
+        {"id": 2, "method": "tools/call", "params": {"name": "Fresh"}},
+    ):
+        process.stdin.write(json.dumps({"jsonrpc": "2.0", **frame}).encode() + b"\n")
+    process.stdin.close()
+    process.stdin = None
+    assert json.loads(process.stdout.readline())["id"] == 0
+    eventually(lambda: is_asleep(process))
+    assert process.poll() is None
+    process.stdout.close()
+    assert process.wait(10) == 0
 
 
 def test_it_ends_when_nobody_reads(client: McpClient) -> None:

@@ -40,7 +40,7 @@ from tests.unit.client.fakes import FakeRoot, Run, all_commands
         ["spawn", "x", "--set", "life", "--", "true"],
         ["spawn", "x", "--wait", "--life", "temp", "--", "true"],
         ["spawn", "x", "--wait", "--set", "life=temp", "--", "true"],
-        ["spawn", "x", "--", "echo", "a\nb"],
+        ["spawn", "x", "--env", "A=a\nb", "--", "echo"],
         ["run", "y", "--message", "hi"],
         ["run", "y", "--", "true"],
         ["run", "y", "--mode", "once", "--message", "hi", "--", "true"],
