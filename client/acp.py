@@ -379,6 +379,12 @@ class Editor(Peer):
         self.sessions: dict[str, Session] = {}
         self.begun = False  # a version was agreed on
 
+    def end(self) -> None:
+        if not self.source.lasting:  # the conversations end, and their agents
+            for session in self.sessions.values():
+                session.cancel()
+        super().end()
+
     def is_asked(self) -> bool:
         return any(session.prompts for session in self.sessions.values())
 

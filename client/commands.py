@@ -10,7 +10,7 @@ import sys
 from client.declaring import DECLARED, Arguments, Command
 from client.exits import Failure, Misuse
 from client.output import STDERR, STDOUT
-from client.types import ArgumentParser, Sequence
+from client.types import ArgumentParser, Iterable, Sequence
 from client.words import VERBS
 
 #: the module of each command by the first word of its name, by chapter, in the order of help
@@ -74,10 +74,22 @@ def commands_of(word: str) -> dict[str, Command]:
     return DECLARED[word]
 
 
+def meant(word: str, known: Iterable[str], before: str = "") -> str:
+    """Return a question about a word that may be mistyped, empty if it is like no known one."""
+    import difflib
+
+    like = difflib.get_close_matches(word, known, n=1) if " " not in word else []
+    return f'; did you mean "{before}{like[0]}"?' if like else ""
+
+
 def no_command(name: str) -> Failure:
     """Return the failure of an unknown command."""
-    group = name.partition(" ")[0]
-    return Misuse(f'unknown command "{name}"; see: ctx help{f" {group}" * (group in GROUPS)}')
+    group, _, second = name.partition(" ")
+    if group in GROUPS:
+        like = meant(second, filter(None, commands_of(group)), f"{group} ")
+        return Misuse(f'unknown command "{name}"{like or f"; see: ctx help {group}"}')
+    like = meant(name, (word for word in SUBJECTS if not word.startswith("_")))
+    return Misuse(f'unknown command "{name}"{like or "; see: ctx help"}')
 
 
 def find_command(words: list[str]) -> tuple[Command, list[str]]:

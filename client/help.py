@@ -11,6 +11,7 @@ from client.commands import (
     SUBJECTS,
     commands_of,
     find_command,
+    meant,
     no_command,
     parser_for,
 )
@@ -306,7 +307,8 @@ def do_help(root: Root, args: Arguments) -> None:
         show_page(page)
         return
     if words and words[0] not in SUBJECTS:
-        raise Misuse(f'unknown command or topic "{words[0]}"; see: ctx help')
+        like = meant(words[0], (*SUBJECTS, *TOPICS), "help ")
+        raise Misuse(f'unknown command or topic "{words[0]}"{like or "; see: ctx help"}')
     known = words and not (len(words) == 1 and words[0] in GROUPS)
     if known and os.isatty(1) and find_page("ctx.1") and find_program("man"):
         command, rest = find_command(words)

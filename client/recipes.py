@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from client.agents import Line, assignments, parent_line
+from client.commands import meant
 from client.declaring import LISTING, Arguments, command
 from client.exits import Failure, Misuse
 from client.files import find_program, pairs, read_limited
@@ -107,7 +108,8 @@ def find(name: str) -> Recipe:
     directory = name if "/" in name else places().get(name)
     if directory is None or not os.path.isdir(directory):
         looked = "" if "/" in name else f" in {', '.join(directories())}"
-        raise Misuse(f'no recipe "{name}"{looked}; see: ctx agents')
+        like = meant(name, places())
+        raise Misuse(f'no recipe "{name}"{looked}{like or "; see: ctx agents"}')
     return read(directory)
 
 

@@ -14,7 +14,7 @@ from client.types import Callable, Iterator, Result
 DEFAULT_ROOT = "/ctx"
 LAST = 1 << 18  # bytes at the end of a file that its last lines are looked for in
 SOME = 1 << 16  # bytes of lines that are looked at together: more memory takes longer
-UNMAPPED = 65534  # root's files in a user namespace without root, such as an agent's
+NOBODY = 65534
 LINKS = 40  # as many as the kernel follows
 CLOCK_SLACK = 0.002  # seconds; the daemon stamps rejections in whole milliseconds
 HINTS = {
@@ -47,6 +47,18 @@ def start_hint(path: str) -> str:
     return f"{hint}, or your own with: systemctl --user start ctxd" if own else hint
 
 
+def is_unmapped(uid: int) -> bool:
+    """Return whether files of root look like this user's: they do in a user namespace without root,
+    such as an agent's, where `nobody` is no user."""
+    if uid != NOBODY:
+        return False
+    try:
+        rows = [[*map(int, row.split())] for row in read_file("/proc/self/uid_map").splitlines()]
+    except OSError:
+        return False
+    return not any(first <= uid < first + count for first, _, count in rows)
+
+
 def why_not_trusted(path: str) -> str:
     """Return who could put something else where a path leads, empty if nobody.
 
@@ -68,7 +80,7 @@ def why_not_trusted(path: str) -> str:
             found = os.lstat(at)
         except OSError:
             break  # nothing is there; nobody else can make it, unless they may write above
-        if found.st_uid not in (0, UNMAPPED, os.getuid()):
+        if found.st_uid not in (0, os.getuid()) and not is_unmapped(found.st_uid):
             return f"belongs to user {found.st_uid}"
         if stat.S_ISLNK(found.st_mode):
             links += 1

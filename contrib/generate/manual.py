@@ -26,7 +26,7 @@ from ctxfs.tools.registry import TOOLS
 from ctxfs.tools.schemas import Schema
 from ctxfs.tools.tool import Concerns
 from ctxfs.tree.layouts import Layout
-from ctxfs.tree.rows import Directory, Document, File, Inlet, Kind, Row, Staged
+from ctxfs.tree.rows import Directory, Document, File, Gathered, Inlet, Kind, Row, Shown, Staged
 from runtime.authority.guard import WITHIN_FAMILY, AnyGuard, said, times
 from runtime.caller import INSIDERS
 from runtime.sockets.operations import (
@@ -224,9 +224,30 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
+def _made_when_read() -> Iterator[str]:
+    """The files that stat(2) says are empty."""
+    layouts: dict[str, Layout[Any]] = {
+        "of the root": root.LAYOUT,
+        "of an agent": agent.LAYOUT,
+        "of a session": session.LAYOUT,
+        "of a space": shared.LAYOUT,
+    }
+    for number, (whose, layout) in enumerate(layouts.items(), 1):
+        *names, last = (
+            _path(row)
+            for row in described(layout)
+            if isinstance(row, Gathered) or (isinstance(row, Shown) and row.generated)
+        )
+        yield f".Pa {' , '.join(names)}"
+        yield "and"
+        yield f".Pa {last}"
+        yield whose + (";" if number < len(layouts) else ".")
+
+
 #: what is generated in each page
 PAGES: Final[dict[str, dict[str, Callable[[], Iterator[str]]]]] = {
     "ctxfs.5": {
+        "generated when read": _made_when_read,
         "root files": _plain_files(root.LAYOUT),
         "home files": _plain_files(home.LAYOUT),
         "space files": _plain_files(shared.LAYOUT),

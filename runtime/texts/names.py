@@ -225,7 +225,7 @@ def parse_env_line(line: str) -> tuple[str, str]:
 
 
 def _stood_for(match: re.Match[str]) -> str:
-    """What an escape in $'…' stands for, as bash has it; a byte above 127 as a surrogate."""
+    """The character of an escape in $'…', as bash has it; for a byte above 127 a surrogate."""
     kind, text = match.lastgroup or "", match[match.lastgroup or ""]
     if kind == "letter" and text in _LETTERS:
         return _LETTERS[text]

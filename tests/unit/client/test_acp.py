@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from client.acp import Editor, Session, Source, recipe_files, text_of_prompt
+from client.acp import Editor, Prompt, Session, Source, recipe_files, text_of_prompt
 from client.exits import Failure
 from client.jsonrpc import Refused
 from client.loop import Loop
@@ -340,6 +340,28 @@ def test_a_prompt_is_answered_before_the_end(root: FakeRoot, start: Callable[...
     answer = json.loads(output.splitlines()[-1])
     assert (answer["id"], answer["result"]) == (ident, {"stopReason": "end_turn"})
     assert (editor.process.returncode, errors) == (0, b"")
+
+
+class Passing(Source):
+    """Agents that end with their conversations."""
+
+    lasting = False
+
+    def open(self, cwd: str) -> tuple[str, str]:
+        return self.name, self.name
+
+
+def test_the_end_of_the_editor_cancels_what_its_agents_do(root: FakeRoot) -> None:
+    loop, where = Loop(), Root(str(root.path))
+    editor = Editor(loop, where, Passing(where, "x"))
+    session = editor.sessions["x"] = Session(editor, "x", "x")
+    asked = Prompt(session, 1, "go on")
+    session.prompts.append(asked)
+    editor.end()
+    assert asked.cancelled and not loop.over
+    asked.done("aborted", "cancelled")
+    assert json.loads(loop.unwritten[1])["result"] == {"stopReason": "cancelled"}
+    assert loop.over
 
 
 def test_it_ends_in_order(start: Callable[..., Acp]) -> None:

@@ -119,6 +119,7 @@ def test_the_longest_name_is_meant(words: list[str], name: str, rest: list[str])
 
 def test_unknown_commands_lead_to_help(run: Run) -> None:
     assert run("nope", "x")[2] == 'ctx: unknown command "nope"; see: ctx help\n'
+    assert run("task", "nope")[2] == 'ctx: unknown command "task nope"; see: ctx help task\n'
     for argv in (["task", "nope"], ["help", "task", "nope"], ["help", "task", "list", "nope"]):
         status, _, err = run(*argv)
         assert status == 2 and err.endswith("; see: ctx help task\n")
@@ -182,3 +183,16 @@ def test_commands_without_words_are_parsed_as_by_argparse() -> None:
             assert vars(args) == vars(parsed), command.name
             spared.append(command.name)
     assert {"ps", "tree"} <= set(spared)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("spwan x", "spawn"), ("satus", "status"), ("repots", "reports"), ("task strat", "task start"),
+     ("work lst", "work list"), ("helpp", "help")],
+)  # fmt: skip
+def test_a_mistyped_command_gets_a_suggestion(
+    root: FakeRoot, run: Run, typed: str, meant: str
+) -> None:
+    status, out, err = run(*typed.split())
+    assert (status, out) == (2, "")
+    assert err.startswith("ctx: unknown command ") and err.endswith(f'; did you mean "{meant}"?\n')

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import client.root
+from client.files import read_file
 from client.root import default_root, start_hint
 from tests.unit.client.fakes import LIFE, FakeRoot, Run, refuse
 
@@ -66,9 +68,7 @@ def test_reasons_are_escaped(root: FakeRoot, run: Run, monkeypatch: pytest.Monke
     ["ps", "tree", "now x", "reports", "reports x", "rm x y", "stop x y", "set x life owned",
      "get x status", "wait x", "result x", "spawn x -- true", "send x hi", "tool AgentList"],
 )  # fmt: skip
-def test_no_daemon(
-    command: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_daemon(command: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It is told once, with the status after which a program tries again."""
     monkeypatch.setenv("CTX_ROOT", str(tmp_path))
     status, _, err = run(*command.split())
@@ -94,6 +94,12 @@ def test_unknown_agent_and_file(root: FakeRoot, run: Run) -> None:
     assert run("get", "x", "nope")[2].startswith("ctx: agent/x.d/nope: ")
 
 
+def uid_map(path: str) -> bytes:
+    return (
+        b"     61000      61000          1\n" if path == "/proc/self/uid_map" else read_file(path)
+    )
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory to other users")
 def test_the_environment_of_another_user_leads_nowhere(
     root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
@@ -108,9 +114,14 @@ def test_the_environment_of_another_user_leads_nowhere(
         assert err.startswith(f"ctx: CTX_ROOT leads to {root.path}, which belongs to user 1001")
     assert run("--root", str(root.path), "get", "x", "status")[::2] == (0, "")
     assert run("help")[0] == 0
-    for owner in (0, 1_000, 65_534):
+    for owner in (0, 1_000):
         os.chown(root.path, owner, owner)
         assert run("get", "x", "status")[::2] == (0, "")
+    os.chown(root.path, 65_534, 65_534)  # nobody, who may run programs too
+    assert run("get", "x", "status")[0] == 1
+    # as in a cell, where root's files are nobody's
+    monkeypatch.setattr(client.root, "read_file", uid_map)
+    assert run("get", "x", "status")[::2] == (0, "")
 
 
 @pytest.mark.parametrize(
