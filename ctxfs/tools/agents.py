@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-import trio
-
+from ctxfs.tools.listing import AFTER, CURSOR, LEFT, NEXT, PART_MAX, Page, listing
 from ctxfs.tools.schemas import count, flag, listed, shape, text, words
 from ctxfs.tools.tasks import HANDLE, WORKTREE
 from ctxfs.tools.tool import (
@@ -44,8 +43,6 @@ from runtime.records.model import FAMILIES, LIVES, PROFILES, Agent, Outcome, Pro
 from runtime.records.modes import MODES
 from runtime.texts.names import quote
 
-#: agents of a list before others have their turn
-_LISTED_AT_ONCE: Final = 256
 #: field of the input of SpawnAgent: the file that it is written to, in this order
 _FILES: Final = {
     "life": "life",
@@ -80,13 +77,19 @@ _SUMMARY: Final[View[Agent]] = View({
 })  # fmt: skip
 
 
-def _armed(request: Request, agent: Agent) -> list[dict[str, Any]]:
-    waits = request.agents.items.of(agent.index, Wait)
-    return [WAIT.of(request, wait) for wait in waits if wait.status is WaitStatus.ARMED]
+def _armed(request: Request, agent: Agent) -> Page:
+    page = Page(request, PART_MAX)
+    for wait in request.agents.items.of(agent.index, Wait):
+        if wait.status is WaitStatus.ARMED:
+            page.add(wait, WAIT)
+    return page
 
 
-def _children(request: Request, agent: Agent) -> list[dict[str, Any]]:
-    return [_CHILD.of(request, child) for child in request.agents.registry.children(agent)]
+def _children(request: Request, agent: Agent) -> Page:
+    page = Page(request, PART_MAX, after=0)
+    for child in request.agents.registry.children(agent):
+        page.add(child, _CHILD)
+    return page
 
 
 def _tasks(request: Request, agent: Agent) -> dict[str, int]:
@@ -134,8 +137,14 @@ _FACTS: Final[View[Agent]] = View(
             text("id of the work item that it works on, or empty"),
             lambda _, agent: agent.focus,
         ),
-        "waiting": (listed(WAIT.schema, "what it waits for"), _armed),
-        "children": (listed(_CHILD.schema, "its children, oldest first"), _children),
+        "waiting": (
+            listed(WAIT.schema, "what it waits for"),
+            lambda request, agent: _armed(request, agent).entries,
+        ),
+        "children": (
+            listed(_CHILD.schema, "its children, oldest first"),
+            lambda request, agent: _children(request, agent).entries,
+        ),
         "tasks": (
             {
                 "type": "object",
@@ -149,6 +158,18 @@ _FACTS: Final[View[Agent]] = View(
     {
         "task_handle": (HANDLE.schema, _handle),
         "worktree": (WORKTREE, lambda request, agent: request.agents.results.worktree_of(agent)),
+        "waiting_left": (
+            count("how many more it waits for, which this answer leaves out"),
+            lambda request, agent: _armed(request, agent).left,
+        ),
+        "waiting_next": (
+            text("give it as after, to get more of waiting"),
+            lambda request, agent: _armed(request, agent).next,
+        ),
+        "children_left": (
+            count("how many more children it has: AgentList with parent lists them"),
+            lambda request, agent: _children(request, agent).left,
+        ),
     },
 )
 _SENT: Final[View[Message]] = View({
@@ -249,7 +270,10 @@ def _files(
     concerns=Concerns.OTHERS,
     does=Does.READS,
     example={"agent_id": "reviewer"},
-    optional={"agent_id": text("the agent; required for operators")},
+    optional={
+        "agent_id": text("the agent; required for operators"),
+        "after": text("waiting_next of an earlier answer", **CURSOR),
+    },
     output=_FACTS.schema,
 )
 async def _get(request: Request) -> dict[str, Any]:
@@ -281,20 +305,31 @@ def _asked(request: Request) -> Agent:
     "AgentList",
     concerns=Concerns.OTHERS,
     does=Does.READS,
-    example={},
-    output=shape({"agents": listed(_SUMMARY.schema, "oldest first")}),
+    example={"name": "rev*"},
+    optional={
+        "name": text("only this one, or with a * at the end, those whose name begins so"),
+        "parent": text("only the children of this agent"),
+        "status": words("only those with this status", *Status),
+        **AFTER,
+    },
+    output=shape({"agents": listed(_SUMMARY.schema, "oldest first"), **LEFT}, NEXT),
 )
 async def _list(request: Request) -> dict[str, Any]:
     """List the agents that you may see, with status, mode and supervisor. Use it to find an agent;
     for more about one use AgentGet, for your own children and commands that have not ended use
-    TaskList."""
-    found, view = [], request.base.view(request.caller)
-    for number, agent in enumerate(request.agents.registry):
-        if number % _LISTED_AT_ONCE == 0:
-            await trio.lowlevel.checkpoint()
-        if view.lists(agent):
-            found.append(_SUMMARY.of(request, agent))
-    return {"agents": found}
+    TaskList. A long list has left, how many more there are: choose by name, parent or status, or
+    go on with after."""
+    given, registry = request.input, request.agents.registry
+    view, name = request.base.view(request.caller), given.get("name", "*")
+    above = registry.named(given["parent"]) if "parent" in given else None
+
+    def wanted(agent: Agent) -> bool:
+        begins = name.endswith("*") and agent.name.startswith(name[:-1])
+        child = "parent" not in given or (above is not None and agent.parent == above.index)
+        chosen = (begins or agent.name == name) and given.get("status") in (None, agent.status)
+        return chosen and child and view.lists(agent)
+
+    return await listing(request, "agents", registry, _SUMMARY, wanted)
 
 
 def _receiver(request: Request) -> Agent:

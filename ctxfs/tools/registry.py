@@ -288,4 +288,4 @@ def _shown(given: Any) -> str:
 
 
 def _other_keys(known: Schema) -> str:
-    return f"unknown key; use {', '.join(known)}" if known else "unknown key; there are none"
+    return f"unknown key; use {', '.join(known)}"

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import trio
 
+from ctxfs.tools.listing import AFTER, LEFT, NEXT, listing
 from ctxfs.tools.schemas import count, flag, listed, shape, text, words
 from ctxfs.tools.tool import (
     WAKES,
@@ -189,15 +190,28 @@ def _env_line(key: str, value: str) -> str:
 @_tool(
     "TaskList",
     does=Does.READS,
-    example={},
-    output=shape({"tasks": listed(_FACTS.schema, "oldest first")}),
+    example={"task_kind": COMMAND},
+    optional={
+        "all": flag("include those that have ended"),
+        "task_kind": words("only commands, or handles of children", COMMAND, CHILD),
+        **AFTER,
+    },
+    output=shape({"tasks": listed(_FACTS.schema, "oldest first"), **LEFT}, NEXT),
 )
 async def _list(request: Request) -> dict[str, Any]:
     """List your tasks that have not ended: commands, and handles of children. Use it to see what
-    you still wait for; for one of them use TaskStatus, for its output TaskOutput."""
-    tasks = request.agents.tasks
-    live = [task for task in tasks.known(request.agent) if not task.over]
-    return {"tasks": [_FACTS.of(request, task) for task in live]}
+    you still wait for; for one of them use TaskStatus, for its output TaskOutput. A long list has
+    left, how many more there are: choose by task_kind, or go on with after."""
+    given, items = request.input, request.agents.items
+    kind, every = given.get("task_kind"), given.get("all", False)
+
+    def wanted(task: Task) -> bool:
+        there = items.get(task.index) is task
+        return there and kind in (None, task.task_kind) and (every or not task.over)
+
+    return await listing(
+        request, "tasks", request.agents.tasks.known(request.agent), _FACTS, wanted
+    )
 
 
 @_tool(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-import trio
-
+from ctxfs.tools.listing import AFTER, LEFT, NEXT, listing
 from ctxfs.tools.schemas import Schema, flag, listed, shape, text, words
 from ctxfs.tools.tool import Does, Request, View, about, first_free, lines, tool
 from runtime.records.change import Change
@@ -16,8 +15,6 @@ from runtime.texts.names import timestamp
 
 #: of the objective in a view
 _OBJECTIVE_MAX: Final = 1000
-#: items of a list before others have their turn
-_LISTED_AT_ONCE: Final = 64
 #: fields of the input as their files have them; the status last, for it may need the others
 _AS_WRITTEN: Final[dict[str, Callable[[Any], str]]] = {
     **dict.fromkeys(("objective", "plan", "acceptance"), lines),
@@ -137,23 +134,31 @@ async def _update(request: Request) -> dict[str, Any]:
     "WorkList",
     does=Does.READS,
     example={"all": True},
-    optional={"all": flag("include those that have ended")},
-    output=shape({"items": listed(_VIEW.schema, "oldest first"), "focus": _FOCUS}),
+    optional={
+        "all": flag("include those that have ended"),
+        "status": words("only those with this status", *WorkStatus),
+        "parent": text("only those of this chain"),
+        **AFTER,
+    },
+    output=shape(
+        {"items": listed(_VIEW.schema, "oldest first"), "focus": _FOCUS, **LEFT}, NEXT
+    ),
 )
 async def _list(request: Request) -> dict[str, Any]:
     """List the work items that have not ended, and the one that has the focus. Use it at the start
-    of a run to see what you were working on; for commands and children use TaskList."""
-    items = request.agents.items.of(request.agent.index, Work)
-    every = request.input.get("all", False)
-    shown = []
-    for number, item in enumerate(items):
-        # each item searches all waits for those that block it
-        if number % _LISTED_AT_ONCE == 0:
-            await trio.lowlevel.checkpoint()
-        there = request.agents.items.get(item.index) is item
-        if there and (every or not item.over):
-            shown.append(_VIEW.of(request, item))
-    return {"items": shown, "focus": request.agent.focus}
+    of a run to see what you were working on; for commands and children use TaskList. A long list
+    has left, how many more there are: choose by status or parent, or go on with after."""
+    given, items = request.input, request.agents.items
+    every = given.get("all", False) or "status" in given
+
+    def wanted(item: Work) -> bool:
+        there = items.get(item.index) is item
+        chosen = all(given.get(key) in (None, getattr(item, key)) for key in ("status", "parent"))
+        return there and chosen and (every or not item.over)
+
+    found = items.of(request.agent.index, Work)
+    answer = await listing(request, "items", found, _VIEW, wanted)
+    return {**answer, "focus": request.agent.focus}
 
 
 @tool(

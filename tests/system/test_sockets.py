@@ -188,7 +188,7 @@ def test_the_daemons_socket_answers_operators(daemon: Daemon) -> None:
     assert connection.ask({"op": "ping"}) == {"type": "pong"}
     assert connection.ask({"op": "status"})["state"] == "ready"
     answer = connection.ask({"op": "tool", "name": "AgentList", "id": "1"})
-    assert answer == {"type": "tool", "id": "1", "output": {"agents": []}}
+    assert answer == {"type": "tool", "id": "1", "output": {"agents": [], "left": 0}}
     why = {"op": "why", "verb": "read", "object": "agent:x"}
     unnamed, unknown = connection.ask(why), connection.ask({**why, "agent": "ghost"})
     assert (unnamed["code"], unknown["code"]) == ("ENOENT", "ENOENT")

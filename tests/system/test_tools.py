@@ -76,7 +76,7 @@ def test_an_agent_works_with_tools_alone(daemon: Daemon) -> None:
     assert (out[5]["status"], out[5]["work_focus"]) == ("busy", "w")
     assert (out[5]["waiting"], out[5]["tasks"]) == ([], {"completed": 1})
     assert out[6]["status"] == "done"
-    assert out[7] == {"tasks": []}
+    assert out[7] == {"tasks": [], "left": 0}
     assert read(agent / "waiting" / "wait-1", "status") == "fired\n"
 
 
@@ -130,7 +130,7 @@ def test_an_orchestrator_leaves_nothing_but_its_result(daemon: Daemon) -> None:
     assert (out[7]["task_id"], out[7]["status"]) == ("t", "completed")
     assert out[8] == {"task_id": "t"}
     assert out[9] == {"result_path": f"{daemon.root}/agent/coder.d/result.md"}
-    assert out[10] == {"tasks": []}
+    assert out[10] == {"tasks": [], "left": 0}
     assert out[11]["children"] == []
     assert read(parent, "result.md") == "all is well\n"
     assert [json.loads(line) for line in read(parent, "refs.jsonl").splitlines()] == refs

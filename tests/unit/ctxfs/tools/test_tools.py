@@ -470,7 +470,11 @@ def test_an_unknown_tool_is_missing(desk: Desk) -> None:
         ("ExecCommand", {"cmd": "x", "env": {"CTX_SELF": "1"}}, "env.CTX_SELF"),
         ("ExecCommand", {"cmd": "x", "env": {"A": "\0"}}, "env.A"),
         ("ExecCommand", {"cmd": "x", "task_id": "../x"}, "task_id"),
-        ("TaskList", {"all": True}, "all"),
+        ("TaskList", {"all": 1}, "all"),
+        ("TaskList", {"after": "x"}, "after"),
+        ("WorkList", {"status": "x"}, "status"),
+        ("AgentList", {"status": "x"}, "status"),
+        ("AgentGet", {"after": 1}, "after"),
         ("TaskStatus", {"task": "t"}, "task"),
         ("TaskStatus", {}, "task_id"),
         ("TaskOutput", {"task_id": "t", "timeout": -1}, "timeout"),
@@ -511,7 +515,7 @@ def test_bad_input_is_told_with_its_field(desk: Desk, name: str, given: Any, fie
         ("WorkList", {"all": "yes"}, 'all: "yes" is not of type boolean'),
         ("WorkFocus", {"id": [1] * 999}, f"id: [{'1,' * 39}1… is not of type"),
         ("WaitFor", {"wake": "noon"}, 'wake: unknown value "noon"; use timer'),
-        ("AgentList", {"all": True}, "all: unknown key; there are none"),
+        ("AgentList", {"all": True}, "all: unknown key; use name, parent, status, after"),
         ("TaskStatus", {"task": "t"}, "task: unknown key; use task_id"),
     ],
 )
@@ -983,7 +987,7 @@ def test_a_public_one_belongs_to_nobody(desk: Desk) -> None:
     peer = desk.agents.registry.named("peer")
     assert peer is not None
     assert (peer.life, peer.private) == ("detached", False)
-    assert desk.call("TaskList") == {"tasks": []}
+    assert desk.call("TaskList") == {"tasks": [], "left": 0}
 
 
 def test_an_operator_makes_root_agents_and_children(desk: Desk) -> None:
@@ -1430,6 +1434,102 @@ def test_a_wait_that_is_refused_is_not_there(desk: Desk) -> None:
     with refused(MissingError):
         desk.call("WaitFor", {"wake": "task_result", "resource": "none", "deadline": "1h"})
     assert _everything(desk) == before
+
+
+# lists
+
+
+def _many(desk: Desk) -> None:
+    for n in range(80):
+        objective = f"{n} " + "x" * 990
+        desk.call("WorkCreate", {"id": f"w{n}", "objective": objective, "parent": f"{n % 2}"})
+    for n in range(200):
+        desk.call("ExecCommand", {"cmd": "x", "task_id": f"t{n}", "title": "x" * 100})
+        desk.call("WaitFor", {"wake": "timer", "resource": "1h", "id": f"x{n}"})
+    for n in range(300):
+        desk.agents.births.create(desk.me, f"k{n}")
+
+
+@pytest.fixture
+def busy_desk(desk: Desk) -> Desk:
+    """One with more of everything than an answer has room for."""
+    _many(desk)
+    return desk
+
+
+def _all_of(desk: Desk, name: str, key: str, given: Input) -> list[list[Input]]:
+    """The pages of a list, each of which is bounded and tells what it leaves out."""
+    pages: list[list[Input]] = []
+    cursor: Input = {}
+    lefts: list[int] = []
+    while True:
+        answer = desk.call(name, {**given, **cursor})
+        Draft202012Validator(BY_NAME[name].output_schema).validate(answer)
+        assert len(json.dumps(answer, ensure_ascii=False).encode()) < 80_000 / 2 + 1000
+        pages.append(answer[key])
+        lefts.append(answer["left"])
+        if not answer["left"]:
+            assert "next" not in answer
+            break
+        cursor = {"after": answer["next"]}
+    total = sum(map(len, pages))
+    done = [sum(map(len, pages[: n + 1])) for n in range(len(pages))]
+    assert lefts == [total - each for each in done]
+    return pages
+
+
+def test_a_long_list_is_bounded_and_goes_on_where_it_ended(busy_desk: Desk) -> None:
+    for name, key, id_key, wanted in (
+        ("WorkList", "items", "id", [f"w{n}" for n in range(80)]),
+        ("TaskList", "tasks", "task_id", [f"t{n}" for n in range(200)]),
+        ("AgentList", "agents", "agent_id", ["coder", *(f"k{n}" for n in range(300))]),
+    ):
+        pages = _all_of(busy_desk, name, key, {})
+        assert len(pages) > 1, name
+        found = [entry[id_key] for page in pages for entry in page]
+        assert [each for each in found if each in wanted] == wanted, name
+        assert len(set(found)) == len(found), name
+
+
+def test_a_list_goes_on_though_what_it_ended_with_is_gone(busy_desk: Desk) -> None:
+    first = busy_desk.call("TaskList", {"task_kind": "command_task"})
+    last = first["tasks"][-1]["task_id"]
+    busy_desk.end(last)
+    busy_desk.call("TaskRemove", {"task_id": last})
+    second = busy_desk.call("TaskList", {"task_kind": "command_task", "after": first["next"]})
+    assert second["tasks"][0]["task_id"] == f"t{len(first['tasks'])}"
+
+
+def test_a_list_is_of_what_is_chosen(busy_desk: Desk) -> None:
+    desk = busy_desk
+    desk.end("t3")
+
+    def listed(name: str, key: str, given: Input) -> list[Any]:
+        return [entry for page in _all_of(desk, name, key, given) for entry in page]
+
+    odd = listed("WorkList", "items", {"parent": "1"})
+    assert [item["id"] for item in odd] == [f"w{n}" for n in range(1, 80, 2)]
+    assert listed("WorkList", "items", {"status": "done"}) == []
+    commands = listed("TaskList", "tasks", {"task_kind": "command_task"})
+    assert {task["task_kind"] for task in commands} == {"command_task"}
+    ended = {task["task_id"] for task in listed("TaskList", "tasks", {"all": True})}
+    assert "t3" in ended
+    assert "t3" not in {task["task_id"] for task in listed("TaskList", "tasks", {})}
+    names = [agent["agent_id"] for agent in listed("AgentList", "agents", {"name": "k19*"})]
+    assert names == ["k19", *(f"k{n}" for n in range(190, 200))]
+    assert [a["agent_id"] for a in listed("AgentList", "agents", {"name": "k19"})] == ["k19"]
+    assert len(listed("AgentList", "agents", {"parent": "coder", "status": "new"})) == 300
+    assert listed("AgentList", "agents", {"parent": "nobody"}) == []
+
+
+def test_what_an_agent_is_has_room_for_some_of_its_children_and_waits(busy_desk: Desk) -> None:
+    facts = busy_desk.call("AgentGet")
+    assert len(json.dumps(facts).encode()) < 80_000 / 2
+    assert len(facts["children"]) + facts["children_left"] == 300
+    assert len(facts["waiting"]) + facts["waiting_left"] == 200
+    more = busy_desk.call("AgentGet", {"after": facts["waiting_next"]})
+    assert more["children"] == facts["children"]
+    assert more["waiting"][0]["wait_id"] == f"x{len(facts['waiting'])}"
 
 
 # removing
