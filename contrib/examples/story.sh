@@ -32,7 +32,7 @@ done
 
 echo "The agent $agent has three others review $directory."
 echo "Review the files in your working directory." |
-	ctx spawn "$agent" --mode turn --mount "$here:/examples" --mount "$directory:/files" \
+	ctx spawn "$agent" --handoff - --mode turn --mount "$here:/examples" --mount "$directory:/files" \
 		--cwd /files --set policy="$policy" ${GATE:+--env "GATE=$GATE"} \
 		-- python3 /examples/orchestrator.py >/dev/null
 ctx wait --timeout 5m "$agent" >/dev/null # it ends when it has the results
