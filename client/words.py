@@ -91,7 +91,7 @@ TOOLS = (
     "SpawnAgent", "AgentGet", "AgentList", "SendMessage", "Report", "AgentStop",
     "AgentRemove", "ResultWrite", "WorkCreate", "WorkUpdate", "WorkList", "WorkFocus",
     "ExecCommand", "TaskList", "TaskStatus", "TaskOutput", "TaskInput", "TaskStop",
-    "TaskRemove", "WaitFor", "WaitCancel", "WorktreeTake",
+    "TaskRemove", "WaitFor", "WaitCancel", "WorktreeTake", "WorkRemove",
 )
 #: what calls may do, and of which tools
 HINTS = {
@@ -99,11 +99,11 @@ HINTS = {
                      "TaskOutput"),
     "destructiveHint": ("AgentStop", "AgentRemove", "ResultWrite", "WorkUpdate",
                         "ExecCommand", "TaskInput", "TaskStop", "TaskRemove", "WaitCancel",
-                        "WorktreeTake"),
+                        "WorktreeTake", "WorkRemove"),
     "idempotentHint": ("AgentGet", "AgentList", "AgentStop", "AgentRemove", "ResultWrite",
                        "WorkUpdate", "WorkList", "WorkFocus", "TaskList", "TaskStatus",
-                       "TaskOutput", "TaskStop", "TaskRemove", "WaitCancel",
-                       "WorktreeTake"),
+                       "TaskOutput", "TaskStop", "TaskRemove", "WaitCancel", "WorktreeTake",
+                       "WorkRemove"),
     "openWorldHint": ("SpawnAgent", "SendMessage", "ExecCommand", "TaskInput"),
 }
 #: of ctxfs
@@ -114,5 +114,5 @@ SCHEMA = 7
 ABOUT_ONE = (
     "SpawnAgent", "AgentGet", "ResultWrite", "WorkCreate", "WorkUpdate", "WorkList",
     "WorkFocus", "ExecCommand", "TaskList", "TaskStatus", "TaskOutput", "TaskInput",
-    "TaskStop", "TaskRemove", "WaitFor", "WaitCancel", "WorktreeTake",
+    "TaskStop", "TaskRemove", "WaitFor", "WaitCancel", "WorktreeTake", "WorkRemove",
 )

@@ -175,3 +175,19 @@ async def _focus(request: Request) -> dict[str, Any]:
     with about("id"), request.changing(lambda: {"focus": agent.focus}) as change:
         request.agents.work.turn_to(change, agent, request.input["id"] or "")
     return {"focus": agent.focus}
+
+
+@tool(
+    "WorkRemove",
+    does=Does.DESTROYS | Does.REPEATS | Does.FREES,
+    example={"id": "work-1"},
+    required={"id": _ID},
+    output=shape({"id": _ID}),
+)
+async def _remove(request: Request) -> dict[str, Any]:
+    """Remove a work item and its plan. Use it for items that have ended and that you will not look
+    at again: their number is limited. An active or blocked one is refused: end it with WorkUpdate,
+    or turn to another with WorkFocus, first."""
+    item = _find(request)
+    where = f"agent/{request.agent.name}.d/work"
+    return request.remove(where, item.name, lambda: {"id": item.name})

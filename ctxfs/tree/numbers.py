@@ -57,5 +57,5 @@ TOOLS: Final = (
     "SpawnAgent", "AgentGet", "AgentList", "SendMessage", "Report", "AgentStop",
     "AgentRemove", "ResultWrite", "WorkCreate", "WorkUpdate", "WorkList", "WorkFocus",
     "ExecCommand", "TaskList", "TaskStatus", "TaskOutput", "TaskInput", "TaskStop",
-    "TaskRemove", "WaitFor", "WaitCancel", "WorktreeTake",
+    "TaskRemove", "WaitFor", "WaitCancel", "WorktreeTake", "WorkRemove",
 )  # fmt: skip

@@ -45,6 +45,7 @@ WORK_ITEMS: Final = PlaneKind(
     limit=lambda config: config.work_items,
     removing=Guard(who=PARTIES, unless=(_in_use,)),
     writing=WRITING,
+    remedy="rmdir or WorkRemove",
 )
 _STATUSES: Final = tuple(status.value for status in WorkStatus)
 #: before the name of a wait, in ``blocked_by``

@@ -71,6 +71,7 @@ def test_every_method(daemon: Daemon, mode: str) -> None:
             ("SendMessage", {"agent_id": "boss", "text": "more"}),
             ("WorkCreate", {"objective": "x", "id": "w"}), ("WorkUpdate", {"id": "w", "plan": "1"}),
             ("WorkList", {}), ("WorkFocus", {"id": "w"}), ("WorkFocus", {"id": None}),
+            ("WorkRemove", {"id": "w"}),
             ("ExecCommand", {"cmd": "read x; echo $x", "task_id": "t", "accepts_input": True}),
             ("WaitFor", {"wake": "external", "id": "e"}), ("WaitCancel", {"wait_id": "e"}),
         ):  # fmt: skip

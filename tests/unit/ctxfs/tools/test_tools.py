@@ -150,6 +150,10 @@ def test_schemas_are_schemas_and_take_no_other_keys(tool: Any) -> None:
 # every one of them, by the agent itself and by an operator
 
 
+def _unfocused(desk: Desk) -> None:
+    desk.call("WorkFocus", {"id": None})
+
+
 def _nothing(desk: Desk) -> None:
     pass
 
@@ -297,6 +301,7 @@ CALLS: dict[str, Sample] = {
     ),
     "WorkList": Sample(_work, {"all": True}, {"focus": ""}, {"all": True}),
     "WorkFocus": Sample(_work, {"id": "w"}, {"focus": "w"}, {"id": "W2"}),
+    "WorkRemove": Sample(_work, {"id": "w"}, {"id": "w"}, {"id": "W2"}),
     "WorkFocus none": Sample(_work, {"id": None}, {"focus": ""}),
     "ExecCommand": Sample(
         _work,
@@ -443,6 +448,7 @@ def test_an_unknown_tool_is_missing(desk: Desk) -> None:
         ("ResultWrite", {"text": "x", "refs": [{"path": "a", "size": 1}]}, "refs.0.size"),
         ("ResultWrite", {"text": "x", "refs": [{"path": "artifact/x"}, {"path": "../x"}]}, "refs"),
         ("TaskRemove", {}, "task_id"),
+        ("WorkRemove", {}, "id"),
         ("WorktreeTake", {}, "task_id"),
         ("AgentStop", {"agent_id": "coder", "kill": 1}, "kill"),
         ("WorkCreate", {}, "objective"),
@@ -547,6 +553,7 @@ def test_bad_input_is_shown_as_it_was_given(
         ("WorkUpdate", {"id": "none"}, MissingError, "id"),
         ("WorkUpdate", {"id": "w", "blocked_by": ["none"]}, MissingError, "blocked_by"),
         ("WorkFocus", {"id": "none"}, MissingError, "id"),
+        ("WorkRemove", {"id": "none"}, MissingError, "id"),
         ("ExecCommand", {"cmd": "x", "task_id": "t"}, TakenError, "task_id"),
         ("ExecCommand", {"cmd": "x", "work": "none"}, MissingError, "work"),
         ("ExecCommand", {"cmd": "x" * 70000}, TooLongError, "cmd"),
@@ -589,7 +596,7 @@ def test_a_limit_is_a_limit_for_tools_too(tmp_path: Path) -> None:
         before = _everything(desk)
         for name, given, remedy in (
             ("ExecCommand", {"cmd": "x"}, "remove tasks .* with TaskRemove$"),
-            ("WorkCreate", {"objective": "x"}, "remove work items .*: ask an operator for it$"),
+            ("WorkCreate", {"objective": "x"}, "remove work items .* with WorkRemove$"),
             ("WaitFor", {"wake": "message"}, "remove waits .* with WaitCancel$"),
             ("SpawnAgent", {"initial_message": "x"}, "remove agents .* with AgentRemove$"),
             ("SendMessage", message, "send again .* remove it with AgentRemove$"),
@@ -1391,6 +1398,16 @@ def test_a_work_item_is_what_the_files_show(desk: Desk) -> None:
     assert desk.mounted.get(f"{directory}/status") == "blocked\n"
 
 
+def test_a_work_item_is_removed_once_it_is_not_at_hand(desk: Desk) -> None:
+    _work(desk)
+    desk.call("WorkFocus", {"id": "w"})
+    with refused(WrongStateError, "is active: end it or open it first"):
+        desk.call("WorkRemove", {"id": "w"})
+    desk.call("WorkUpdate", {"id": "w", "status": "done"})
+    assert desk.call("WorkRemove", {"id": "w"}) == {"id": "w"}
+    assert desk.call("WorkList", {"all": True})["items"] == []
+
+
 def test_the_planes_of_an_agent_that_does_not_live_are_not_changed(desk: Desk) -> None:
     _work(desk)
     desk.agents.journal.update(desk.coder, status=Status.DEAD)
@@ -1810,6 +1827,7 @@ STORY: dict[str, Callable[[Desk], None]] = {
     "WorkUpdate": _nothing,
     "WorkFocus": _nothing,
     "WorkList": _nothing,
+    "WorkRemove": _unfocused,
     "ExecCommand": _nothing,
     "TaskList": _running_task,
     "TaskStatus": _nothing,
