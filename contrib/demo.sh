@@ -43,7 +43,7 @@ cat "$CTX_ROOT/status"
 start_parent() { # NAME KEEP
 	printf 'Task: survey a project; delegate, wait, merge.\n\nProject: %s\nKeep: %s\n' \
 		/project "$2" |
-		ctx spawn "$1" --mount "$project:/project:ro" -- sh /project/contrib/demo/parent.sh
+		ctx spawn "$1" --handoff - --mount "$project:/project:ro" -- sh /project/contrib/demo/parent.sh
 }
 
 watch_tree() { # NAME: prints the tree whenever it changes, until the agent is dead
