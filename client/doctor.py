@@ -12,7 +12,7 @@ from client.exits import FAILED, OK, Failure
 from client.files import find_program, first_line, pairs, read_file
 from client.output import Part, decode, show
 from client.root import DEFAULT_ROOT, Root, agent, start_hint, user_directory
-from client.types import Iterator
+from client.types import Iterator, Sequence
 from client.words import CONTROLLERS
 
 Finding = tuple[str, str, str]
@@ -36,6 +36,9 @@ PROGRAMS = (
     ("git", "warn", "git", "only for workspace=worktree"),
 )
 FUSECTL = "/sys/fs/fuse/connections"
+#: what sandboxes have of the host, or of their own, and what they never have (prepared.py)
+SEEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/var/lib/dpkg", "/proc", "/dev")
+UNSEEN = ("/home", "/root", "/tmp", "/var/tmp", "/sys", "/run/ctx", "/run/ctxfs", "/var/lib/ctxfs")
 #: guarantees that a ctxd of an ordinary user cannot give
 WEAKER = (
     "agents have your uid: only their sandboxes protect ctxd's files and yours from them",
@@ -188,6 +191,26 @@ def check_programs(uid: int) -> Iterator[Finding]:
         if path or uid != 0 or program != "fusermount3":
             problem, remedy = f"{program} is missing ({purpose})", f"apt-get install {package}"
             yield judge(bool(path), f"{program}: {path}", level, problem, remedy)
+
+
+def check_links(etc: str = "/etc") -> Iterator[Finding]:
+    """Find links of /etc that lead to something on the host, and nowhere in a sandbox."""
+    for directory, below, files in os.walk(etc):
+        for path in (f"{directory}/{name}" for name in below + files):
+            if not os.path.islink(path) or os.lstat(path).st_uid != 0 or not os.path.exists(path):
+                continue
+            once = os.path.normpath(os.path.join(directory, os.readlink(path)))
+            end = os.path.realpath(path)
+            if within(end, (*SEEN, etc)) or within(once, (*SEEN, etc)):
+                continue  # a link within /etc is as good as the one to which it leads
+            if end != once.replace("/var/run/", "/run/", 1) or within(end, UNSEEN):
+                remedy = "make it a file, or give agents that need it: --mount " + end
+                yield "warn", f"{path} leads nowhere in sandboxes, which have no {end}", remedy
+
+
+def within(path: str, directories: Sequence[str]) -> bool:
+    """Return whether a path is one of some directories, or below one."""
+    return any(path == each or path.startswith(f"{each}/") for each in directories)
 
 
 def check_identity(uid: int) -> Iterator[Finding]:
@@ -447,6 +470,7 @@ def findings(root: Root) -> Iterator[Finding]:
     yield check_landlock(landlock_abi(), os.uname().release)
     yield from check_programs(uid if rootless else 0)
     yield from check_identity(uid)
+    yield from check_links()
     if rootless:
         yield from check_mounts(mountinfo, user_directory(uid))
         with suppress(KeyError):

@@ -31,7 +31,7 @@ recorded as the child's bound, since the parent may be gone later.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -39,19 +39,16 @@ from typing import Final
 
 from runtime.agents.parts import Agents
 from runtime.agents.workspace import WORKSPACE, Worktree, binds
-from runtime.cell import networks, trees
+from runtime.cell import networks, prepared, trees
+from runtime.cell.prepared import HOME, environment, inside
 from runtime.errors import MalformedError, WrongStateError
 from runtime.ids import RunId
 from runtime.kernel import cgroups, linux, orders
-from runtime.kernel.users import find_user
 from runtime.records.model import Agent
 from runtime.records.spaces import tree_of
 from runtime.texts import mounts
-from runtime.texts.names import parse_env_line, quote, split_command
+from runtime.texts.names import quote, split_command
 
-#: below the agent's own /tmp, which every view has: a directory of the host cannot be made
-HOME: Final = "/tmp/home"
-_SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 _NATIVE: Final = Path(__file__).parents[1] / "native"
 #: descriptors as the steps find them (monitor.c); from ``_SPEC_FD`` on, those of ``Plan.passed``
 _REPORT_FD, _SPEC_FD = 3, 4
@@ -159,40 +156,6 @@ class Command:
     leads: bool = False
 
 
-def _lines(text: str) -> list[str]:
-    return [line for line in text.split("\n") if line]
-
-
-def environment(
-    agents: Agents, agent: Agent, places: Places, having: Mapping[str, int]
-) -> dict[str, str]:
-    """All that a program is started with, besides descriptors 0 to 2, in a cell that has these
-    networks."""
-    entry = find_user(agent.uid)
-    user = entry.pw_name if entry is not None else str(agent.uid)
-    root = str(places.mount)
-    values = {
-        "CTX_ROOT": root,
-        "CTX_AGENT": agent.name,
-        "CTX_SELF": f"{root}/agent/{agent.name}.d",
-        "CTX_SESSION": agents.sessions.name_of(agent),
-        "CTX_RUN": agent.run.id,
-        "CTX_HOME": f"{root}/home/{agent.owner}",
-        "CTX_PATH": ":".join(_lines(agent.path)) or f"{root}/tool",
-        "CTX_MODEL": agent.model,
-        "HOME": HOME,
-        "PATH": f"{_SYSTEM_PATH}:{root}/bin",
-        "USER": user,
-        "LOGNAME": user,
-        "SHELL": "/bin/sh",
-        "LANG": "C.UTF-8",
-        "TERM": "dumb",
-        **networks.variables(having),
-    }
-    values.update(parse_env_line(line) for line in _lines(agent.env))
-    return values
-
-
 def workspace(agents: Agents, agent: Agent) -> str | None:
     """The workspace in force: the agent's own, or the nearest that it inherits."""
     for node in (agent, *reversed(agents.registry.ancestors(agent))):
@@ -244,6 +207,10 @@ def _base_view(
             yield ("symlink", os.readlink(entry), entry)
         except OSError:  # it is no link, or not there
             yield bind(entry, entry, "rt")
+    own = [str(path) for path in (*places.own, places.mount)]
+    network = network_allowed(agents, agent)
+    yield from prepared.led_to(agents.settings.config.base_view, own, network=network)
+    yield from prepared.users(agents, agent)
     yield from (("dir", "0755", "/run"), ("dir", "0755", "/var"))
     yield from (("symlink", "../run", "/var/run"), ("tmpfs", "0755", "/var/tmp"))
 
@@ -311,7 +278,7 @@ def _pins_tree(agents: Agents, agent: Agent, mount: mounts.Mount) -> bool:
     above = mounts.Index(now for _, now in agents.authority.inherited_mounts(agent))
     cover = above.covering(path)
     less = cover is not None and cover.of != "" and cover.mode != "rw"
-    return less or _inside(places.directory, [path]) or _inside(path, [places.directory])
+    return less or inside(places.directory, [path]) or inside(path, [places.directory])
 
 
 def _carried(agents: Agents, agent: Agent, mount: mounts.Mount) -> Iterator[mounts.Mount]:
@@ -336,10 +303,6 @@ def _below(path: str, directory: str) -> str:
     """The rest of a path that is in a directory; empty if it is not, or is the directory."""
     directory = directory.rstrip("/")
     return path.removeprefix(directory) if path.startswith(directory + "/") else ""
-
-
-def _inside(path: str, directories: Iterable[str]) -> bool:
-    return any(path == d or path.startswith(d + "/") for d in directories)
 
 
 def network_allowed(agents: Agents, agent: Agent) -> bool:
@@ -377,8 +340,10 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     #: what no view has from its parent's
     fresh = ["/tmp", trees_at.directory]
     own_root = parent is not None and has_own_root(agents, agent)
-    if own_root:
-        fresh.append("/var/tmp")
+    anew = ["/var/tmp"] if own_root else []
+    if own_root and not network_allowed(agents, agent):
+        anew.append("/run")  # where its parent may have services of a network (prepared.py)
+    fresh += anew
     whole = mounts.Mount("/", "/", "rw")
     fields = _own_mounts(agents, agent)
     trees.check(agents.spaces, [mount for mount in fields if mount.tree])
@@ -416,7 +381,8 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
 
     root = own[0] if agent.root else whole
     if own_root:
-        view += [("root", source_of(root)), ("tmpfs", "0755", "/var/tmp")]
+        view += [("root", source_of(root)), *(("tmpfs", "0755", path) for path in anew)]
+        view.append(("dir", "0755", networks.DIRECTORY))  # to be hidden
     elif parent is not None:
         options = ("" if agent.root else "s") + ("r" if root.mode == "ro" else "")
         view.append(bind(source_of(root), "/", options, root.identity if nested else "-"))
@@ -453,8 +419,8 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     hidden = [mount for mount in kept if mount.mode == "hide"]
     kept = [mount for mount in kept if mount.mode != "hide"]
     # a worktree may be in a tree that its agent has not
-    inside = [m for m in (*kept, *own) if _inside(m.target, [trees_at.directory])]
-    if placed or inside:
+    within = [m for m in (*kept, *own) if inside(m.target, [trees_at.directory])]
+    if placed or within:
         view.append(("tmpfs", "0755", trees_at.directory))
         view += map(lend, placed)
     elif parent is not None:
@@ -466,11 +432,11 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     shared, rootless = str(places.shared), agents.privilege.rootless
     view.append(bind(shared, shared, "sR" if rootless else "s"))
     view += [("hide", str(places.released))] if rootless else []
-    bare = parent is None or agent.root or _inside(str(places.mount), fresh)
+    bare = parent is None or agent.root or inside(str(places.mount), fresh)
     if bare and agent.iso != "shared":
         view.append(("symlink", str(places.fuse), str(places.mount)))
     view += [put(mount) for mount in (*hidden, *own) if mount.target != "/"]
-    if placed or inside:
+    if placed or within:
         # a directory that is made there would be no tree
         view.append(("fix", trees_at.directory))
 
@@ -505,7 +471,7 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
         steps=tuple(steps),
         spec=_spec(
             working_directory(agents, agent),
-            environment(agents, agent, places, having),
+            environment(agents, agent, str(places.mount), having),
             () if agent.how.holds_cell else program(agent),
             having,
         ),
@@ -533,7 +499,7 @@ def _spec(
 def plan_inside(agents: Agents, agent: Agent, places: Places, command: Command) -> Plan:
     """The steps of a program that enters the agent's cell."""
     having = networks.of_cell(places.networks, agent)
-    variables = {**environment(agents, agent, places, having), **dict(command.env)}
+    variables = {**environment(agents, agent, str(places.mount), having), **dict(command.env)}
     variables["CTX_RUN"] = command.run
     groups = agents.privilege.groups_of(agent.groups)
     enter, ids, network = places.program("enter"), (agent.uid, agent.gid), _network(agents, agent)
@@ -553,12 +519,12 @@ def _kept_mounts(agents: Agents, agent: Agent, fresh: list[str]) -> Iterator[mou
         if had.mode == "hide":
             if places.holds(had.target):
                 yield had
-        elif _inside(had.target, fresh) and mount.mode != "hide":
+        elif inside(had.target, fresh) and mount.mode != "hide":
             mode = "rw" if mount.mode == had.mode else mount.mode
             yield mounts.Mount(had.target, had.target, mode, mount.options)
     for owner in agents.registry.ancestors(agent):
         for mount in _workspace_mounts(agents, owner, agent):
-            if _inside(mount.target, fresh):
+            if inside(mount.target, fresh):
                 yield mounts.Mount(mount.target, mount.target, "rw")
 
 

@@ -37,6 +37,13 @@
  *     dev TARGET                   the harmless devices
  *     lent FD TARGET               a directory whose mount lend cloned
  *     fix TARGET                   makes the filesystem that is mounted there read-only
+ *     reach DIRECTORY PATH         what a link leads to: PATH if it is a directory, else the
+ *                                  whole DIRECTORY in which it is, or with "-" the file
+ *                                  alone. Read-only, at its own place; nothing if it is
+ *                                  not there, the agent may not see it, or a link is on
+ *                                  the way.
+ *     file TEXT TARGET             a read-only file with this text, which covers the file
+ *                                  that is there
  *     hide TARGET                  covers a directory with an empty, inaccessible one,
  *                                  and any other file with an empty one; does nothing
  *                                  if nothing is there
@@ -69,7 +76,7 @@ int umount2(const char *target, int flags);
 #define ROOT_DEPTH_MAX 64	/* far above what mount tables need */
 
 /* Directories used while the view is built. */
-static int old_root = -1, new_root = -1, hidden = -1;
+static int old_root = -1, new_root = -1, hidden = -1, texts = -1;
 
 /* For calls that succeed on every machine that can make sandboxes. */
 static int must(int result, const char *what)
@@ -87,6 +94,7 @@ struct operation {
 static const struct operation operations[] = {
 	{"network", 0}, {"bind", 4}, {"root", 1}, {"tmpfs", 2}, {"dir", 2},
 	{"symlink", 2}, {"proc", 1}, {"dev", 1}, {"hide", 1}, {"lent", 2}, {"fix", 1},
+	{"reach", 2}, {"file", 2},
 };
 
 static void check_operation(struct list words)
@@ -304,6 +312,51 @@ static void bind_source(const char *options, const char *id, const char *source,
 	} else {
 		put(tree, target, directory);
 	}
+}
+
+/* Shows an object of the initial view at its own place, if it is there and nothing hinders. */
+static bool show(const char *path, mode_t type)
+{
+	int fd = open_below(old_root, path, RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS), tree;
+	struct stat st;
+	bool right = fd >= 0 && fstat(fd, &st) == 0 && (st.st_mode & S_IFMT) == type;
+
+	tree = right ? clone_tree(fd, AT_RECURSIVE) : -1;
+	if (fd >= 0)
+		close(fd);
+	if (tree < 0)
+		return false;
+	if (make_private(tree) < 0 ||
+	    set_attributes(tree, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV |
+			   MOUNT_ATTR_NOEXEC, AT_RECURSIVE) < 0)
+		die("%s: options: %m", path);
+	put(tree, path, type == S_IFDIR);
+	return true;
+}
+
+static void reach(const char *directory, const char *path)
+{
+	bool alone = !strcmp(directory, "-");
+
+	if (!show(path, S_IFDIR))
+		show(alone ? path : directory, alone ? S_IFREG : S_IFDIR);
+}
+
+static void make_file(const char *text, const char *target)
+{
+	static unsigned count;
+	char name[16];
+	size_t length = strlen(text);
+	int fd, tree;
+
+	snprintf(name, sizeof name, "%u", count++);
+	fd = must(openat(texts, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0444), target);
+	for (ssize_t n; length; text += n, length -= (size_t)n)
+		n = must((int)write(fd, text, length), target);
+	tree = must(clone_tree(fd, 0), target);
+	must(set_attributes(tree, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0), target);
+	close(fd);
+	put(tree, target, false);
 }
 
 /* Returns the mount and the type of a file. */
@@ -616,6 +669,10 @@ static void perform(char **operation)
 		put(atoi(operation[1]), operation[2], true);
 	else if (!strcmp(name, "fix"))
 		fix(operation[1]);
+	else if (!strcmp(name, "reach"))
+		reach(operation[1], operation[2]);
+	else if (!strcmp(name, "file"))
+		make_file(operation[1], operation[2]);
 }
 
 static void write_map(int self, const char *file, const char *text)
@@ -663,8 +720,10 @@ static void build(struct plan plan)
 	must(mkdir("old", 0755), "mkdir");
 	must(mkdir("new", 0755), "mkdir");
 	must(mkdir("hidden", 0), "mkdir");
+	must(mkdir("texts", 0700), "mkdir");
 	must((int)syscall(SYS_pivot_root, ".", "old"), "pivot_root");
 	old_root = must(open("old", O_PATH | O_DIRECTORY | O_CLOEXEC), "old root");
+	texts = must(open("texts", O_PATH | O_DIRECTORY | O_CLOEXEC), "texts");
 	close(root);
 	/* One mount for everything hidden. Not a plain directory, which its owner can change. */
 	tree = must(make_tmpfs("0"), "hidden");
@@ -688,6 +747,7 @@ static void build(struct plan plan)
 	must(chdir("/"), "chdir");
 	close(base);
 	close(hidden);
+	close(texts);
 	close(old_root);
 	close(new_root);
 }

@@ -182,6 +182,8 @@ class Config:
     allow_root_agents: Annotated[bool, _flag] = False
     base_view: Annotated[_Texts, _texts] = (
         *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc"),
+        # what says which packages are there
+        *("/var/lib/dpkg", "/var/lib/rpm", "/var/lib/pacman"),
     )
     #: of root agents; over what an agent makes it has the rights of its creator without a line
     policy: Annotated[_Texts, _policy] = ("agent:* create", "tool:* execute", "model:* use")

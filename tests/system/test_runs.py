@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtime.kernel.cgroups import Cgroup
+from runtime.kernel.users import find_user
 from tests.worlds.daemon import (
     AGENT_UID,
     Daemon,
@@ -93,6 +94,8 @@ def test_the_environment_is_what_the_contract_lists(shared_daemon: Daemon) -> No
     agent = shared_daemon.finish("coder", "env -0", env="GREETING=a b $HOME")
     variables = dict(item.split("=", 1) for item in read(agent, "out").split("\0") if item)
     root = str(shared_daemon.root)
+    user = find_user(AGENT_UID)
+    name = "ctxfs" if user is None else user.pw_name
     assert variables == {
         "CTX_ROOT": root,
         "CTX_AGENT": "coder",
@@ -104,13 +107,22 @@ def test_the_environment_is_what_the_contract_lists(shared_daemon: Daemon) -> No
         "CTX_MODEL": "",
         "HOME": "/tmp/home",
         "PATH": f"/usr/local/bin:/usr/bin:/bin:{root}/bin",
-        "USER": str(AGENT_UID),
-        "LOGNAME": str(AGENT_UID),
+        "USER": name,
+        "LOGNAME": name,
         "SHELL": "/bin/sh",
         "LANG": "C.UTF-8",
         "TERM": "dumb",
         "GREETING": "a b $HOME",
     }
+    agent.rmdir()
+
+
+def test_its_uid_has_a_name_and_a_home(shared_daemon: Daemon) -> None:
+    script = "id -un; getent passwd $(id -u) | cut -d : -f 6; cd ~ && pwd; dpkg -l | wc -l"
+    agent = shared_daemon.finish("coder", f"sh -c '{script}'")
+    name, home, here, packages = read(agent, "out").split()
+    assert not name.isdigit() and home == here == "/tmp/home"
+    assert int(packages) > 10 or not os.path.exists("/var/lib/dpkg/status")
     agent.rmdir()
 
 

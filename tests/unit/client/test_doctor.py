@@ -219,6 +219,23 @@ def test_who_may_do_what_with_a_file(tmp_path: Path) -> None:
     assert doctor.permits(os.stat(tmp_path), 4711, 0o002), "by its group"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only links of uid 0 count")
+def test_links_that_lead_nowhere_in_a_sandbox(tmp_path: Path) -> None:
+    etc, there = tmp_path / "etc", tmp_path / "there"
+    etc.mkdir()
+    there.mkdir()
+    (there / "file").write_text("")
+    (there / "again").symlink_to("file")
+    for name, target in (
+        *(("shown", "../there/file"), ("gone", "../there/none"), ("system", "/usr/bin")),
+        *(("within", "shown"), ("twice", "../there/again"), ("self", "/proc/self/mounts")),
+    ):
+        (etc / name).symlink_to(target)
+    # the directory of tests is in /tmp, of which no sandbox has the host's
+    seen = {what.split()[0] for _, what, _ in doctor.check_links(str(etc))}
+    assert seen == {str(etc / "shown"), str(etc / "twice")}
+
+
 def test_doctor(root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     status, out, _ = run("doctor")
     levels = [line.split()[0] for line in out.splitlines()]

@@ -13,7 +13,8 @@ import pytest
 from runtime.agents.workspace import Worktree
 from runtime.agents.workspace import binds as worktree_mounts
 from runtime.cell import cell, networks, starting
-from runtime.cell.cell import HOME, Places, Plan
+from runtime.cell.cell import Places, Plan
+from runtime.cell.prepared import HOME
 from runtime.errors import MalformedError, WrongStateError
 from runtime.ids import BootId, RunId
 from runtime.kernel import cgroups, linux, orders
@@ -264,6 +265,17 @@ def test_a_child_sees_what_its_parent_sees(world: World, child: Agent) -> None:
     assert operations(found)[1:3] == [("root", "/"), ("tmpfs", "0755", "/var/tmp")]
     assert binds(found, "rt") == []
     assert found.stage == b""
+
+
+def test_a_child_without_the_hosts_network_has_no_service_of_it(
+    world: World, agent: Agent, child: Agent
+) -> None:
+    fresh = ("tmpfs", "0755", "/run")
+    for lines in ("", "allow x_t network:default connect\n"):  # the parent's may have changed
+        world.agents.journal.update(agent, policy=lines)
+        assert fresh in operations(plan(world, child))
+    world.agents.journal.update(child, policy="allow c_t network:default connect\n")
+    assert fresh not in operations(plan(world, child))
 
 
 @pytest.mark.parametrize("named", [{"root": "/tree"}, {"iso": "shared"}])

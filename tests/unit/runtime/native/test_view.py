@@ -151,6 +151,48 @@ def test_devices_are_the_harmless_ones() -> None:
     }
 
 
+# what the base view leads to
+
+
+def test_where_a_link_leads_there_is_its_directory_as_it_is_now(tree: Path) -> None:
+    tree.chmod(0o755)
+    path, directory = str(tree / "sub" / "file"), str(tree / "sub")
+    view = [*base(), ("reach", directory, path)]
+    script = f"cat {path}; ls {directory}; ! touch {directory}/x; ! ls {tree}/file"
+    assert said(view, script) == "text\nfile\n"
+    (tree / "sub" / "file").unlink()  # as a rename does, in between
+    assert said(view, f"ls {directory}; echo -") == "-\n"
+
+
+def test_a_link_to_a_directory_shows_that_and_one_to_a_file_alone_that_file(tree: Path) -> None:
+    tree.chmod(0o755)
+    view = [*base(), ("reach", str(tree), str(tree / "sub"))]
+    assert said(view, f"ls {tree}; ls {tree}/sub").split() == ["sub", "file"]
+    view = [*base(), ("reach", "-", str(tree / "file"))]
+    assert said(view, f"ls {tree}; cat {tree}/file") == "file\ntext\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root gives files away")
+def test_nothing_is_reached_by_a_link_nor_without_the_agents_rights(tree: Path) -> None:
+    tree.chmod(0o755)
+    (tree / "link").symlink_to("sub")
+    (tree / "shut").mkdir(mode=0o700)
+    (tree / "shut" / "file").write_text("secret\n")
+    there = [str(tree / name) for name in ("link/file", "shut/file", "none/file")]
+    view = [*base(), *(("reach", os.path.dirname(path), path) for path in there)]
+    script = "".join(f"! cat {path} 2>&1; " for path in there)
+    found = said(view, script).splitlines()
+    assert [line.rpartition(": ")[2] for line in found] == [
+        "No such file or directory", "Permission denied", "No such file or directory"
+    ]
+
+
+def test_a_text_covers_a_file_and_nobody_changes_it() -> None:
+    view = [*base(), ("file", "a:x:1:\n" * 9000, "/etc/group"), ("file", "", "/tmp/empty")]
+    script = "wc -l < /etc/group; ! echo x > /etc/group; ! rm /etc/group; wc -c < /tmp/empty"
+    assert said(view, script).split() == ["9000", "0"]
+
+
 # targets
 
 

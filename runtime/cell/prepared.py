@@ -1,0 +1,124 @@
+"""What programs find prepared for them in a cell, which they would find on the host.
+
+- the environment;
+- where links of ``/etc`` lead, such as ``/etc/resolv.conf`` into ``/run`` with systemd-resolved;
+- a name and a home for its uid.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from runtime.agents.parts import Agents
+from runtime.cell import networks
+from runtime.kernel import links
+from runtime.kernel.users import find_user
+from runtime.records.model import Agent
+from runtime.texts.names import parse_env_line
+
+#: below the agent's own /tmp, which every view has: a directory of the host cannot be made
+HOME: Final = "/tmp/home"
+_SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
+_PASSWD: Final = "/etc/passwd"
+_GROUP: Final = "/etc/group"
+_ETC: Final = "/etc"
+_RUN: Final = "/run"
+#: what a cell has of its own, and what is other people's
+_CLOSED: Final = ("/home", "/root", "/proc", "/sys", "/dev", "/tmp", "/var/tmp", "/run/ctx")
+#: the fewest parts of the path of a directory of one thing; one above has those of many
+_DEEP: Final = {"/": 2, "/var/": 3}
+
+
+def inside(path: str, directories: Iterable[str]) -> bool:
+    return any(path == d or path.startswith(d.rstrip("/") + "/") for d in directories)
+
+
+def environment(
+    agents: Agents, agent: Agent, root: str, having: Mapping[str, int]
+) -> dict[str, str]:
+    """All that a program is started with, besides descriptors 0 to 2, in a cell that has these
+    networks; ``root`` is where it finds the filesystem."""
+    user = user_name(agents, agent)
+    values = {
+        "CTX_ROOT": root,
+        "CTX_AGENT": agent.name,
+        "CTX_SELF": f"{root}/agent/{agent.name}.d",
+        "CTX_SESSION": agents.sessions.name_of(agent),
+        "CTX_RUN": agent.run.id,
+        "CTX_HOME": f"{root}/home/{agent.owner}",
+        "CTX_PATH": ":".join(_lines(agent.path)) or f"{root}/tool",
+        "CTX_MODEL": agent.model,
+        "HOME": HOME,
+        "PATH": f"{_SYSTEM_PATH}:{root}/bin",
+        "USER": user,
+        "LOGNAME": user,
+        "SHELL": "/bin/sh",
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        **networks.variables(having),
+    }
+    values.update(parse_env_line(line) for line in _lines(agent.env))
+    return values
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.split("\n") if line]
+
+
+def user_name(agents: Agents, agent: Agent) -> str:
+    """The name of its uid, which it has in its cell if it has none on the host."""
+    entry = find_user(agent.uid)
+    if entry is not None:
+        return entry.pw_name
+    config = agents.settings.config
+    return config.agent_user if agent.uid == config.agent_ids()[0] else f"uid{agent.uid}"
+
+
+def users(agents: Agents, agent: Agent) -> Iterator[tuple[str, ...]]:
+    """Operations for passwd(5) and group(5) as the host has them, but that the agent's uid has a
+    name, and the home that it has in its cell."""
+    entry, name = find_user(agent.uid), user_name(agents, agent)
+    real = "" if entry is None else entry.pw_gecos
+    yield _led(_PASSWD, f"{name}:x:{agent.uid}:{agent.gid}:{real}:{HOME}:/bin/sh\n")
+    if entry is None:
+        yield _led(_GROUP, f"{name}:x:{agent.gid}:\n")
+
+
+def _led(path: str, line: str) -> tuple[str, ...]:
+    """The host's file with a line at its head, which counts before all others."""
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        text = ""
+    return "file", line + text, path
+
+
+def led_to(
+    base_view: Iterable[str], own: Sequence[str], *, network: bool
+) -> Iterator[tuple[str, ...]]:
+    """Operations that show where links of ``/etc`` lead, if the view has nothing there.
+
+    A directory is shown and not its file, which may be replaced by another. Nothing is shown of
+    what is the daemon's ``own``, and nothing below ``/run`` but in a cell with the host's network:
+    services have their sockets there, and one that resolves names is a network.
+    """
+    view = tuple(base_view)
+    closed = (*_CLOSED, *own, *(() if network else (_RUN,)))
+    shown: set[tuple[str, ...]] = set()
+    for top in (entry for entry in view if inside(entry, [_ETC])):
+        for target in links.targets(top):
+            path = target.removeprefix("/var") if inside(target, ["/var/run"]) else target
+            if inside(path, (*view, *closed)) or _holds(path, closed):
+                continue
+            directory = os.path.dirname(path)
+            deep = _DEEP["/var/" if path.startswith("/var/") else "/"]
+            whole = directory.count("/") >= deep and not _holds(directory, closed)
+            shown.add(("reach", directory if whole else "-", path))
+    yield from sorted(shown)
+
+
+def _holds(directory: str, paths: Iterable[str]) -> bool:
+    return any(inside(path, [directory]) for path in paths)
