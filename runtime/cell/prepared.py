@@ -1,4 +1,4 @@
-"""What programs find prepared for them in a cell, which they would find on the host.
+"""Programs find prepared for them in a cell what they would find on the host.
 
 - the environment;
 - where links of ``/etc`` lead, such as ``/etc/resolv.conf`` into ``/run`` with systemd-resolved;

@@ -46,7 +46,7 @@ def _changed(directory: str) -> int:
 
 
 def _look(top: str) -> _Found:
-    """What is in a directory, and in those below it."""
+    """Looks through a directory and those below it."""
     paths: set[str] = set()
     directories: dict[str, int] = {}
     waiting = [top]

@@ -30,7 +30,7 @@ PLANES: dict[str, Layout[Any]] = {
     "waits": waiting_files.LAYOUT,
 }
 #: of a plane's files, those that a command of their own shows, or that nothing is read from
-ELSEWHERE = {"output", "ctl"}
+ELSEWHERE = {"input", "output", "ctl"}
 
 
 def files_of(layout: Layout[Any]) -> set[str]:

@@ -301,7 +301,7 @@ CALLS: dict[str, Sample] = {
     ),
     "WorkList": Sample(_work, {"all": True}, {"focus": ""}, {"all": True}),
     "WorkFocus": Sample(_work, {"id": "w"}, {"focus": "w"}, {"id": "W2"}),
-    "WorkRemove": Sample(_work, {"id": "w"}, {"id": "w"}, {"id": "W2"}),
+    "WorkRemove": Sample(_work, {"id": "w"}, {"id": "w"}, {"id": "W1"}),
     "WorkFocus none": Sample(_work, {"id": None}, {"focus": ""}),
     "ExecCommand": Sample(
         _work,
