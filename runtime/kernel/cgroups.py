@@ -482,7 +482,7 @@ class Hierarchy:
             # of a daemon that began anew in its leaf it is not known where it came from
             with suppress(OSError):  # that may be gone, or have cgroups below it now
                 (self._came_from or Cgroup(self.root.path.parent)).write("cgroup.procs", "0")
-        self.root.child("daemon").remove()
+            self.daemon.remove()
         if made_here:
             self.root.remove()
         os.close(self._lock)
