@@ -46,11 +46,11 @@ def scripts(daemon: Daemon) -> str:
 # has: without /lib64 no other program starts
 REPLACES = r"""
 exec 2>&1
-printf '#!/bin/sh\necho forged >> /run/ran\n' > /run/ctx; chmod 755 /run/ctx
+printf '#!/bin/sh\necho forged >> /run/ran\n' > /run/forged; chmod 755 /run/forged
 python3 -IS - "$CTX_ROOT" <<'END'
 import os, sys
 os.makedirs("/run/bin")
-os.link("/run/ctx", "/run/bin/ctx")
+os.link("/run/forged", "/run/bin/ctx")
 for path in (sys.argv[1], "/bin", "/lib", "/lib64", "/var/run", "/opt"):
     try:
         if os.path.islink(path):
