@@ -382,7 +382,6 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     root = own[0] if agent.root else whole
     if own_root:
         view += [("root", source_of(root)), *(("tmpfs", "0755", path) for path in anew)]
-        view.append(("dir", "0755", networks.DIRECTORY))  # to be hidden
     elif parent is not None:
         options = ("" if agent.root else "s") + ("r" if root.mode == "ro" else "")
         view.append(bind(source_of(root), "/", options, root.identity if nested else "-"))
