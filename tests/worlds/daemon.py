@@ -174,7 +174,7 @@ class Daemon:
         kept = (*(f"{self.state}/{name}/" for name in ("agent", "home", "shared")),
                 f"{self.runtime}/root/wait/")
         return [path for path in found if not path.startswith(kept)
-                and not re.fullmatch("/proc/[0-9]+/cgroup", path)]
+                and not re.fullmatch("(/proc)?/[0-9]+/cgroup", path)]
 
     def kept(self, kind: str = "") -> int:
         """Bytes in the files of the state, or of its directories of that name; files and
