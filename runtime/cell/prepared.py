@@ -33,6 +33,7 @@ _DEEP: Final = {"/": 2, "/var/": 3}
 
 
 def inside(path: str, directories: Iterable[str]) -> bool:
+    """Whether a path is one of the directories, or below one."""
     return any(path == d or path.startswith(d.rstrip("/") + "/") for d in directories)
 
 

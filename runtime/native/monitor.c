@@ -13,9 +13,9 @@
  * its start and end to RECORD. The monitor needs no daemon for this; the daemon watches
  * the record with inotify(7). RECORD must not exist: a run starts once, even if a daemon
  * dies during the start and the next one tries again. The monitor stays until the leaf
- * is empty, to keep all output of processes that the main process left behind. It also
- * stays until a daemon has acted on the end, or until the keeper that it must tell about
- * the end is gone.
+ * is empty, to keep all output of processes that the main process left behind. If the
+ * program ended in a cell that a keeper holds, the monitor also stays until a daemon has
+ * acted on the end, or until that keeper, which it must tell about the end, is gone.
  *
  * OUT and LOG are directories for standard output and error, created for the first data. With
  * "-" for LOG, both go to OUT, in the order in which they were written. REPLY is "-" or
@@ -54,9 +54,9 @@
  * lines and not orders, because daemons read them while they grow, also daemons of older
  * and newer versions (runtime/cell/record.py).
  *
- * The monitor outlives the daemon and keeps output and exit status without it. It stays until
- * a daemon acted on the end and removed the record. The keeper does not outlive it: a run that
- * nobody records must not go on. It writes lines of the record together that follow each other
+ * The monitor outlives the daemon and keeps output and exit status without it. Its record stays
+ * until a daemon has acted on the end and removes it. The keeper does not outlive the monitor: a
+ * run that nobody records must not go on. The monitor writes lines of the record together that follow each other
  * within 3 ms: each write wakes the daemon, which so looks at a short run once, and commits
  * its start and its end together. What the daemon hands over waits in the queue of a socket,
  * which outlives it.
