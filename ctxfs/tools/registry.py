@@ -95,32 +95,45 @@ def refusal(base: Base, caller: Caller, tool: Tool) -> str:
 
 
 async def call(
-    base: Base, root: Node, caller: Caller, name: str, given: Any, call_id: CallId | None = None
+    base: Base,
+    root: Node,
+    caller: Caller,
+    name: str,
+    given: Any,
+    call_id: CallId | None = None,
+    progress: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The answer of a tool, which walks the files from their root.
 
     A call with an id that is made again, and does more than to read, is carried out once and
-    answered the same. Raises what the files would, with the field that it is about.
+    answered the same. Raises what the files would, with the field that it is about. What it is
+    decided to answer is noted in its ``progress``: if the daemon is executed again while the tool
+    lingers, the next one answers at once.
 
     ``MissingError`` for an unknown tool, ``DeniedError`` for one that the caller has not
     got, ``MalformedError`` for what its schema does not take.
     """
     request: Request | None = None
+    progress = {} if progress is None else progress
+    cut_short = "decided" in progress
+    output: dict[str, Any]
     mark = base.cache.mark()
     with ExitStack() as until_answered:
         try:
             tool = BY_NAME.get(name)
             if tool is None:
                 raise MissingError(f"unknown tool {quote(name)}; use {', '.join(BY_NAME)}")
-            if call_id is not None and Does.READS not in tool.does:
+            if cut_short:
+                output = progress["decided"]
+            elif call_id is not None and Does.READS not in tool.does:
                 answers = base.agents.answers
                 async with answers.turn(caller, call_id):
                     until_answered.enter_context(base.calls.one_more())
                     known = answers.find(caller, call_id, digest(name, given))
-                    if known is not None:
-                        return known
-                    request = _request(base, root, caller, tool, given)
-                    output = await _handle_once(request, tool, call_id)
+                    if known is None:
+                        request = _request(base, root, caller, tool, given)
+                        known = await _handle_once(request, tool, call_id)
+                    output = known
             else:
                 request = _request(base, root, caller, tool, given)
                 if tool.waits is not None:
@@ -128,6 +141,12 @@ async def call(
                     request = _request(base, root, caller, tool, given)
                 until_answered.enter_context(base.calls.one_more())
                 output = await _handle(request, tool)
+            if tool.lingers is not None:
+                progress["decided"] = output
+                until_answered.close()
+                request = Request(base, root, caller, _subject(base, caller, tool, given), given)
+                output = await tool.lingers(request, output, cut_short)
+                until_answered.enter_context(base.calls.one_more())
         except Exception as error:
             subject = request.subject if request is not None else None
             incarnation = caller.incarnation or (subject.incarnation if subject else None)

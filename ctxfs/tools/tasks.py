@@ -25,7 +25,7 @@ from ctxfs.tools.waiting import MESSAGE_ID, WAITED, WAITS, send
 from runtime.agents.results import CHILD, COMMAND
 from runtime.agents.tasks import accepts_input
 from runtime.agents.workspace import WorktreeState
-from runtime.errors import MalformedError, WrongStateError
+from runtime.errors import MalformedError, MissingError, WrongStateError
 from runtime.records.items import Task, TaskStatus
 from runtime.texts.names import parse_duration, parse_env_line, quote, timestamp
 
@@ -91,10 +91,10 @@ HANDLE: Final[View[Task]] = View({
     "task_kind": _KIND,
     "status": _STATUS,
     "initial_output": (
-        text("what it has written so far"),
+        text("what it has written so far, head and tail"),
         lambda request, task: request.agents.results.preview(task)[0],
     ),
-})  # fmt: skip
+}, {"exit": _EXIT, "reason": _REASON})  # fmt: skip
 _ENDING: Final[View[Task]] = View({"task_id": _NAME, "status": _STATUS})
 _TAKEN: Final[View[Task]] = View({"task_id": _NAME, "worktree": _WORKTREE})
 _OUTCOME: Final[View[Task]] = View(
@@ -107,6 +107,9 @@ _SEEN: Final = {
     "output_path": text("the file with all of it"),
     "truncated": flag("whether something is left out"),
 }
+#: seconds that ExecCommand waits, and at most: clients of MCP give up after 60
+_YIELD: Final = 10.0
+_YIELD_MAX: Final = 50.0
 _GIVEN: Final = {
     "result": text("of an ended child: head and tail of its result.md"),
     "refs": listed({"type": "object"}, "of an ended child: its references"),
@@ -127,6 +130,47 @@ def _find(request: Request) -> Task:
         return request.agents.tasks.find(request.agent, request.input["task_id"])
 
 
+def _duration(what: str) -> dict[str, Any]:
+    return {
+        "type": ["number", "string"],
+        "minimum": 0,
+        "description": f'{what}: seconds such as 10, or a duration such as "10s" or "5m"',
+    }
+
+
+def _seconds(
+    request: Request, field: str, default: float, most: float = math.inf
+) -> float:
+    """``MalformedError``."""
+    given: float | str = request.input.get(field, default)
+    with about(field):
+        seconds = parse_duration(given) if isinstance(given, str) else given
+        if seconds > most:
+            raise MalformedError(f"{given} is more than {most:g} s: use TaskOutput with block")
+    return seconds
+
+
+async def _until_ended(
+    request: Request, output: dict[str, Any], cut_short: bool
+) -> dict[str, Any]:
+    agent, tasks = request.subject, request.agents.tasks
+    try:
+        if agent is None:
+            return output
+        task = tasks.find(agent, output["task_handle"]["task_id"])
+        if not cut_short:
+            with trio.move_on_after(_seconds(request, "yield", _YIELD)):
+                await tasks.wait_over(task)
+        tasks.check_there(task)
+    except MissingError:
+        return output  # it was removed meanwhile
+    seen = {"task_handle": HANDLE.of(request, task)}
+    if not task.over:
+        return {**output, **seen}
+    tasks.end_told(request.caller, agent, task)
+    return seen
+
+
 @_tool(
     "ExecCommand",
     does=Does.DESTROYS | Does.REACHES,
@@ -143,18 +187,25 @@ def _find(request: Request) -> Task:
         "accepts_input": flag("whether TaskInput may write to its standard input"),
         "work": text("id of the work item that it is for"),
         "task_id": text("an id for it; task-1, task-2 and so on by default", minLength=1),
+        "yield": _duration(
+            f"how long to wait for its end before you are answered, {_YIELD:g} s by default and at "
+            f"most {_YIELD_MAX:g}; 0 answers at once"
+        ),
     },
     output=shape({"task_handle": HANDLE.schema}, WAKES),
+    lingers=_until_ended,
 )
 async def _exec(request: Request) -> dict[str, Any]:
-    """Run a command with sh -c beside your program, in your view and with your authority, without
-    waiting for it. Use it for what takes long or should continue while you do something else; for
-    work that needs a context of its own use SpawnAgent. Its end wakes you with a task_result
+    """Run a command with sh -c beside your program, in your view and with your authority. Use it
+    for any command, short or long; for work that needs a context of its own use SpawnAgent. What
+    ends within yield is answered with its output (initial_output) and exit, and does not wake you.
+    Anything else goes on while you do something else, and its end wakes you with a task_result
     message. If your mode is once, nothing wakes you and the answer has wakes=false: use TaskOutput
     with block. When it has ended and you have read it, TaskRemove makes room for others."""
     # mkdir, the files, start; if any of it is refused, or the daemon dies before all of it is done,
     # the task is removed again
     given, agent = request.input, request.agent
+    _seconds(request, "yield", _YIELD, _YIELD_MAX)
     name = given.get("task_id") or first_free("task", request.agents.tasks.known(agent))
     values = {
         "cmd": given["cmd"],
@@ -227,17 +278,8 @@ async def _status(request: Request) -> dict[str, Any]:
     return _FACTS.of(request, _find(request))
 
 
-def _timeout(request: Request) -> float:
-    """In seconds; ``MalformedError``."""
-    timeout: float | str = request.input.get("timeout", math.inf)
-    if isinstance(timeout, str):
-        with about("timeout"):
-            return parse_duration(timeout)
-    return timeout
-
-
 async def _until_over(request: Request) -> None:
-    timeout = _timeout(request)
+    timeout = _seconds(request, "timeout", math.inf)
     if request.input.get("block"):
         task = _find(request)
         with trio.move_on_after(timeout):
@@ -251,14 +293,7 @@ async def _until_over(request: Request) -> None:
     required=_OF_TASK,
     optional={
         "block": flag("wait for the end of the task"),
-        "timeout": {
-            "type": ["number", "string"],
-            "minimum": 0,
-            "description": (
-                "how long block waits at most: seconds such as 10, or a duration such as "
-                '"10s" or "5m"; no limit by default'
-            ),
-        },
+        "timeout": _duration("how long block waits at most, without a limit by default"),
     },
     output=shape({**_OUTCOME.required, **_SEEN}, {**_GIVEN, **_OUTCOME.optional}),
     waits=_until_over,

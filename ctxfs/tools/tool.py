@@ -170,6 +170,8 @@ _AGENT_ID: Final = {
     ),
 }
 Handler = Callable[[Request], Awaitable[dict[str, Any]]]
+#: told what is answered, and whether it is cut short, it says what is answered instead
+Lingers = Callable[[Request, dict[str, Any], bool], Awaitable[dict[str, Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +179,8 @@ class Tool:
     """One tool. ``description`` says to a model when to use it and when another; ``example`` is
     an input, of fields that are ``required`` or ``optional``. ``does`` is what a call may do.
     ``waits`` is awaited before ``handler``, for however long it takes; then the caller is looked at
-    again."""
+    again. ``lingers`` is awaited after it, with what the call answers: it waits for more to tell
+    unless it is cut short, and says what is answered then. It changes nothing that is decided."""
 
     name: str
     family: str
@@ -190,6 +193,7 @@ class Tool:
     output_schema: Schema
     handler: Handler
     waits: Callable[[Request], Awaitable[None]] | None
+    lingers: Lingers | None
 
     @cached_property
     def schema(self) -> Schema:
@@ -218,6 +222,7 @@ def tool(
     optional: Mapping[str, Schema] | None = None,
     output: Schema,
     waits: Callable[[Request], Awaitable[None]] | None = None,
+    lingers: Lingers | None = None,
 ) -> Callable[[Handler], Handler]:
     """Declares a tool at its handler, whose docstring is the description for a model."""
 
@@ -225,7 +230,7 @@ def tool(
         DECLARED[name] = Tool(
             name=name, family=family, concerns=concerns, does=does, example=example,
             required=required or {}, optional=optional or {}, output_schema=output, waits=waits,
-            description=" ".join((handler.__doc__ or "").split()), handler=handler,
+            lingers=lingers, description=" ".join((handler.__doc__ or "").split()), handler=handler,
         )  # fmt: skip
         return handler
 

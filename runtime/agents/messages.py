@@ -391,9 +391,11 @@ class Messages(Part):
         if self.takes_notices(change, agent):
             self._add(change, agent, text=text, sender=sender, provenance=provenance)
 
-    def discard_notices(self, change: Change, agent: Agent, ended: Task | Wait) -> None:
-        """Something that ended is removed: if the agent does that itself, its unread notices of it
-        go.
+    def discard_notices(
+        self, change: Change, agent: Agent, ended: Task | Wait, reason: str = "removed"
+    ) -> None:
+        """Something that ended is removed, or was waited for: if the agent does that itself, its
+        unread notices of it go.
 
         It need not be told any more, as no SIGCHLD stays pending for a child that wait(2) has
         returned. What anybody else removes, the agent is still told of.
@@ -409,7 +411,7 @@ class Messages(Part):
             if m.provenance in NOTICES and m.sender == sender and m.index > ended.index
         ]
         queued = [m for m in notices if m.status is MessageStatus.QUEUED]
-        self.drop(change, agent, queued, "removed")
+        self.drop(change, agent, queued, reason)
 
     def _add(
         self,

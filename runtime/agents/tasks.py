@@ -422,6 +422,15 @@ class TaskPlane(Plane[Task], Subscriber):
             )
         self._waiting.resource_over(change, agent, "task", task.name, facts)
 
+    def end_told(self, caller: Caller, agent: Agent, task: Task) -> None:
+        """Tells the agent no more of the end of a command, if it was answered with that, as
+        wait(2) returns a child."""
+        if caller.agent == agent.index:
+            change = Change()
+            with self._journal.acting(caller):
+                self._messages.discard_notices(change, agent, task, "answered")
+                self._journal.note(change)
+
     def add_ends(self, change: Change, agent: Agent, cue: TaskCue, reason: str) -> None:
         """The cell is gone, and with it every command."""
         for task in self.unfinished(change, agent):

@@ -53,8 +53,10 @@ from runtime.texts.names import check_name, quote
 #: characters of a reply in one frame
 _DELTA_MAX: Final = 16 << 10
 
-#: what a tool of this name answers to a caller's input; with an id, once
-ToolCall = Callable[[Caller, str, Any, CallId | None], Awaitable[dict[str, Any]]]
+#: what a tool of this name answers to a caller's input; with an id, once. It notes its progress
+ToolCall = Callable[
+    [Caller, str, Any, CallId | None, dict[str, Any]], Awaitable[dict[str, Any]]
+]
 #: what a caller says to an agent or its task: its name, the task's or nothing, and the verb
 Say = Callable[[Caller, str, str, str], Awaitable[None]]
 #: what was refused lately to a caller's agents, or about them; with an agent, to it and about it
@@ -202,7 +204,7 @@ async def _tool(request: Request) -> None:
     output: dict[str, Any] | None = None
     with services.calls.pending(request.caller, call_id) as scope:
         output = await services.call_tool(
-            request.caller, name, request.fields.get("input", {}), call_id
+            request.caller, name, request.fields.get("input", {}), call_id, request.progress
         )
     if output is None or scope.cancel_called:
         return  # nobody waits for the answer

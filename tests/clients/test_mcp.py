@@ -119,7 +119,10 @@ def test_features(user: tuple[User, Model]) -> None:
         "Do it.",
         tool("AgentList"),
         tool("WorkFocus", id="none"),
-        *(tool("ExecCommand", cmd="echo at work; exec sleep 1000", task_id=task) for task in "ab"),
+        *(
+            tool("ExecCommand", cmd="echo at work; exec sleep 1000", task_id=task, **{"yield": 0})
+            for task in "ab"
+        ),
         tool("TaskOutput", task_id="a", block=True, timeout="6s"),
         tool("TaskOutput", task_id="a", block=True, timeout=60),
         {"shell": f"until test -e {go}; do sleep 0.1; done"},
@@ -185,7 +188,7 @@ def test_hints(user: tuple[User, Model], changes: tuple[str, ...]) -> None:
     read_tool = tool("TaskOutput", task_id="a", block=True, timeout=2)
     task = scripted(
         "Do it.",
-        tool("ExecCommand", cmd="exec sleep 1000", task_id="a"),
+        tool("ExecCommand", cmd="exec sleep 1000", **{"yield": 0}, task_id="a"),
         {"all": [read_tool, read_tool]},
         read_tool,
         {"text": "the end"},

@@ -77,7 +77,7 @@ def test_every_tool_by_the_protocol(daemon: Daemon, version: str) -> None:
         )
         assert spawned["structuredContent"]["task_handle"]["task_id"] == "kid"
         assert json.loads(spawned["content"][0]["text"]) == spawned["structuredContent"]
-        client.call("ExecCommand", cmd="echo out", task_id="t")
+        client.call("ExecCommand", cmd="echo out", task_id="t", **{"yield": 0})
         waited = client.call("TaskOutput", task_id="t", block=True, timeout="10s")
         assert waited["structuredContent"]["preview"] == "out\n"
         short = client.call("TaskOutput", task_id="kid", block=True, timeout=0.01)
@@ -120,7 +120,7 @@ def test_a_call_is_answered_although_the_daemon_dies(
 def test_a_cancelled_call_ends_the_waiting_alone(daemon: Daemon) -> None:
     boss_of(daemon)
     with client_of(daemon, "boss", MODERN) as client:
-        client.call("ExecCommand", cmd="sleep 1000", task_id="t")
+        client.call("ExecCommand", cmd="sleep 1000", **{"yield": 0}, task_id="t")
         given = {"name": "TaskOutput", "arguments": {"task_id": "t", "block": True}}
         first, second = (client.send("tools/call", given) for _ in range(2))
         params = {"requestId": first}

@@ -72,7 +72,8 @@ def test_every_method(daemon: Daemon, mode: str) -> None:
             ("WorkCreate", {"objective": "x", "id": "w"}), ("WorkUpdate", {"id": "w", "plan": "1"}),
             ("WorkList", {}), ("WorkFocus", {"id": "w"}), ("WorkFocus", {"id": None}),
             ("WorkRemove", {"id": "w"}),
-            ("ExecCommand", {"cmd": "read x; echo $x", "task_id": "t", "accepts_input": True}),
+            ("ExecCommand",
+             {"cmd": "read x; echo $x", "task_id": "t", "accepts_input": True, "yield": 0}),
             ("WaitFor", {"wake": "external", "id": "e"}), ("WaitCancel", {"wait_id": "e"}),
         ):  # fmt: skip
             answer = await client.call_tool(name, given)  # it checks the schema
@@ -109,7 +110,8 @@ def test_progress_and_cancelling(daemon: Daemon, mode: str) -> None:
         told.append((progress, message))
 
     async def story(client: Any) -> None:
-        await client.call_tool("ExecCommand", {"cmd": "echo at work; sleep 1000", "task_id": "t"})
+        command = {"cmd": "echo at work; sleep 1000", "task_id": "t", "yield": 0}
+        await client.call_tool("ExecCommand", command)
         given = {"task_id": "t", "block": True}
         short = await client.call_tool(
             "TaskOutput", {**given, "timeout": 6}, progress_callback=heard
@@ -130,7 +132,7 @@ def test_the_daemon_dies_between_a_request_and_its_answer(daemon: Daemon, mode: 
     boss_of(daemon)
 
     async def story(client: Any) -> None:
-        await client.call_tool("ExecCommand", {"cmd": "sleep 1000", "task_id": "t"})
+        await client.call_tool("ExecCommand", {"cmd": "sleep 1000", "task_id": "t", "yield": 0})
         answers: list[Any] = []
 
         async def wait() -> None:

@@ -218,6 +218,13 @@ def test_a_call_that_waits_is_answered_once(daemon: Replaceable) -> None:
         peer.ask(op="tool", name="TaskOutput", input=given)
         peer.ask(op="tool", name="TaskOutput", id="again", input=given)
         gone.ask(op="tool", name="TaskOutput", id="cancelled", input=given)
+        command = {"agent_id": "host", "task_id": "c", "cmd": "exec sleep 1000", "yield": 50}
+        peer.ask(op="tool", name="ExecCommand", id="command", input=command)
+        wait_until((host / "task" / "c").exists, "the command is made")
+        wait_status(host / "task" / "c", "running")
+        daemon.reexec()
+        cut_short = peer.next()
+        assert (cut_short["id"], cut_short["output"]["task_handle"]["task_id"]) == ("command", "c")
         for _ in range(2):
             daemon.reexec()
         gone.ask(op="cancel", id="cancelled")

@@ -19,6 +19,8 @@ from tests.worlds.daemon import AGENT_UID, Daemon, read, wait_dead, wait_status,
 from tests.worlds.fates import CRASH_AT
 
 NAMES = sorted(tool.name for tool in TOOLS)
+#: of ExecCommand: it does not wait for the end
+AT_ONCE = {"yield": 0}
 #: nobody's in these tests
 _STRANGER = 4242
 
@@ -55,13 +57,14 @@ def test_an_agent_works_with_tools_alone(daemon: Daemon) -> None:
         script(
             said("WorkCreate", objective="know who I am", id="w", focus=True),
             said("ExecCommand", cmd="read x; echo got $x $A", accepts_input=True,
-                 env={"A": "1 2"}, work="w"),
+                 env={"A": "1 2"}, work="w", **AT_ONCE),
             said("WaitFor", wake="task_result", resource="task-1", work="w"),
             f"until {said('TaskInput', task_id='task-1', text='it' + chr(10))}; do :; done",
             """echo '{"task_id": "task-1", "block": true}' | TaskOutput""",
             "AgentGet </dev/null",
             said("WorkUpdate", id="w", status="done"),
             "TaskList </dev/null",
+            said("ExecCommand", cmd="expr 2 + 3; exit 4"),
         ),
     )
     out = [json.loads(line) for line in read(agent, "out").splitlines()]
@@ -77,6 +80,8 @@ def test_an_agent_works_with_tools_alone(daemon: Daemon) -> None:
     assert (out[5]["waiting"], out[5]["tasks"]) == ([], {"completed": 1})
     assert out[6]["status"] == "done"
     assert out[7] == {"tasks": [], "left": 0}
+    ended = out[8]["task_handle"]
+    assert (ended["initial_output"], ended["exit"], ended["status"]) == ("5\n", "exit:4", "failed")
     assert read(agent / "waiting" / "wait-1", "status") == "fired\n"
 
 
@@ -192,7 +197,7 @@ def test_who_executes_a_command_has_all_of_it_or_nothing(
     daemon.start()
     del daemon.env[CRASH_AT]
     given = {"agent_id": "boss", "task_id": "t", "cmd": "echo it", "title": "it"}
-    request = {"op": "tool", "name": "ExecCommand", "input": given}
+    request = {"op": "tool", "name": "ExecCommand", "input": {**given, **AT_ONCE}}
     with operator(daemon) as connection:
         connection.send(request)
         daemon.wait_killed()
@@ -216,9 +221,10 @@ ONCE: tuple[tuple[str, str, dict[str, Any], str, str], ...] = (
     ("start.committed", "SpawnAgent",
      {"agent_id": "boss", "name": "new", "initial_message": "look", "mode": "turn"},
      "new", "agent.start"),
-    ("write.committed:2", "ExecCommand", {"agent_id": "boss", "cmd": "sleep 1000"},
+    ("write.committed:2", "ExecCommand", {"agent_id": "boss", "cmd": "sleep 1000", **AT_ONCE},
      "boss", "task.start"),
-    ("task.queued", "ExecCommand", {"agent_id": "boss", "cmd": "sleep 1000"}, "boss", "task.start"),
+    ("task.queued", "ExecCommand", {"agent_id": "boss", "cmd": "sleep 1000", **AT_ONCE},
+     "boss", "task.start"),
     ("write.committed", "SendMessage", {"agent_id": "boss", "text": "hello"},
      "boss", "message.queued"),
     ("write.committed", "WorkCreate", {"agent_id": "boss", "objective": "x"},
@@ -275,7 +281,7 @@ def test_a_waiting_call_can_be_cancelled(daemon: Daemon) -> None:
     boss = daemon.run("boss", "cat", mode="turn")
     wait_status(boss, "idle")
     with operator(daemon) as connection, operator(daemon) as another:
-        call(connection, "ExecCommand", agent_id="boss", cmd="sleep 1000")
+        call(connection, "ExecCommand", agent_id="boss", cmd="sleep 1000", **AT_ONCE)
         given = {"agent_id": "boss", "task_id": "task-1", "block": True}
         for ident in ("a", "b"):
             connection.send({"op": "tool", "id": ident, "name": "TaskOutput", "input": given})
@@ -333,7 +339,8 @@ def test_operators_name_the_agent_and_strangers_are_refused(daemon: Daemon) -> N
         assert connection.ask({"op": "tool", "name": "Shell"})["code"] == "ENOENT"
         assert connection.ask({"op": "tool"})["code"] == "EINVAL"
         assert connection.ask({"op": "tool", "name": "TaskList", "input": [1]})["code"] == "EINVAL"
-        handle = call(connection, "ExecCommand", agent_id="coder", cmd="id -u; exec sleep 1000")
+        given = {"agent_id": "coder", "cmd": "id -u; exec sleep 1000", **AT_ONCE}
+        handle = call(connection, "ExecCommand", **given)
         assert handle["task_handle"]["task_id"] == "task-1"
         task = agent / "task" / "task-1"
         wait_status(task, "running")
@@ -366,7 +373,7 @@ def test_whoever_hangs_up_cancels_nothing(daemon: Daemon) -> None:
     wait_status(agent, "busy")
     given = {"agent_id": "coder", "task_id": "task-1", "block": True}
     with operator(daemon) as connection:
-        call(connection, "ExecCommand", agent_id="coder", cmd="sleep 1000")
+        call(connection, "ExecCommand", agent_id="coder", cmd="sleep 1000", **AT_ONCE)
         connection.send({"op": "tool", "name": "TaskOutput", "input": given})
         assert connection.ask({"op": "ping"}) == {"type": "pong"}
     assert wait_status(agent / "task" / "task-1", "running") == "running"
@@ -378,7 +385,7 @@ def test_a_waiting_call_is_answered_when_the_agent_ends(daemon: Daemon) -> None:
     agent = daemon.run("coder", "sleep 1000")
     wait_status(agent, "busy")
     with operator(daemon) as connection:
-        call(connection, "ExecCommand", agent_id="coder", cmd="sleep 1000")
+        call(connection, "ExecCommand", agent_id="coder", cmd="sleep 1000", **AT_ONCE)
         wait_status(agent / "task" / "task-1", "running")
         given = {"agent_id": "coder", "task_id": "task-1", "block": True}
         connection.send({"op": "tool", "name": "TaskOutput", "input": given})
@@ -419,7 +426,7 @@ def test_tools_go_on_after_a_crash(daemon: Daemon) -> None:
     agent = daemon.run("coder", "sleep 1000")
     wait_status(agent, "busy")
     with operator(daemon) as connection:
-        call(connection, "ExecCommand", agent_id="coder", cmd="sleep 1000")
+        call(connection, "ExecCommand", agent_id="coder", cmd="sleep 1000", **AT_ONCE)
         token = call(connection, "WaitFor", agent_id="coder", wake="external")["token"]
     wait_status(agent / "task" / "task-1", "running")
     pid = int(read(agent / "task" / "task-1", "pid"))

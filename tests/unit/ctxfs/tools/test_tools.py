@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ from runtime.errors import (
     TooLongError,
     WrongStateError,
 )
-from runtime.ids import Incarnation, RunId
+from runtime.ids import CallId, Incarnation, RunId
 from runtime.records.change import Change
 from runtime.records.items import MessageStatus, TaskCue, TaskStatus
 from runtime.records.lifecycle import Status
@@ -70,6 +71,8 @@ class Desk:
     def call(self, name: str, given: Any = None, caller: Caller | None = None) -> dict[str, Any]:
         who = caller if caller is not None else self.me
         found = {} if given is None else given
+        if name == "ExecCommand" and isinstance(found, dict):
+            found = {"yield": 0, **found}
         try:
             return trio.run(
                 registry.call, self.mounted.base, self.mounted.fs.root, who, name, found
@@ -158,8 +161,8 @@ def _nothing(desk: Desk) -> None:
     pass
 
 
-def _task(desk: Desk) -> None:
-    desk.call("ExecCommand", {"cmd": "cat", "task_id": "t", "accepts_input": True})
+def _task(desk: Desk, name: str = "t") -> None:
+    desk.call("ExecCommand", {"cmd": "cat", "task_id": name, "accepts_input": True})
 
 
 def _running(desk: Desk) -> None:
@@ -476,6 +479,8 @@ def test_an_unknown_tool_is_missing(desk: Desk) -> None:
         ("ExecCommand", {"cmd": "x", "env": {"CTX_SELF": "1"}}, "env.CTX_SELF"),
         ("ExecCommand", {"cmd": "x", "env": {"A": "\0"}}, "env.A"),
         ("ExecCommand", {"cmd": "x", "task_id": "../x"}, "task_id"),
+        ("ExecCommand", {"cmd": "x", "yield": -1}, "yield"),
+        ("ExecCommand", {"cmd": "x", "yield": "1m"}, "yield"),
         ("TaskList", {"all": 1}, "all"),
         ("TaskList", {"after": "x"}, "after"),
         ("WorkList", {"status": "x"}, "status"),
@@ -1249,6 +1254,90 @@ def test_only_live_tasks_are_listed(desk: Desk) -> None:
     assert counted == {"completed": 1, "queued": 1, "running": 1}
 
 
+#: of a command that is waited for, however long it takes
+COMMAND: Input = {"cmd": "echo it", "task_id": "t", "yield": 50}
+
+
+def _notices(desk: Desk) -> list[str]:
+    return [message.provenance for message in desk.agents.messages.pending(desk.coder)]
+
+
+def test_a_command_that_ends_in_time_is_answered_with_its_output_and_told_no_more(
+    desk: Desk,
+) -> None:
+    def end() -> None:
+        desk.write("t", b"it\n")
+        desk.end("t", TaskCue.ERROR, "exit:3")
+        assert _notices(desk) == ["task_result"]
+
+    answer = _blocked(desk, end, "ExecCommand", COMMAND)
+    assert answer == {"task_handle": {
+        "task_id": "t", "task_kind": "command_task", "status": "failed",
+        "initial_output": "it\n", "exit": "exit:3", "reason": "exit:3",
+    }}  # fmt: skip
+    Draft202012Validator(BY_NAME["ExecCommand"].output_schema).validate(answer)
+    assert _notices(desk) == []
+
+
+def test_who_did_not_call_is_told_of_the_end(desk: Desk) -> None:
+    given = {**COMMAND, "agent_id": "coder"}
+    answer = _blocked(desk, lambda: desk.end("t"), "ExecCommand", given, caller=USER)
+    assert answer["task_handle"]["exit"] == "exit:0"
+    assert _notices(desk) == ["task_result"]
+
+
+def test_a_command_that_goes_on_is_answered_with_what_it_wrote(desk: Desk) -> None:
+    async def ask() -> dict[str, Any]:
+        return await registry.call(
+            desk.mounted.base, desk.mounted.fs.root, desk.me, "ExecCommand", COMMAND
+        )
+
+    desk.agents.journal.update(desk.coder, mode="once")
+    answer = trio.run(ask, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert answer["wakes"] is False
+    assert answer["task_handle"]["status"] == "queued"
+    assert "exit" not in answer["task_handle"]
+    desk.end("t")
+
+
+def test_a_command_that_is_removed_while_it_is_waited_for_is_answered(desk: Desk) -> None:
+    def remove() -> None:
+        desk.agents.tasks.remove(desk.coder, desk.agents.tasks.find(desk.coder, "t"))
+
+    answer = _blocked(desk, remove, "ExecCommand", COMMAND)
+    assert answer["task_handle"]["status"] == "queued"
+
+
+def test_a_repeated_call_of_a_command_has_its_end(desk: Desk) -> None:
+    once = CallId("once")
+    first = _blocked(desk, lambda: desk.end("t"), "ExecCommand", COMMAND, call_id=once)
+    assert first["task_handle"]["exit"] == "exit:0"
+    base, root = desk.mounted.base, desk.mounted.fs.root
+    again = trio.run(registry.call, base, root, desk.me, "ExecCommand", COMMAND, once)
+    assert again == first
+    assert len(desk.agents.tasks.known(desk.coder)) == 1
+
+
+def test_a_daemon_that_is_executed_again_does_not_wait_for_who_waits(desk: Desk) -> None:
+    progress: dict[str, Any] = {}
+    noted: list[str] = []
+
+    def execute() -> None:
+        assert not desk.mounted.base.calls, "nothing keeps it from being executed"
+        noted.append(json.dumps(progress))
+        desk.end("t")
+
+    _blocked(desk, execute, "ExecCommand", COMMAND, progress=progress)
+    _task(desk, "t2")
+    decided = json.loads(noted[0].replace('"t"', '"t2"'))
+    call = partial(registry.call, progress=decided)
+    answer = trio.run(
+        call, desk.mounted.base, desk.mounted.fs.root, desk.me, "ExecCommand", COMMAND
+    )
+    assert answer == decided["decided"], "the next one answers at once"
+    assert len(desk.agents.tasks.known(desk.coder)) == 2
+
+
 def test_input_needs_somebody_who_reads(desk: Desk) -> None:
     desk.call("ExecCommand", {"cmd": "x", "task_id": "deaf"})
     with refused(DeniedError, "accepts_input"):
@@ -1276,20 +1365,24 @@ def test_a_long_output_is_shown_in_part(desk: Desk) -> None:
     assert "left out" in output["preview"]
 
 
-def _blocked(desk: Desk, then: Callable[[], None]) -> Any:
-    """What TaskOutput answers if it blocks, and this happens once it does."""
+def _blocked(
+    desk: Desk,
+    then: Callable[[], None],
+    name: str = "TaskOutput",
+    given: Input | None = None,
+    **how: Any,
+) -> Any:
+    """What a call answers that waits, TaskOutput by default, if this happens once it does."""
+    found = given or {"task_id": "t", "block": True}
+    who = how.pop("caller", desk.me)
 
     async def both() -> Any:
         answers: list[Any] = []
 
         async def ask() -> None:
-            given = {"task_id": "t", "block": True}
+            base, root = desk.mounted.base, desk.mounted.fs.root
             try:
-                answers.append(
-                    await registry.call(
-                        desk.mounted.base, desk.mounted.fs.root, desk.me, "TaskOutput", given
-                    )
-                )
+                answers.append(await registry.call(base, root, who, name, found, **how))
             except CtxError as error:
                 answers.append(error)
 
