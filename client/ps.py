@@ -63,7 +63,7 @@ def listed(root: Root) -> Iterator[list[dict[str, Any]]]:
         for row in rows:
             if "run" not in row:
                 row.update({key: row.get(key, "") for key in ("reason", "run", "supervisor")})
-            if row["status"] == "starting" and not row["run"]:
+            if row["status"] == "starting" and not row["run"] and not row["reason"]:
                 from client.events import awaited_restart
 
                 row["reason"] = awaited_restart(root, row["name"])

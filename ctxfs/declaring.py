@@ -173,7 +173,7 @@ class Declaring(Subscriber):
         for name in self._parents:
             agent = self._agents.registry.named(name)
             # between two runs its children are gone, and belong to the next one
-            live = agent is not None and agent.accepts_children and not agent.waits_to_restart
+            live = agent is not None and agent.accepts_children and not agent.waits_to_run
             self._parents[name] = agent.incarnation if agent is not None and live else ""
 
     # one agent
@@ -243,7 +243,7 @@ class Declaring(Subscriber):
         parent = self._agents.registry.named(declaration.parent)
         if parent is not None and (why := self._why_not_meant(declaration, parent)):
             raise _Refused(declaration.mistake(("parent",), why))
-        if parent is not None and parent.accepts_children and not parent.waits_to_restart:
+        if parent is not None and parent.accepts_children and not parent.waits_to_run:
             return ""
         return f"its parent {declaration.parent} runs"
 

@@ -13,10 +13,13 @@ from runtime.caller import Caller
 from runtime.errors import MalformedError, QuotaError
 from runtime.records.model import Agent
 from runtime.texts import names
-from runtime.texts.limits import NETWORKS_MAX, network_of
+from runtime.texts.limits import NETWORKS_MAX, RUNNING, network_of
 from runtime.texts.names import quote
 
-_KEYS: Final = ("memory.max", "pids.max", "cpu.max", "timeout", "grace", "log_max")
+_KEYS: Final = (
+    *("memory.max", "pids.max", "cpu.max", "timeout", "grace", "log_max"),
+    RUNNING,
+)
 _CPU: Final = re.compile(r"(max|[0-9]{1,12})( [0-9]{1,12})?")
 
 
@@ -34,7 +37,7 @@ def _parse(line: str) -> tuple[str, str]:
         names.parse_size(value)
     elif key == "memory.max" or of_network:
         value = str(names.parse_size(value))
-    elif key == "pids.max":
+    elif key in ("pids.max", RUNNING):
         value = str(names.parse_number(value))
     elif not _CPU.fullmatch(value):
         why = "is not a cpu.max; use QUOTA or QUOTA PERIOD, in microseconds"
@@ -92,6 +95,6 @@ ROW: Final[Control[Agent]] = Control(
     shape=shapes.pairs(lambda line, label: _parse(line), _KEYS, r"^net\.[a-zA-Z0-9._+-]+\.max$"),
     guard=fields.AT_ANY_TIME, merges=True,
     render=_limits, check=_check_limit, commit=_set_limits,
-    doc="KEY=VALUE of memory.max pids.max cpu.max timeout grace log_max, and net.NAME.max for "
-        "a network; merged by key",
+    doc="KEY=VALUE of memory.max pids.max cpu.max timeout grace log_max children.running, and "
+        "net.NAME.max for a network; merged by key",
 )  # fmt: skip

@@ -415,7 +415,7 @@ async def _stop(request: Request) -> dict[str, Any]:
     """End an agent and everything it owns: SIGTERM, a grace period, SIGKILL. Use it for a child
     that you no longer need, also for a turn or resident child that is idle: those do not end by
     themselves. For a command use TaskStop. It answers before the agent has ended. Its history
-    remains, and it counts as your child until AgentRemove. You may end yourself, your children, and
+    remains, and its name is taken until AgentRemove. You may end yourself, your children, and
     others by policy."""
     agent = _asked(request)
 
@@ -437,8 +437,9 @@ async def _stop(request: Request) -> dict[str, Any]:
 )
 async def _remove(request: Request) -> dict[str, Any]:
     """Remove an agent that has ended, with its ended descendants and its task handle. Use it when
-    you have read what a child wrote and may create more: the name and the place among your children
-    are free again. A live agent is refused: call AgentStop and wait for its end first. A notice of
+    you have read what a child wrote and may create more: the name and the place among your ended
+    children are free again. A live agent is refused, unless it waits for its turn to start: call
+    AgentStop and wait for its end first. A notice of
     its end that you have not been given yet is dropped. What it gave back stays in context/child of
     your session. You may remove agents that you created."""
     agent = _asked(request)

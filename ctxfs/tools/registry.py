@@ -52,6 +52,8 @@ BY_NUMBER: Final = {NUMBERS[tool.name]: tool for tool in TOOLS}
 #: what a refusal tells who uses files to do, and what it tells who has tools
 _IN_TOOLS: Final = (
     ("with rmdir or ", "with "),
+    ("with ctl or ", "with "),
+    ("with status or ", "with "),
     ("choose another name or rmdir it", "choose another name or remove it with AgentRemove"),
     (", WaitCancel or rmdir", " or WaitCancel"),
     ("rmdir the agent", "remove the agent with AgentRemove"),

@@ -102,10 +102,20 @@ def _why_no_child(facts: Facts, name: str, parent: Agent) -> str:
             f"{quote(name)} would be {depth + 1} levels deep; "
             f"the configured maximum is {config.depth}"
         )
-    if len(facts.registry.children(parent)) >= config.children:
-        what = f"{quote(parent.name)} has {config.children} children"
-        return f"{what}, the configured maximum: {_REMEDY}"
-    return ""
+    ended = sum(child.status is Status.DEAD for child in facts.registry.children(parent))
+    if ended >= config.ended:
+        what = f"{quote(parent.name)} has {ended} children that have ended"
+        return f"{what}, the configured maximum (ended): {_REMEDY}"
+    return _why_crowded(facts, parent)
+
+
+def _why_crowded(facts: Facts, parent: Agent) -> str:
+    """Why an agent cannot have one more child that has not ended."""
+    there, most = facts.registry.children(parent), facts.settings.config.children
+    if sum(child.status is not Status.DEAD for child in there) < most:
+        return ""
+    what = f"{quote(parent.name)} has {most} children that have not ended, the configured maximum"
+    return f"{what} (children): wait until one has ended, or end one with ctl or AgentStop"
 
 
 @unless("the calling agent has a task of the name", TakenError)
@@ -138,6 +148,12 @@ def _replaced(facts: Facts, caller: Caller, agent: Agent) -> str:
     return why_no_handle(facts, parent, agent.name) if parent is not None else ""
 
 
+@unless("its parent has as many children as it may have", QuotaError)
+def _crowded(facts: Facts, caller: Caller, agent: Agent) -> str:
+    parent = facts.registry.parent_of(agent)
+    return _why_crowded(facts, parent) if parent is not None else ""
+
+
 @unless("its run is paused", WrongStateError)
 def _frozen(facts: Facts, caller: Caller, agent: Agent) -> str:
     if agent.status is not Status.PAUSED or not agent.run.id:
@@ -146,7 +162,9 @@ def _frozen(facts: Facts, caller: Caller, agent: Agent) -> str:
 
 
 #: who resets an agent, and who switches its session
-RESETTING: Final = of_move(CONTROLLERS | Role.STARTER, Cue.RESET, _fetching, orphaned, _replaced)
+RESETTING: Final = of_move(
+    CONTROLLERS | Role.STARTER, Cue.RESET, _fetching, orphaned, _replaced, _crowded
+)
 SWITCHING: Final = Guard(
     who=CONTROLLERS,
     when=frozenset({Status.NEW, Status.READY, Status.IDLE, Status.PAUSED}),

@@ -36,7 +36,9 @@ class PlaneKind(Generic[_I]):
     #: who writes its files
     writing: Guard[_I]
     #: how one is removed: rmdir, and the tool that does the same
-    remedy: str = "rmdir"
+    remedy: str
+    #: what to do where there are too many that have not ended
+    relief: str
 
 
 class Plane(Part, Generic[_I]):
@@ -93,11 +95,19 @@ class Plane(Part, Generic[_I]):
         if any(item.name == name for item in there):
             raise TakenError(why_taken(agent, self._what, name))
         self._kind.making.check_when(Act.MAKE, f"a {self._what}", agent)
-        limit = self._kind.limit(self._settings.config)
-        if sum(map(self._counts, there)) >= limit:
+        config = self._settings.config
+        limit = self._kind.limit(config)
+        counted = list(filter(self._counts, there))
+        ended = sum(map(change.is_over, counted))
+        if len(counted) - ended >= limit:
             raise QuotaError(
-                f"{quote(agent.name)} has {limit} {self._what}s, the configured maximum: "
-                f"remove {self._what}s that have ended, with {self._kind.remedy}"
+                f"{quote(agent.name)} has {limit} {self._what}s that have not ended, the "
+                f"configured maximum: {self._kind.relief}"
+            )
+        if ended >= config.ended:
+            raise QuotaError(
+                f"{quote(agent.name)} has {ended} {self._what}s that have ended, the configured "
+                f"maximum (ended): remove some, with {self._kind.remedy}"
             )
         self._check_room(agent)
         item = self._cls(agent=agent.index, name=name)

@@ -28,10 +28,10 @@ log = logging.getLogger("ctxd.removals")
 _AT_ONCE: Final = 64
 
 
-@unless("it, or an agent below it, is live", WrongStateError)
+@unless("it, or an agent below it, is live, except one that waits for its turn", WrongStateError)
 def _alive(facts: Facts, caller: Caller, found: Agent) -> str:
     for member in (found, *facts.registry.descendants(found)):
-        if member.live:
+        if member.live and not member.waits_its_turn:
             what = f"{quote(member.name)} is {member.status}"
             return f"{what}: stop it and wait for its end, then remove it"
     return ""
@@ -66,7 +66,7 @@ class Removals(Part):
         self._more_left = trio.Event()
 
     def remove(self, agent: Agent) -> None:
-        """Removes a ``new`` or ``dead`` agent and its descendants; history stays. The errors of
+        """Removes an agent of which nothing runs, and its descendants; history stays. The errors of
         ``REMOVING``."""
         REMOVING.check_object(self._facts, NOBODY, agent)
         members, left = self.going(agent)
@@ -87,7 +87,7 @@ class Removals(Part):
     def _cancel_new_of(self, members: list[Agent]) -> None:
         """In changes of their own, before anything is said of handles: those end with them."""
         for member in members:
-            if member.status is Status.NEW:
+            if member.status is Status.NEW or member.waits_its_turn:
                 change = Change()
                 self._ends.record(
                     change, member, Cue.REMOVING, Outcome.CANCELLED, "operator_stop"

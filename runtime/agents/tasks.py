@@ -208,6 +208,7 @@ TASKS: Final = PlaneKind(
     cls=Task,
     what="task",
     remedy="rmdir or TaskRemove",
+    relief="wait until one has ended, or end one with ctl or TaskStop",
     limit=lambda config: config.tasks,
     making=Guard(who=PARTIES, when=TAKING, unless=(_lacking,)),
     removing=Guard(who=PARTIES, unless=(_lacking, _supervising, _kept, _fetching, _running)),
@@ -273,6 +274,8 @@ class TaskPlane(Plane[Task], Subscriber):
         child = self._results.child_of(task)
         if child is None or task.over:
             return task.status.shown
+        if child.waits_its_turn:
+            return TaskStatus.QUEUED.shown
         return _OF_STATUS.get(child.status, TaskStatus.RUNNING).shown
 
     def started(self, task: Task) -> float:

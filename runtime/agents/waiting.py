@@ -129,6 +129,7 @@ TRIGGERING: Final = Guard(who=Role.ANYONE, unless=(_used,))
 WAITS: Final = PlaneKind(
     cls=Wait, what="wait", limit=lambda config: config.waits, removing=Guard(who=PARTIES),
     writing=WRITING, remedy="rmdir or WaitCancel",
+    relief="cancel one with rmdir or WaitCancel",
 )
 
 

@@ -46,6 +46,7 @@ WORK_ITEMS: Final = PlaneKind(
     removing=Guard(who=PARTIES, unless=(_in_use,)),
     writing=WRITING,
     remedy="rmdir or WorkRemove",
+    relief="finish or cancel one with status or WorkUpdate",
 )
 _STATUSES: Final = tuple(status.value for status in WorkStatus)
 #: before the name of a wait, in ``blocked_by``

@@ -32,7 +32,7 @@ from runtime.kernel.inotify import Wakeup, Watcher
 from runtime.kernel.spawn import Spawner
 from runtime.kernel.sweeper import Sweeper
 from runtime.records.model import Agent
-from runtime.texts.limits import network_of
+from runtime.texts.limits import RUNNING, network_of
 
 log = logging.getLogger("ctxd.port")
 
@@ -357,7 +357,7 @@ class Port:
         are not the kernel's."""
         for key, value in limits.items():
             controller, _, rest = key.partition(".")
-            if network_of(key) is not None:
+            if key == RUNNING or network_of(key) is not None:
                 continue
             if rest and value != "max" and controller not in self.hierarchy.controllers:
                 raise UnsupportedError(

@@ -17,6 +17,7 @@ from runtime.cell import cell
 from runtime.errors import WrongStateError
 from runtime.ids import NO_RUN, BootId, RunId
 from runtime.life.conclusions import begin_run, renew_said
+from runtime.life.turns import has_turn, last_place
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change
 from runtime.records.lifecycle import Cue, Status
@@ -25,15 +26,19 @@ from runtime.records.run import Cell
 from runtime.texts import mounts, policy
 from runtime.texts.names import quote
 
+#: the reason of what waits for its turn
+QUEUED: Final = "queued"
 #: what a first message is made of
 _FIRST_DOCUMENTS: Final = ("inherited", "handoff")
 
 
-@unless("its parent waits for its next run", WrongStateError)
+@unless("its parent waits for its next run, or for its turn", WrongStateError)
 def _between(facts: Facts, caller: Caller, agent: Agent) -> str:
     parent = facts.registry.parent_of(agent) if agent.owned else None
-    if parent is None or not parent.waits_to_restart:
+    if parent is None or not parent.waits_to_run:
         return ""
+    if parent.waits_its_turn:
+        return f"the parent {quote(parent.name)} waits for its turn: start it when that runs"
     return f"the parent {quote(parent.name)} waits for its next run: try again later"
 
 
@@ -82,13 +87,20 @@ class Beginner:
             inherited = inherit(self._agents, parent, agent)
             self._agents.documents.write(agent, "inherited.md", inherited.markdown.encode())
             self._agents.documents.write(agent, "inherited.json", inherited.json.encode())
-        self.add_start(change, agent)
+        if has_turn(self._agents.registry, agent):
+            self.add_start(change, agent)
+            change.move(agent, Cue.START)
+        else:
+            place = last_place(self._agents.registry, agent)
+            change.set(agent, queued=place, reason=QUEUED, cell=Cell(boot=self._boot))
+            change.move(agent, Cue.START, reason=QUEUED)
         self._add_handoff(change, agent)
-        change.move(agent, Cue.START)
         self._agents.journal.commit(change)
 
     def add_start(self, change: Change, agent: Agent) -> None:
         """Adds that a cell is made; in mode ``once`` the run has no other."""
+        if agent.queued:
+            change.set(agent, queued=0, reason="")
         trees, _ = self._agents.authority.trees(agent)
         run = NO_RUN
         if agent.how.holds_cell:

@@ -32,6 +32,7 @@ from runtime.life.recovery import adopt, record_lost, remove_strays
 from runtime.life.room import Room
 from runtime.life.runs import Runs
 from runtime.life.streams import Streams
+from runtime.life.turns import due, has_turn
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change, Subscriber
 from runtime.records.items import BY_ABORT, Item, Message, Task, TaskStatus
@@ -85,6 +86,11 @@ class Supervisor(Part, Subscriber):
     # Subscriber
 
     def agent_changed(self, index: AgentIndex, names: Iterable[str]) -> None:
+        registry = self._agents.registry
+        if (changed := registry.get(index)) is not None:
+            for waiting in due(registry, changed, set(names)):
+                if (live_cell := self._live_cells.get(waiting.index)) is not None:
+                    live_cell.changed.notify()
         live_cell = self._live_cells.get(index)
         if live_cell is None:
             return
@@ -345,8 +351,8 @@ class Supervisor(Part, Subscriber):
                     await prepare(agent)
                 live_cell.reachable = True
                 live_cell.changed.notify()
-                if agent.waits_to_restart:
-                    live_cell = await self._back_off(live_cell)
+                if agent.waits_to_run:
+                    live_cell = await self._until_due(live_cell)
                 await self._until_over(live_cell)
                 if not agent.live:
                     return
@@ -364,17 +370,24 @@ class Supervisor(Part, Subscriber):
             if self._live_cells.get(agent.index) is live_cell:
                 del self._live_cells[agent.index]
 
-    async def _back_off(self, live_cell: LiveCell) -> LiveCell:
-        """Until the next run is due, and recorded, or the agent is ended instead."""
-        agent = live_cell.agent
+    async def _until_due(self, live_cell: LiveCell) -> LiveCell:
+        """Until the next run is due, or it is the turn of the first one, and that is recorded, or
+        the agent is ended instead."""
+        agent, registry = live_cell.agent, self._agents.registry
         live_cell.launched = live_cell.monitor_gone = True
-        due = agent.restart_at
+        moment = agent.restart_at
         while agent.status is Status.STARTING:
+            if not has_turn(registry, agent):
+                await live_cell.until(
+                    lambda: agent.status is not Status.STARTING or has_turn(registry, agent)
+                )
             # a clock that was set back must not make it longer
-            left = max(0.0, min(due - time.time(), 60.0))
+            left = max(0.0, min(moment - time.time(), 60.0))
             with trio.move_on_after(left) as scope:
                 await live_cell.until(lambda: agent.status is not Status.STARTING)
             if not scope.cancelled_caught or agent.status is not Status.STARTING:
+                continue
+            if not has_turn(registry, agent):
                 continue
             change = Change()
             try:
@@ -382,8 +395,8 @@ class Supervisor(Part, Subscriber):
                 self._agents.journal.commit(change)
             except NoSpaceError as error:
                 why = about(agent)
-                log.error("%s: cannot restart it yet: %s", agent.name, error, extra=why)
-                due = time.time() + _RETRY_SECONDS
+                log.error("%s: cannot start it yet: %s", agent.name, error, extra=why)
+                moment = time.time() + _RETRY_SECONDS
                 continue
             crashpoints.reach("restart.due")
             live_cell.note_over()

@@ -338,6 +338,6 @@ def _unable(agent: Agent) -> str:
         return f"{quote(agent.name)} has ended"
     if not agent.accepts_children:
         return f"{quote(agent.name)} is ending"
-    if agent.waits_to_restart:
+    if agent.waits_to_run:
         return f"{quote(agent.name)} is between two runs"
     return ""

@@ -154,6 +154,7 @@ class Config:
     tasks: _Count = 1024
     work_items: _Count = 1024
     waits: _Count = 1024
+    ended: _Count = 4096
     fork_limit: Annotated[int, _fork_limit] = 64 << 10
     agents: _Count = 20_000
     control_max: _Size = 64 << 10

@@ -109,8 +109,8 @@ _NOT_ENDING: Final = (_S.STARTING, _S.READY, _S.IDLE, _S.BUSY, _S.PAUSED)
 TABLE: Final[dict[tuple[Status, Cue], Move[Status]]] = {
     (_S.NEW, _E.START): Move(_S.STARTING, (Effect.LAUNCH,)),
     **{(_S.NEW, e): _GONE for e in (_E.STOP, _E.KILL, _E.ENDING, _E.OWNER_ENDING)},
-    # its wait goes with it
-    (_S.NEW, _E.REMOVING): Move(_S.DEAD),
+    # its wait goes with it; what starts and is removed has waited for its turn
+    **{(s, _E.REMOVING): Move(_S.DEAD) for s in (_S.NEW, _S.STARTING)},
     # what is frozen is sent the signal first, and thawed by the task that leads the end
     **{(s, e): _END for s in _NOT_ENDING for e in (_E.STOP, _E.ENDING)},
     **{(s, _E.KILL): _KILL for s in _NOT_ENDING},

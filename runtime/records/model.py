@@ -166,6 +166,8 @@ class Agent(AgentConfiguration):
     #: how often it was restarted in a row, and when the next time is due
     restarts: int = 0
     restart_at: float = 0.0
+    #: its place among the children of its parent that wait to start, 0 of any other agent
+    queued: int = 0
     #: sessions of this incarnation besides the current one
     other_sessions: tuple[SessionIndex, ...] = ()
     #: the durable trees that its cell has at their own places, with their modes
@@ -209,9 +211,14 @@ class Agent(AgentConfiguration):
         return self.parent is not None and self.life != "detached"
 
     @property
-    def waits_to_restart(self) -> bool:
-        """Whether it is between two runs: nothing of it runs."""
+    def waits_to_run(self) -> bool:
+        """Whether it is between two runs, or waits its turn: nothing of it runs."""
         return self.status is Status.STARTING and not self.cell.id
+
+    @property
+    def waits_its_turn(self) -> bool:
+        """Whether it starts when enough of its siblings have ended."""
+        return self.status is Status.STARTING and bool(self.queued)
 
     @property
     def runs_first(self) -> bool:

@@ -1,4 +1,5 @@
-"""Limits of networks: their keys, and their variables in the environment. Pure."""
+"""Limits that are not the kernel's: of children and of networks, with the variables in the
+environment that tell of those. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +9,18 @@ from typing import Final
 
 from runtime.texts import names
 
+#: how many children of an agent run at once
+RUNNING: Final = "children.running"
 #: keys ``net.NAME.max`` of one agent
 NETWORKS_MAX: Final = 32
 _KEY: Final = re.compile(r"net\.(.+)\.max", re.DOTALL)
 _OTHER: Final = re.compile(r"[^A-Z0-9_]")
+
+
+def running_limit(limits: Mapping[str, str]) -> int | None:
+    """Children that may run at once; None for any number."""
+    text = limits.get(RUNNING)
+    return None if text is None else names.parse_number(text)
 
 
 def network_of(key: str) -> str | None:

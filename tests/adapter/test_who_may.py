@@ -1199,9 +1199,10 @@ STATUSES = {
     },
     "verbs": {
         "start": "while new. Refused if its parent is not live (EBUSY), or if its parent waits for "
-        "its next run (EBUSY), or if what it would run in is paused (EBUSY).",
+        "its next run, or for its turn (EBUSY), or if what it would run in is paused (EBUSY).",
         "reset": "while dead. Refused if its worktree is being fetched (EBUSY), or if its parent "
-        "is not live (EBUSY), or if its parent has a command of its name (EEXIST).",
+        "is not live (EBUSY), or if its parent has a command of its name (EEXIST), "
+        "or if its parent has as many children as it may have (EDQUOT).",
         "stop": "unless stopping or dead.",
         "abort [RUN]": "while busy or paused. Refused if it has no run (ESRCH).",
     },

@@ -192,3 +192,25 @@ def test_self_is_the_callers_own(daemon: Daemon) -> None:
                                                           "readlink $CTX_ROOT/self' "))
     assert read(agent, "out") == "agent/boss.d\n"
     assert not (daemon.root / "self").is_symlink()
+
+
+def test_children_beyond_what_may_run_at_once_wait_for_their_turn(daemon: Daemon) -> None:
+    lines = [line for name in "abcd" for line in _child(name, "sleep 1000")]
+    daemon.run("boss", _script(*lines, "exec sleep 1000"), limits="children.running=2")
+    a, b, c, d = (daemon.agent_dir(name) for name in "abcd")
+    wait_until(lambda: d.is_dir() and read(d, "reason") == "queued\n", "all are started")
+    for first in (a, b):
+        wait_status(first, "busy")
+    daemon.restart()
+    assert daemon.ctx("reexec").returncode == 0
+    for waiting in (c, d):
+        assert (read(waiting, "status"), read(waiting, "reason")) == ("starting\n", "queued\n")
+        assert read(waiting, "cgroup") == ""
+    assert "queued" in daemon.ctx("ps").stdout
+    end_process(int(read(b, "pid")))
+    wait_status(c, "busy")
+    assert (read(c, "reason"), read(d, "reason")) == ("", "queued\n")
+    d.rmdir()
+    write(daemon.agent_dir("boss") / "ctl", "stop")
+    wait_dead(daemon.agent_dir("boss"))
+    assert (read(a, "reason"), read(b, "reason")) == ("parent_dead\n", "signal:9\n")

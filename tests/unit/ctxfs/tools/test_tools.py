@@ -600,10 +600,10 @@ def test_a_limit_is_a_limit_for_tools_too(tmp_path: Path) -> None:
         message = {"agent_id": "coder-1", "text": "x"}
         before = _everything(desk)
         for name, given, remedy in (
-            ("ExecCommand", {"cmd": "x"}, "remove tasks .* with TaskRemove$"),
-            ("WorkCreate", {"objective": "x"}, "remove work items .* with WorkRemove$"),
-            ("WaitFor", {"wake": "message"}, "remove waits .* with WaitCancel$"),
-            ("SpawnAgent", {"initial_message": "x"}, "remove agents .* with AgentRemove$"),
+            ("ExecCommand", {"cmd": "x"}, "end one with TaskStop$"),
+            ("WorkCreate", {"objective": "x"}, "finish or cancel one with WorkUpdate$"),
+            ("WaitFor", {"wake": "message"}, "cancel one with WaitCancel$"),
+            ("SpawnAgent", {"initial_message": "x"}, "end one with AgentStop$"),
             ("SendMessage", message, "send again .* remove it with AgentRemove$"),
         ):
             with refused(QuotaError, remedy):

@@ -139,6 +139,20 @@ def test_there_are_so_many_and_no_more(world: World, agent: Agent) -> None:
         make(world, agent, "one-more")
     rmdir(world.agents.work, USER, agent, items[0].name)
     make(world, agent, "one-more")
+    write(world, agent, items[1], "objective", "it")
+    status(world, agent, items[1], "done")
+    make(world, agent, "after-the-done-one")
+
+
+@pytest.mark.settings(ended=1)
+def test_what_is_done_counts_by_itself(world: World, agent: Agent) -> None:
+    for item in make(world, agent, "a", "b"):
+        status(world, agent, item, "cancelled")
+    with pytest.raises(QuotaError, match=r"has 2 work items that have ended.*remove some"):
+        make(world, agent, "c")
+    rmdir(world.agents.work, USER, agent, "a")
+    rmdir(world.agents.work, USER, agent, "b")
+    make(world, agent, "c")
 
 
 def test_the_name_is_judged_before_the_state(world: World, agent: Agent) -> None:

@@ -59,12 +59,15 @@ class Stage:
         return [event for event in lines if event["type"] == kind]
 
 
-def on_stage(world: World, act: Callable[[Stage], Awaitable[None]], machine: Machine) -> None:
+def on_stage(
+    world: World, act: Callable[[Any], Awaitable[None]], machine: Machine,
+    kind: type[Stage] = Stage,
+) -> None:
     """The clock jumps to what is waited for."""
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            await act(Stage(world, machine, nursery))
+            await act(kind(world, machine, nursery))
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))

@@ -37,7 +37,7 @@ OBSERVED = {
     "restarting": {"stopping": "starting"},
     "rebooted": dict.fromkeys((*ALIVE, "stopping"), "dead"),
     "lost": dict.fromkeys((*ALIVE, "stopping"), "dead"),
-    "removing": {"new": "dead"},
+    "removing": {"new": "dead", "starting": "dead"},
 }
 #: what is done beside the records; every other move has nothing done
 EFFECTS = {

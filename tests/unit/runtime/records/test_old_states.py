@@ -97,7 +97,7 @@ def test_agents_are_what_they_were(world: World) -> None:
     assert (paused.frozen, aborted.frozen, froze.frozen) == (True, False, True)
     assert (paused.run.id, aborted.run.id, froze.run.id) == ("r1", "", "r1")
     again, over, anew = (named(world, name) for name in ("again", "over", "anew"))
-    assert again.waits_to_restart and again.restarts == 3 and again.restart_at > 0
+    assert again.waits_to_run and again.restarts == 3 and again.restart_at > 0
     assert (over.outcome, over.reason) == ("done", "exit:0")
     assert (anew.status, world.agents.registry.next_run(Change(), anew)) == (Status.NEW, "r2")
     for agent in world.agents.registry:
@@ -164,7 +164,7 @@ def test_records_of_living_cells_are_understood(
     world: World, unpacked: Path, schema: int
 ) -> None:
     """What their monitors write, which go on while versions change."""
-    living = [a for a in world.agents.registry if a.live and not a.waits_to_restart]
+    living = [a for a in world.agents.registry if a.live and not a.waits_to_run]
     assert living
     for agent in living:
         names: set[str] = {name for name in (agent.cell.id, agent.run.id) if name}
