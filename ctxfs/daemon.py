@@ -24,6 +24,7 @@ from typing import Any, Final
 import pyfuse3
 import trio
 
+from ctxfs import recipes
 from ctxfs.collecting import Collecting
 from ctxfs.declared import read_directory, schema
 from ctxfs.declaring import Declaring
@@ -234,6 +235,7 @@ class Daemon:
 
     def __post_init__(self) -> None:
         self.base, self.runtime = self.fs.base, self.fs.base.runtime
+        self.base.recipe_places = self.given.config_file.parent / "agents", recipes.shipped()
         self.stopping, self.taken_over = trio.Event(), trio.Event()
         self.service = Service(self.runtime)
         self.reexecution = Reexecution(self.base, self.operations, self.guard, self.nursery)

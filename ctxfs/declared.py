@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ctxfs.files import agent
 from ctxfs.tree.rows import File
 from ctxfs.tree.shapes import Shape
+from ctxfs.trusted import read_trusted, why_not_trusted
 from runtime.errors import MalformedError
 from runtime.texts import yaml_marks
 from runtime.texts.names import is_name, quote
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from jsonschema import Draft202012Validator, ValidationError
 
 SUFFIX: Final = ".yaml"
-#: bytes of one file
-FILE_MAX: Final = 1 << 20
 START: Final = "start"
 _TYPES: Final = {
     "string": "a text",
@@ -134,7 +132,7 @@ def read_directory(directory: Path, *, trusted: Collection[int]) -> Declared:
     found = Declared()
     try:
         names = sorted(os.listdir(directory))
-        why = _why_not_trusted(os.stat(directory), trusted)
+        why = why_not_trusted(os.stat(directory), trusted)
     except FileNotFoundError:
         return found
     except OSError as error:
@@ -172,22 +170,13 @@ def _circular(found: Declared) -> list[Declaration]:
     return [declaration for declaration in found.agents.values() if is_circular(declaration)]
 
 
-def _why_not_trusted(found: os.stat_result, trusted: Collection[int]) -> str:
-    if found.st_uid not in trusted:
-        users = " or ".join(f"uid {uid}" for uid in sorted(trusted))
-        return f"belongs to uid {found.st_uid}: it declares agents only if it belongs to {users}"
-    if found.st_mode & 0o022:
-        return "others may write it: chmod go-w"
-    return ""
-
-
 def read_file(
     path: Path, *, trusted: Collection[int]
 ) -> tuple[Declaration | None, list[Mistake]]:
     """The declaration of one file, or all that is wrong with it."""
     name = path.name.removesuffix(SUFFIX)
     try:
-        text = _read_trusted(path, trusted)
+        text = read_trusted(path, trusted)
         if path.suffix != SUFFIX:
             raise MalformedError(f"a file of agents.d must be named NAME{SUFFIX}")
         if not is_name(name):
@@ -197,27 +186,6 @@ def read_file(
     except OSError as error:
         return None, [Mistake(str(path), 0, "", error.strerror or str(error))]
     return parse(name, str(path), text)
-
-
-def _read_trusted(path: Path, trusted: Collection[int]) -> str:
-    """The text of a regular file, whatever else the name may lead to."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise MalformedError("not a regular file")
-        if why := _why_not_trusted(found, trusted):
-            raise MalformedError(why)
-        with open(fd, "rb", closefd=False) as file:
-            data = file.read(FILE_MAX + 1)
-    finally:
-        os.close(fd)
-    if len(data) > FILE_MAX:
-        raise MalformedError(f"longer than {FILE_MAX} bytes")
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise MalformedError("not UTF-8") from None
 
 
 def parse(name: str, file: str, text: str) -> tuple[Declaration | None, list[Mistake]]:

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
+from ctxfs.recipes import Recipe
 from ctxfs.tools.listing import AFTER, CURSOR, LEFT, NEXT, PART_MAX, Page, listing
+from ctxfs.tools.recipes import RECIPE, all_of, files_of, may_use, named
 from ctxfs.tools.schemas import count, flag, listed, shape, text, words
 from ctxfs.tools.tasks import HANDLE, WORKTREE
 from ctxfs.tools.tool import (
@@ -196,6 +198,10 @@ _SENT: Final[View[Message]] = View({
             "PARENT-1, PARENT-2 and so on for agent:*"
         ),
         "initial_message": text("its task, or its first message"),
+        "recipe": text(
+            "a recipe, which says its program, mode, mounts and more; AgentList with recipes lists "
+            "those that you may use. What you say here comes before what it says"
+        ),
         "exec": text("its program and arguments, one line; the parent's by default"),
         "mode": words("its mode; once by default", *MODES),
         "context": words("fresh, or fork: its parent's context", "fresh", "fork"),
@@ -217,8 +223,9 @@ async def _spawn(request: Request) -> dict[str, Any]:
     mode is once, nothing wakes you and the answer has wakes=false: use TaskOutput with block. A
     public_named agent has no supervisor and outlives you; it needs a name and the policy detach.
     Once you have the result of a child, AgentRemove makes room for others; with life=temp it is
-    removed at its end. Values that you omit are as after mkdir. To give it less authority, create
-    it with files instead."""
+    removed at its end. By default it runs your own program; by recipe, another one that is set up
+    here. Values that you omit are as after mkdir. To give it less authority, create it with files
+    instead."""
     # mkdir, the files, start; if any of it is refused, or the daemon dies before all of it is done,
     # all of it never was
     given, parent = request.input, request.subject
@@ -231,6 +238,7 @@ async def _spawn(request: Request) -> dict[str, Any]:
         wanted("name", given, "a public_named agent needs a name: choose one")
         if "life" in given:
             raise MalformedError("life: a public_named agent is always detached: omit it")
+    recipe = await named(request) if "recipe" in given else None
     births = request.agents.births
     with about("name"):
         name = given.get("name") or births.free_name(request.caller, request.agent)
@@ -247,19 +255,26 @@ async def _spawn(request: Request) -> dict[str, Any]:
         task = request.agents.tasks.find(parent, name)
         return waking(request, {"agent_id": name, "task_handle": HANDLE.of(request, task)})
 
-    files, undo = _files(given, agent, parent), partial(request.agents.removals.unmake, agent)
+    files = _files(request, agent, parent, recipe)
+    undo = partial(request.agents.removals.unmake, agent)
     return await request.start(f"agent/{name}.d", files, undo, started)
 
 
 def _files(
-    given: dict[str, Any], agent: Agent, parent: Agent | None
+    request: Request, agent: Agent, parent: Agent | None, recipe: Recipe | None
 ) -> Iterator[tuple[str, str, str]]:
+    given = request.input
     # first: only the creator writes it for a private child, and an operator names another next
     if "initial_message" in given:
         yield "initial_message", "handoff.md", lines(given["initial_message"])
     if parent is not None and agent.parent != parent.index:  # an operator made it
         yield "agent_id", "parent", f"agent:{parent.name}\n"
     yield "preset", "profile", f"{given.get('preset', Profile.PRIVATE_CHILD.value)}\n"
+    if recipe is not None:
+        own = {file for field, file in _FILES.items() if field in given}
+        for file, text in files_of(request, recipe, agent, parent):
+            if file not in own:
+                yield "recipe", file, text
     for field, file in _FILES.items():
         if field in given:
             yield field, file, lines(given[field])
@@ -310,17 +325,27 @@ def _asked(request: Request) -> Agent:
         "name": text("only this one, or with a * at the end, those whose name begins so"),
         "parent": text("only the children of this agent"),
         "status": words("only those with this status", *Status),
+        "recipes": flag("list the recipes that you may use for SpawnAgent, and no agents"),
         **AFTER,
     },
-    output=shape({"agents": listed(_SUMMARY.schema, "oldest first"), **LEFT}, NEXT),
+    output=shape(
+        {"agents": listed(_SUMMARY.schema, "oldest first"), **LEFT},
+        {"recipes": listed(RECIPE.schema, "with recipes: those that you may use"), **NEXT},
+    ),
 )
 async def _list(request: Request) -> dict[str, Any]:
     """List the agents that you may see, with status, mode and supervisor. Use it to find an agent;
     for more about one use AgentGet, for your own children and commands that have not ended use
     TaskList. A long list has left, how many more there are: choose by name, parent or status, or
-    go on with after."""
+    go on with after. With recipes, it lists instead by what SpawnAgent can make an agent."""
     given, registry = request.input, request.agents.registry
     view, name = request.base.view(request.caller), given.get("name", "*")
+    if given.get("recipes"):
+        there = await all_of(request)
+        found = await listing(
+            request, "recipes", there, RECIPE, lambda recipe: may_use(request, recipe.name)
+        )
+        return {"agents": [], **found}
     above = registry.named(given["parent"]) if "parent" in given else None
 
     def wanted(agent: Agent) -> bool:

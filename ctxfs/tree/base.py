@@ -8,6 +8,7 @@ roof knows all planes: ``ctxfs.filesystem`` finds the node of an inode number, a
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from ctxfs.caching import Cache
@@ -86,6 +87,8 @@ class Base(Handed):
         #: those that are not answered yet
         self.at_hand: dict[int, Any] = {}
         self.client_program: bytes = program()
+        #: the directories of recipes that agents may name
+        self.recipe_places: tuple[Path, ...] = ()
 
     # what a caller may know, and is
 

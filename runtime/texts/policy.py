@@ -27,6 +27,7 @@ PERMS: Final[dict[str, tuple[str, ...]]] = {
     "tool": ("execute",),
     "session": ("read",),
     "model": ("use",),
+    "recipe": ("use",),
 }
 
 _OBJECT: Final = re.compile(r"[a-zA-Z0-9._+:/@-]{0,128}\*?")

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_until, write
+from tests.system.test_tools import said, script
+from tests.worlds.daemon import (
+    TIMEOUT,
+    Daemon,
+    daemon_of,
+    read,
+    wait_dead,
+    wait_until,
+    write,
+)
 
 #: leaves a conversation where each of the programs does
 STAND_IN = """#!/bin/sh
@@ -86,6 +96,38 @@ def ctx(daemon: Daemon, project: Path) -> Ctx:
         )  # fmt: skip
 
     return run
+
+
+@pytest.fixture
+def configured() -> Iterator[Daemon]:
+    with daemon_of(config="grace: 5s\n") as daemon:
+        yield daemon
+
+
+def test_agents_make_agents_by_recipes_of_the_machine(configured: Daemon) -> None:
+    """A shell lets them; with tools alone they look which there are, and name one."""
+    daemon = configured
+    for name, program in {"shout": "tr a-z A-Z", "whisper": "tr A-Z a-z"}.items():
+        recipe = daemon.base / "agents" / name
+        recipe.mkdir(parents=True)
+        (recipe / "exec").write_text(f"{program}\n")
+        (recipe / "README.md").write_text(f"# What can {name}\n")
+    boss = daemon.make("boss", script(
+        said("AgentList", recipes=True),
+        said("SpawnAgent", recipe="shout", initial_message="make it loud", name="kid"),
+        said("TaskOutput", task_id="kid", block=True),
+        said("SpawnAgent", recipe="whisper", initial_message="x") + "; echo $?",
+    ))  # fmt: skip
+    with (boss / "policy").open("a") as policy:
+        policy.write("allow boss_t recipe:sh* use\n")
+    write(boss / "ctl", "start")
+    wait_dead(boss)
+    listed, made, output, refused = map(json.loads, read(boss, "out").splitlines())
+    assert listed["recipes"] == [{"recipe": "shout", "description": "What can shout"}]
+    assert made["agent_id"] == "kid"
+    assert output["result"] == "MAKE IT LOUD\n"
+    assert refused == 13
+    assert "recipe:whisper use is not in the effective policy" in read(boss, "log")
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)

@@ -202,7 +202,10 @@ def test_life_knows_no_cgroups() -> None:
 CTXFS_FLOORS = ("ground", "tree", "tools", "files", "roof")
 CTXFS_GROUND = {
     f"ctxfs.{name}"
-    for name in ("caching", "disks", "errnos", "keptlines", "program", "reasons")
+    for name in (
+        *("caching", "disks", "errnos", "keptlines", "program", "reasons"),
+        *("recipes", "trusted"),
+    )
 }
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyfuse3
 import pytest
 import trio
 import trio.testing
@@ -33,6 +34,7 @@ from runtime.errors import (
     TakenError,
     TooLargeError,
     TooLongError,
+    UnsupportedError,
     WrongStateError,
 )
 from runtime.ids import CallId, Incarnation, RunId
@@ -526,7 +528,7 @@ def test_bad_input_is_told_with_its_field(desk: Desk, name: str, given: Any, fie
         ("WorkList", {"all": "yes"}, 'all: "yes" is not of type boolean'),
         ("WorkFocus", {"id": [1] * 999}, f"id: [{'1,' * 39}1… is not of type"),
         ("WaitFor", {"wake": "noon"}, 'wake: unknown value "noon"; use timer'),
-        ("AgentList", {"all": True}, "all: unknown key; use name, parent, status, after"),
+        ("AgentList", {"all": True}, "all: unknown key; use name, parent, status, recipes, after"),
         ("TaskStatus", {"task": "t"}, "task: unknown key; use task_id"),
     ],
 )
@@ -1865,6 +1867,93 @@ def test_a_list_tells_who_supervises_whom(desk: Desk) -> None:
         "peer": ["public_named", "none", "turn", "starting", ""],
     }
     assert found["rev"]["parent"] == "agent:coder session:default"
+
+
+# recipes
+
+
+def _recipes(desk: Desk, policy: str = "recipe:r* use") -> Agent:
+    """A machine with some, and an agent that may use one of them."""
+    places = desk.mounted.base.recipe_places = (desk.mounted.base.runtime.places.state / "agents",)
+    for name, files in {
+        "rev": {"exec": "cat -v\n", "mode": "turn\n", "README.md": "# Reviews\n",
+                "env": "KEY\n", "homedir": "durable\n",
+                "policy": "allow @label@ agent:@name@-* create\nallow @label@ shared:x read\n"},
+        "rich": {"exec": "cat\n", "needs": "network api\nkey KEY\n"},
+        "odd": {"exec": "cat\n"},
+    }.items():
+        directory = places[0] / name
+        directory.mkdir(parents=True)
+        for file, text in files.items():
+            (directory / file).write_text(text)
+    boss = desk.agent("boss", "agent:boss-* create", *([policy] if policy else []))
+    desk.agents.journal.update(boss, env="KEY=k\n")
+    return boss
+
+
+def test_an_agent_is_made_by_a_recipe(desk: Desk) -> None:
+    boss = _recipes(desk)
+    given = {"initial_message": "look", "recipe": "rev"}
+    name = desk.call("SpawnAgent", given, inside(boss))["agent_id"]
+    child = desk.agents.registry.named(name)
+    assert child is not None
+    assert (child.exec, child.mode, child.env, child.homedir) == (
+        "cat -v", "turn", "KEY=k\n", "private",
+    )  # fmt: skip
+    assert child.policy == f"allow {name}_t agent:{name}-* create\n", "no more than its parent has"
+    given = {**given, "name": "boss-x", "mode": "once", "exec": "tac"}
+    desk.call("SpawnAgent", given, inside(boss))
+    other = desk.agents.registry.named("boss-x")
+    assert other is not None
+    assert (other.exec, other.mode, other.homedir) == ("tac", "once", "durable")
+
+
+def test_recipes_are_listed_as_policy_allows(desk: Desk) -> None:
+    boss = _recipes(desk)
+    found = desk.call("AgentList", {"recipes": True}, inside(boss))
+    assert found == {"agents": [], "left": 0, "recipes": [
+        {"recipe": "rev", "description": "Reviews"}, {"recipe": "rich", "description": ""},
+    ]}  # fmt: skip
+    Draft202012Validator(BY_NAME["AgentList"].output_schema).validate(found)
+    everything = desk.call("AgentList", {"recipes": True}, USER)["recipes"]
+    assert [each["recipe"] for each in everything] == ["odd", "rev", "rich"]
+    assert desk.call("AgentList", {"recipes": True})["recipes"] == [], "by default none"
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "match"),
+    [
+        ("odd", DeniedError, 'recipe:odd use is not in the effective policy of "boss"'),
+        ("../x", DeniedError, "recipe"),
+        ("rx", MissingError, "AgentList with recipes"),
+        ("rich", UnsupportedError, "needs network:api, configured .* with KEY in the env"),
+    ],
+)
+def test_what_cannot_be_made_by_a_recipe_is_not(
+    desk: Desk, name: str, error: type[CtxError], match: str
+) -> None:
+    boss = _recipes(desk)
+    before = _everything(desk)
+    with refused(error, match):
+        desk.call("SpawnAgent", {"initial_message": "x", "recipe": name}, inside(boss))
+    assert _everything(desk) == before
+
+
+def test_a_child_has_no_recipe_that_its_parent_could_not_use(desk: Desk) -> None:
+    boss = _recipes(desk)
+    child = desk.mounted.make("boss-kid", inside(boss))
+    with desk.mounted.as_(inside(boss)):
+        for wanted, allowed in (("rev", True), ("odd", False), ("*", False)):
+            line = f"allow {child.label} recipe:{wanted} use\n"
+            if allowed:
+                desk.mounted.put("agent/boss-kid.d/policy", line)
+                continue
+            with pytest.raises(pyfuse3.FUSEError, match="denied"):
+                desk.mounted.put("agent/boss-kid.d/policy", line)
+            assert "exceeds" in desk.mounted.reason
+    given = {"agent_id": "boss", "initial_message": "x", "recipe": "odd"}
+    with refused(DeniedError, "recipe:odd use"):  # an operator makes it a child of boss
+        desk.call("SpawnAgent", given, USER)
 
 
 # a caller that gets no messages
