@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from client.agents import Line, Value, create
+from client.author import author_line
 from client.control import Terminated, end, for_each, terminate
 from client.declaring import Arguments, command, operand, option
 from client.events import last_events, session_of
@@ -309,7 +310,7 @@ class Recipes(Source):
         name = f"{self.recipe.name}-{os.urandom(4).hex()}"
         owner = agent(name)
         files = recipe_files(self.root, self.recipe, name, cwd)
-        create(self.root, owner, [*files, ("ctl", b"start\n")])
+        create(self.root, owner, [*files, *author_line(files), ("ctl", b"start\n")])
         self.made.append(name)
         try:
             connect_started(self.root, name).close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from client.author import author_line
 from client.control import all_worked, for_each
 from client.declaring import NAME, NAMES, PARENT, VALUES, Arguments, command, declare, operand
 from client.exits import Failure, Misuse
@@ -106,7 +107,8 @@ def do_new(root: Root, args: Arguments) -> None:
 
     If a value is refused, removes the agent again.
     """
-    create(root, agent(args.name), parent_line(args.parent) + assignments(args.files))
+    files = parent_line(args.parent) + assignments(args.files)
+    create(root, agent(args.name), [*files, *author_line(files)])
 
 
 def do_set(root: Root, args: Arguments) -> None:

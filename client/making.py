@@ -6,6 +6,7 @@ import errno
 import os
 
 from client.agents import Value, assignments, check_paths, fill, parent_line
+from client.author import author_line
 from client.declaring import CWD, ENV, PARENT, Arguments, one_of, option
 from client.exits import Failure, Misuse
 from client.files import value_of
@@ -119,7 +120,7 @@ def make(root: Root, args: Arguments, makings: Iterator[Making], *last: tuple[st
     """
     refused: Failure | None = None
     for name, files in makings:
-        owner, written = agent(name), [*files, *last]
+        owner, written = agent(name), [*files, *author_line(files), *last]
         check_paths(owner, written)
         try:
             root.call(owner, os.mkdir)

@@ -13,7 +13,7 @@ LIVES = ("owned", "temp", "detached")
 AGENT_FILES = (
     "life", "profile", "owner", "uid", "gid", "groups", "label", "policy", "mount", "root",
     "iso", "workspace", "cwd", "env", "path", "context", "model", "exec", "mode", "homedir",
-    "limits", "restart", "meta.json",
+    "author", "limits", "restart", "meta.json",
 )
 #: the files that can be declared, what their values are in YAML
 AGENT_FORMS = {
@@ -38,6 +38,7 @@ AGENT_FORMS = {
     "exec": "word",
     "mode": "word",
     "homedir": "word",
+    "author": "word",
     "limits": "pairs",
     "restart": "word",
     "meta.json": "json",

@@ -226,6 +226,7 @@ def _prepare_shared(places: Places, privilege: Privilege) -> None:
     for path in (places.waits, places.programs, places.fuse):
         if path != places.fuse or linux.mount_at(path) is None:
             _private_directory(path)
+    places.git.touch(0o444)
     for path in places.hidden:
         _private_directory(path, 0o700)
     for name in _PROGRAMS:

@@ -50,6 +50,10 @@ def _parse_model(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     return line
 
 
+def _check_author(line: str, _: str = "") -> str:
+    return line and names.parse_author(line) and line
+
+
 def _check_exec(line: str, _: str = "") -> str:
     if any(ord(c) < 32 and c != "\t" for c in line):
         raise MalformedError(
@@ -104,6 +108,9 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     fields.word("mode", "once, turn or resident", tuple(MODES), "once"),
     fields.word("homedir", "private: HOME is empty at first and goes with the agent; durable: "
                 "it stays for the next agent of this name", HOMEDIRS, "private"),
+    fields.single("author", "as whom git commits in its sandbox: NAME <EMAIL>",
+                  fields.alone(_check_author), shape=shapes.word(_check_author),
+                  default="the parent's; empty for the owner's account"),
 )
 
 #: listed after the limits

@@ -28,6 +28,7 @@ ROWS: Final[dict[str, tuple[str, ...]]] = {
         "usage", "processes", "out", "log", "error", "ctl", "wait", "inbox", "queue", "message",
         "report", "handoff.md", "input.jsonl", "inherited.md", "inherited.json", "result.md",
         "refs.jsonl", "artifact", "child", "task", "work", "work/current", "waiting", "session",
+        "author",
     ),
     "child": (".",),
     "session": (

@@ -312,6 +312,7 @@ class Births(Part):
                 self._authority.effective_policy(parent), agent.label
             ),
             "exec": agent.exec or parent.exec,
+            "author": agent.author or parent.author,
             "restart": "no",
             "policy_of_root": (),
         }

@@ -71,6 +71,8 @@ class Places:
         #: the daemon's own copies of the compiled programs: an upgrade must not change them;
         #: on the mount of its own, because ``/run`` is often mounted noexec
         self.programs = shared / "bin"
+        #: an empty file, which each cell's own configuration of git covers
+        self.git = shared / "gitconfig"
         #: the durable trees, as they lie in the state
         self.trees = state / "tree"
         #: where all find them; not below ``shared``: what is mounted there appears in every cell
@@ -299,6 +301,23 @@ def _carried(agents: Agents, agent: Agent, mount: mounts.Mount) -> Iterator[moun
         yield mounts.Mount("-", target + below, "hide")
 
 
+def _safe(agents: Agents, agent: Agent) -> list[str]:
+    """Directories where git in the cell may use a repository of another user: workspaces, and what
+    mount tables show. Not spaces, where others may have made repositories whose configuration
+    names programs."""
+    found = [
+        mount.target
+        for mount in agents.authority.effective_mounts(agent)
+        if mount.mode != "hide" and not mounts.space_of(mount.of or mount.source)
+    ]
+    for node in (agent, *agents.registry.ancestors(agent)):
+        if node.workspace == "worktree":
+            found.append(WORKSPACE)
+        elif node.workspace.startswith(mounts.EXPLICIT_ROOT):
+            found.append(node.workspace.removeprefix(mounts.EXPLICIT_ROOT))
+    return found
+
+
 def _below(path: str, directory: str) -> str:
     """The rest of a path that is in a directory; empty if it is not, or is the directory."""
     directory = directory.rstrip("/")
@@ -431,6 +450,7 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     shared, rootless = str(places.shared), agents.privilege.rootless
     view.append(bind(shared, shared, "sR" if rootless else "s"))
     view += [("hide", str(places.released))] if rootless else []
+    view.append(("file", prepared.git(agent, _safe(agents, agent)), str(places.git)))
     bare = parent is None or agent.root or inside(str(places.mount), fresh)
     if bare and agent.iso != "shared":
         view.append(("symlink", str(places.fuse), str(places.mount)))
@@ -470,7 +490,7 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
         steps=tuple(steps),
         spec=_spec(
             working_directory(agents, agent),
-            environment(agents, agent, str(places.mount), having),
+            environment(agents, agent, str(places.mount), str(places.git), having),
             () if agent.how.holds_cell else program(agent),
             having,
         ),
@@ -498,8 +518,8 @@ def _spec(
 def plan_inside(agents: Agents, agent: Agent, places: Places, command: Command) -> Plan:
     """The steps of a program that enters the agent's cell."""
     having = networks.of_cell(places.networks, agent)
-    variables = {**environment(agents, agent, str(places.mount), having), **dict(command.env)}
-    variables["CTX_RUN"] = command.run
+    variables = environment(agents, agent, str(places.mount), str(places.git), having)
+    variables.update(command.env, CTX_RUN=command.run)
     groups = agents.privilege.groups_of(agent.groups)
     enter, ids, network = places.program("enter"), (agent.uid, agent.gid), _network(agents, agent)
     # the keeper needs no view

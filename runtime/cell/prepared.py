@@ -1,6 +1,8 @@
 """Programs find prepared for them in a cell what they would find on the host.
 
 - the environment;
+- what tells programs that they have no network, so that they do not try for minutes;
+- git's system configuration: an identity, and whose repositories it may use;
 - where links of ``/etc`` lead, such as ``/etc/resolv.conf`` into ``/run`` with systemd-resolved;
 - a name and a home for its uid.
 """
@@ -17,7 +19,7 @@ from runtime.cell import networks
 from runtime.kernel import links
 from runtime.kernel.users import find_user
 from runtime.records.model import Agent
-from runtime.texts.names import parse_env_line
+from runtime.texts.names import parse_author, parse_env_line
 
 #: below the agent's own /tmp, which every view has: a directory of the host cannot be made
 HOME: Final = "/tmp/home"
@@ -26,6 +28,19 @@ _PASSWD: Final = "/etc/passwd"
 _GROUP: Final = "/etc/group"
 _ETC: Final = "/etc"
 _RUN: Final = "/run"
+#: what tools ask whether there is a network, and where they were told of one of their own
+_OFFLINE: Final = {
+    "npm_config_offline": ("true", ("npm_config_registry",)),
+    "YARN_ENABLE_NETWORK": ("0", ("YARN_NPM_REGISTRY_SERVER",)),
+    "PIP_NO_INDEX": ("1", ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")),
+    "UV_OFFLINE": ("1", ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")),
+    "CARGO_NET_OFFLINE": ("true", ()),
+    "GOPROXY": ("off", ()),
+    "COMPOSER_DISABLE_NETWORK": ("1", ()),
+    "HF_HUB_OFFLINE": ("1", ("HF_ENDPOINT",)),
+}
+#: what reaches any of them
+_PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 #: what a cell has of its own, and what is other people's
 _CLOSED: Final = ("/home", "/root", "/proc", "/sys", "/dev", "/tmp", "/var/tmp", "/run/ctx")
 #: the fewest parts of the path of a directory of one thing; one above has those of many
@@ -38,10 +53,12 @@ def inside(path: str, directories: Iterable[str]) -> bool:
 
 
 def environment(
-    agents: Agents, agent: Agent, root: str, having: Mapping[str, int]
+    agents: Agents, agent: Agent, root: str, git: str, having: Mapping[str, int]
 ) -> dict[str, str]:
     """All that a program is started with, besides descriptors 0 to 2, in a cell that has these
-    networks; ``root`` is where it finds the filesystem."""
+    networks; ``root`` is where it finds the filesystem, ``git`` what ``git`` says."""
+    own = dict(parse_env_line(line) for line in _lines(agent.env))
+    network = having or agents.authority.allows(agent, "network", networks.HOST, "connect")
     user = user_name(agents, agent)
     values = {
         "CTX_ROOT": root,
@@ -59,10 +76,49 @@ def environment(
         "SHELL": "/bin/sh",
         "LANG": "C.UTF-8",
         "TERM": "dumb",
+        "GIT_CONFIG_SYSTEM": git,
+        **({} if network else _offline(own)),
         **networks.variables(having),
     }
-    values.update(parse_env_line(line) for line in _lines(agent.env))
-    return values
+    return {**values, **own}
+
+
+def _offline(own: Iterable[str]) -> dict[str, str]:
+    """Variables that tell tools of no network, but those that its ``env`` tells of one."""
+    told = {name.upper() for name in own}
+    if told.intersection(_PROXIES):
+        return {}
+    return {
+        name: value
+        for name, (value, places) in _OFFLINE.items()
+        if told.isdisjoint(each.upper() for each in (name, *places))
+    }
+
+
+def git(agent: Agent, safe: Iterable[str]) -> str:
+    """The system configuration of git for a cell, which goes on with that of its view: who
+    commits if nothing else says it, and repositories that may be another user's."""
+    include = "[include]\n\tpath = /etc/gitconfig\n"
+    account = find_user(agent.owner)
+    login = f"uid{agent.owner}" if account is None else account.pw_name
+    name = "" if account is None else account.pw_gecos.partition(",")[0]
+    email = f"{login}@{os.uname().nodename}"
+    if agent.author:
+        name, email = parse_author(agent.author)
+    user = f"[user]\n\tname = {_quoted(name or login)}\n\temail = {_quoted(email)}\n"
+    # what is said of this agent wins over what the machine says, and that over the account
+    parts = [include, user] if agent.author else [user, include]
+    # the second form, for those below, is known since git 2.46
+    for path in dict.fromkeys(safe):
+        if path != "/":
+            parts.append(f"[safe]\n\tdirectory = {_quoted(path)}\n")
+            parts.append(f"\tdirectory = {_quoted(path.rstrip('/') + '/*')}\n")
+    return "".join(parts)
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
 
 
 def _lines(text: str) -> list[str]:

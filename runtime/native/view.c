@@ -694,7 +694,10 @@ static void write_maps(int self, uid_t uid, uid_t outer_uid, gid_t gid, gid_t ou
 	write_map(self, "gid_map", text);
 }
 
-/* Brings the loopback up; the kernel then gives it its addresses. */
+/*
+ * Brings the loopback up; the kernel then gives it its addresses. The agent's group may ping it,
+ * unless this machine has no such setting here.
+ */
 static void raise_loopback(void)
 {
 	struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
@@ -702,6 +705,7 @@ static void raise_loopback(void)
 
 	must(ioctl(fd, SIOCSIFFLAGS, &request), "loopback");
 	close(fd);
+	write_file(AT_FDCWD, "/proc/sys/net/ipv4/ping_group_range", "0 0");
 }
 
 /*

@@ -120,6 +120,8 @@ class AgentConfiguration(AgentIdentity):
     limits: dict[str, str] = field(default_factory=dict)
     restart: str = "no"
     homedir: str = "private"
+    #: as whom git commits; empty for the owner's account
+    author: str = ""
     meta: str = "{}"
     #: the file that declares it (``ctxfs.declared``), empty if none does, and what that said
     declared: str = ""

@@ -214,6 +214,17 @@ def check_absolute(text: str, what: str = "path") -> str:
     return text
 
 
+def parse_author(line: str) -> tuple[str, str]:
+    """``NAME <EMAIL>``, as git writes who made a commit."""
+    name, _, rest = line.partition(" <")
+    email = rest.removesuffix(">")
+    if len(line) > 256 or not line.isprintable() or line != f"{name} <{email}>":
+        name = ""
+    if not name.strip() or not email or set("<> ") & set(email) or set("<>") & set(name):
+        raise MalformedError(f"{quote(line)} is not NAME <EMAIL>, of at most 256 characters")
+    return name, email
+
+
 def parse_env_line(line: str) -> tuple[str, str]:
     """``KEY=VALUE`` without expansion; ``CTX_*`` belongs to the runtime."""
     key, separator, value = line.partition("=")

@@ -100,6 +100,7 @@ path: [/opt/a, /opt/b]
 cwd: /data
 model: opus
 homedir: durable
+author: Ann Lee <ann@example.org>
 restart: on-failure
 uid: 1234
 gid: 1235
@@ -119,14 +120,15 @@ def test_every_file_is_written_as_an_operator_would(described: Described) -> Non
     got = {
         file: described.get(f"coder.d/{file}")
         for file in ("exec", "mode", "label", "policy", "mount", "env", "path", "cwd", "model",
-                     "homedir", "restart", "uid", "gid", "groups", "meta.json", "handoff.md",
-                     "input.jsonl", "owner", "status")
+                     "homedir", "author", "restart", "uid", "gid", "groups", "meta.json",
+                     "handoff.md", "input.jsonl", "owner", "status")
     }  # fmt: skip
     assert got == {
         "exec": "sh -c 'sleep 1000'\n", "mode": "turn\n", "label": "tagged\n",
         "policy": "allow tagged agent:rev-* create,start\nallow tagged model:opus use\n",
         "mount": "/srv/data /data ro\n", "env": "PORT=8080\nNAME=a b\n",
         "path": "/opt/a\n/opt/b\n", "cwd": "/data\n", "model": "opus\n", "homedir": "durable\n",
+        "author": "Ann Lee <ann@example.org>\n",
         "restart": "on-failure\n", "uid": "1234\n", "gid": "1235\n", "groups": "7\n8\n",
         "meta.json": '{"a":[1,{"b":null}]}\n', "handoff.md": "Do it.\nAll of it.\n",
         "input.jsonl": '{"path":"/data/x"}\n', "owner": "0\n", "status": "new\n",

@@ -67,6 +67,7 @@ FILES: dict[str, st.SearchStrategy[str]] = {
     "exec": _PATH.map("run {} '#: a' $'b\\n\\xff\\'c'".format),
     "mode": st.sampled_from(["once", "turn", "resident"]),
     "homedir": st.sampled_from(["private", "durable"]),
+    "author": st.sampled_from(["", "Ann Lee <ann@example.org>"]),
     "limits": mapped(
         st.sampled_from(["memory.max", "pids.max", "log_max", "net.api.max"]),
         st.integers(1, 2**40),

@@ -171,7 +171,7 @@ AGENT = {
     "configuration": Group(
         ("Oosarpk", "Oosarpk", "Oosarpk", "Oos"),
         (KNOWS, KNOWS, KNOWS, "Oos"),
-        files("label root iso workspace cwd context mode homedir", when=WHILE_NEW)
+        files("label root iso workspace cwd context mode homedir author", when=WHILE_NEW)
         | files("groups", when=WHILE_NEW, lines=("%d\n",))
         | files("path", when=WHILE_NEW, lines=("/%x\n",))
         | files("mount", when=WHILE_NEW, lines=("/srv/a /m/%x ro\n",))
@@ -896,7 +896,7 @@ def test_who_has_a_file_by_its_number_may_no_more(stage: Stage, kind: str, colum
     wrong = []
     for group in AGENT.values():
         cells = dict(zip(COLUMNS, group.cells(kind), strict=True))
-        for number, row in enumerate(agent_files.ROWS, 1):
+        for number, row in agent_files.LAYOUT.numbered.items():
             if key_of(row) not in group.files or row.kind is not Kind.FILE:
                 continue
             path = path_of(kind, row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -160,6 +161,26 @@ def hangs(user: User) -> int:
 def test_the_list_of_recipes_says_that_only_a_network_is_missing(user: User) -> None:
     rows = {row["name"]: row for row in json.loads(user.ctx("agents", "--json"))}
     assert [lack.partition(":")[0] for lack in rows[user.cli.name]["lacks"]] == ["network"]
+
+
+@pytest.mark.parametrize("network", ["default", "none"])
+def test_what_recipes_need_is_in_a_cell(user: User, network: str) -> None:
+    """As the README of recipes lists it."""
+    readme = Path(recipes.__file__).parents[1] / "contrib" / "agents" / "README.md"
+    _, _, section = readme.read_text().partition("## What recipes need in a cell\n")
+    lines = section.partition("\n## ")[0].splitlines()
+    rows = [line.split("|")[1:3] for line in lines if "`" in line and "|" in line]
+    needs = {name.strip(): re.findall("`([^`]+)`", cell) for name, cell in rows}
+    offline = needs.pop("variables without a network")
+    tests = [f"test -e {path}" for path in needs.pop("files")]
+    tests += [f"printenv {name}" for name in needs.pop("variables")]
+    tests += [f"{'! ' * (network == 'default')}printenv {name}" for name in offline]
+    tests += [f"command -v {name}" for names in needs.values() for name in names]
+    script = "\n".join(f"{{ {test}; }} >/dev/null || echo '{test}'" for test in tests)
+    (user.project / "look").write_text(script)
+    options = ("--agent", user.cli.name, "--network", network, "--model", user.cli.model)
+    assert len(tests) > 25
+    assert user.ctx("spawn", *options, "--set", "exec=sh look", "--wait", "--rm", "look") == ""
 
 
 def test_once(user: User, model: Model) -> None:

@@ -282,8 +282,8 @@ CALLS = (
 #: of the daemon; and of the client: inside agents, where it asks programs for their versions, and
 #: tar for a copy of the state, and where it tries namespaces, which it then is in
 STARTERS = (
-    *("runtime/kernel/spawn.py", "client/backup.py", "client/bridge.py", "client/doctor.py"),
-    "client/recipes.py",
+    *("runtime/kernel/spawn.py", "client/author.py", "client/backup.py", "client/bridge.py"),
+    *("client/doctor.py", "client/recipes.py"),
 )
 
 

@@ -29,6 +29,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRoot:
     path = tmp_path / "ctx"
     monkeypatch.setenv("CTX_ROOT", str(path))
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
     return FakeRoot(path)
 
 

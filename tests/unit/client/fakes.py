@@ -29,7 +29,7 @@ FILES = (
 )
 
 
-EMPTY = ("out", "log", "result.md", "handoff.md", "inbox", "queue")
+EMPTY = ("author", "out", "log", "result.md", "handoff.md", "inbox", "queue")
 
 
 PARTS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,31 @@ def test_new(root: FakeRoot, run: Run) -> None:
     assert (directory / "parent").read_text() == "agent:coder\n"
     assert (directory / "life").read_text() == "temp\n"
     assert (directory / "env").read_text() == "A=1\n"
+
+
+@pytest.mark.usefixtures("made_agents_are_full")
+@pytest.mark.parametrize(
+    ("config", "author"),
+    [
+        ("[user]\nname = Ann  Lee\nemail = ann@example.org\n", "Ann  Lee <ann@example.org>\n"),
+        ("[include]\npath = more\n", "Bo <b@o>\n"),
+        ('[user]\nname = "A<\\n>B"\nemail = "<a @ b>"\n', "AB <a@b>\n"),
+        ("[user]\nname = Ann\n", ""),
+        (f"[user]\nname = {'A' * 256}\nemail = a\n", ""),
+        ("[user\n", ""),
+    ],
+)
+@pytest.mark.parametrize(
+    "argv", [["new", "x"], ["spawn", "x", "--", "true"], ["new", "x", "author=C <c>"]]
+)
+def test_agents_commit_as_their_maker(
+    root: FakeRoot, run: Run, tmp_path: Path, argv: list[str], config: str, author: str
+) -> None:
+    (tmp_path / "gitconfig").write_text(config)
+    (tmp_path / "more").write_text("[user]\nname = Bo\nemail = b@o\n")
+    assert run(*argv)[0] == 0
+    said = "C <c>\n" if "author=C <c>" in argv else author
+    assert (root.path / "agent" / "x.d" / "author").read_text() == said
 
 
 @pytest.mark.usefixtures("made_agents_are_full")

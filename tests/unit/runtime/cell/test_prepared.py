@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from runtime.cell import prepared
@@ -72,7 +76,7 @@ def test_a_uid_that_nobody_has_gets_a_name_and_the_home_of_the_cell(
     assert passwd[::2] == ("file", "/etc/passwd") and group[::2] == ("file", "/etc/group")
     assert passwd[1].startswith(f"{name}:x:{uid}:{uid}::/tmp/home:/bin/sh\nroot:")
     assert group[1].startswith(f"{name}:x:{uid}:\nroot:")
-    assert prepared.environment(world.agents, made, "/ctx", {})["USER"] == name
+    assert prepared.environment(world.agents, made, "/ctx", "/git", {})["USER"] == name
 
 
 def test_a_user_keeps_the_name_and_has_the_home_of_the_cell(world: World) -> None:
@@ -80,3 +84,52 @@ def test_a_user_keeps_the_name_and_has_the_home_of_the_cell(world: World) -> Non
     world.agents.journal.update(made, uid=1, gid=1)
     [passwd] = prepared.users(world.agents, made)
     assert passwd[1].startswith("daemon:x:1:1:daemon:/tmp/home:/bin/sh\n")
+
+
+def test_git_has_an_identity_and_uses_what_is_mounted(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is said of the agent wins over what the machine says, that over the account."""
+    machine, config = tmp_path / "machine", tmp_path / "config"
+    made = world.agents.births.create(operator(1000), "x")
+    monkeypatch.setattr(prepared, "find_user", lambda _: None)
+
+    def asked(key: str) -> list[str]:
+        text = prepared.git(made, ["/src", '/a "b"\\n', "/src", "/"])
+        config.write_text(text.replace("/etc/gitconfig", str(machine)))
+        done = subprocess.run(
+            ["git", "config", "-z", "--file", config, "--includes", "--get-all", key],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return done.stdout.split("\0")[:-1]
+
+    host = os.uname().nodename
+    assert (asked("user.name"), asked("user.email")) == (["uid1000"], [f"uid1000@{host}"])
+    assert asked("safe.directory") == ["/src", "/src/*", '/a "b"\\n', '/a "b"\\n/*']
+    machine.write_text("[user]\nname = Machine\n")
+    assert asked("user.name")[-1] == "Machine"
+    world.agents.journal.update(made, author='O "Q" <o@q>')
+    assert (asked("user.name")[-1], asked("user.email")[-1]) == ('O "Q"', "o@q")
+
+
+def test_tools_hear_of_no_network_unless_env_tells_of_one(world: World) -> None:
+    made = world.agents.births.create(operator(0), "x")
+
+    def told(env: str, having: dict[str, int] | None = None) -> set[tuple[str, str]]:
+        world.agents.journal.update(made, env=env)
+        found = prepared.environment(world.agents, made, "/ctx", "/git", having or {})
+        return {(name, found[name]) for name in names & set(found)}
+
+    names = {"npm_config_offline", "PIP_NO_INDEX", "UV_OFFLINE", "CARGO_NET_OFFLINE", "GOPROXY",
+             "YARN_ENABLE_NETWORK", "COMPOSER_DISABLE_NETWORK", "HF_HUB_OFFLINE"}  # fmt: skip
+    everything = told("")
+    assert {name for name, _ in everything} == names and ("GOPROXY", "off") in everything
+    assert told("PIP_INDEX_URL=http://127.0.0.1/\n") == everything - {("PIP_NO_INDEX", "1")}
+    changed = told("NPM_CONFIG_OFFLINE=false\nGOPROXY=file:///mirror\n")
+    assert changed ^ everything == {
+        ("npm_config_offline", "true"), ("GOPROXY", "off"), ("GOPROXY", "file:///mirror"),
+    }  # fmt: skip
+    assert told("https_proxy=http://127.0.0.1:8080\n") == set()
+    assert told("", {"mirror": 8080}) == set()
+    world.agents.journal.update(made, policy="allow x_t network:default connect\n")
+    assert told("") == set()
