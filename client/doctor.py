@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from contextlib import suppress
@@ -63,14 +62,8 @@ NAMESPACES = (
         "0",
     ),
 )
-#: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID: what every sandbox has
-NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000
-#: who has no rights, as whom root tries
-NOBODY = 65534
-MAKE_NAMESPACES = (
-    "in a chroot(8): mount --bind DIR DIR, then enter it by unshare --mount and pivot_root(8), or "
-    "by systemd-nspawn(1); in a container: --cap-add SYS_ADMIN"
-)
+#: how long a trial of ctxd and of an agent may take, in seconds
+TRIAL_SECONDS = 30.0
 #: where ctxd says what is wrong
 SEE_LOG = "wait, or see its log: journalctl -u ctxd -n 50"
 SEE_PROXY = "see the log of what listens there: journalctl -u ctxfs-proxy -n 50"
@@ -100,18 +93,6 @@ def check_kernel(release: str) -> Finding:
     note = "" if numbers >= (6, 13) else " (6.13 and newer identify callers faster)"
     problem = f"kernel {release} is too old: no cgroup.kill"
     return judge(numbers >= (5, 14), f"kernel {release}{note}", "FAIL", problem, NEW_KERNEL)
-
-
-def check_fuse(path: str = "/dev/fuse") -> Finding:
-    """Judge the FUSE device."""
-    try:
-        os.close(os.open(path, os.O_RDWR))
-    except OSError as error:
-        remedy = "modprobe fuse; in a container: --device /dev/fuse --cap-add SYS_ADMIN"
-        if error.errno == errno.EACCES:
-            remedy = f"chmod 666 {path}, or run ctxd as root"
-        return "FAIL", f"{path}: {error.strerror}", remedy
-    return "ok", f"{path} opens", ""
 
 
 def check_cgroups(mountinfo: str, own: str = "", served: str = "") -> Iterator[Finding]:
@@ -156,32 +137,12 @@ def check_delegated(path: str) -> Finding:
     return judge(ours, what, "warn", problem, DELEGATE)
 
 
-def try_namespaces() -> int:
-    """Return the error number with which the kernel refuses a user namespaces, else 0."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    child = os.fork()
-    if child == 0:  # which alone changes what it is
-        with suppress(OSError):  # of an agent: there is nobody else
-            if os.getuid() == 0:
-                os.setgroups([])
-                os.setgid(NOBODY)
-                os.setuid(NOBODY)
-        os._exit(ctypes.get_errno() if libc.unshare(NEW_NAMESPACES) else 0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def check_namespaces(directory: str = "/proc/sys", refusal: int = 0) -> Finding:
-    """Judge whether unprivileged users can create user namespaces.
-
-    `refusal` is the error number of an attempt.
-    """
+def check_namespaces(directory: str = "/proc/sys") -> Finding:
+    """Judge whether settings let unprivileged users create user namespaces."""
     for file, bad, level, problem, good in NAMESPACES:
         if first_line(f"{directory}/{file}") == bad:
             return level, problem, f"sysctl {file.replace('/', '.')}={good}"
-    problem = f"the kernel refuses user namespaces: {os.strerror(refusal)}"
-    return judge(not refusal, "unprivileged user namespaces", "FAIL", problem, MAKE_NAMESPACES)
+    return "ok", "unprivileged user namespaces", ""
 
 
 def check_programs(uid: int) -> Iterator[Finding]:
@@ -244,15 +205,80 @@ def status_of(root: Root) -> dict[str, str]:
     return {}
 
 
-def check_daemon(root: Root) -> Finding:
-    """Judge whether a daemon answers."""
+def check_daemon(root: Root, tries: bool) -> Iterator[Finding]:
+    """Judge whether a daemon answers, else if `tries` whether one could start and run an agent."""
     try:
         status = pairs(decode(root.read("status")))
     except Failure as failure:
-        return "warn", str(failure).partition("; ")[0], start_hint(root.path)
+        if tries:
+            yield try_daemon()
+        yield "warn", str(failure).partition("; ")[0], start_hint(root.path)
+        return
     facts = [f"{key}={status.get(key)}" for key in ("version", "mount", "controllers")]
     what = f"ctxd at {root.path} is {status.get('state')}: {' '.join(facts)}"
-    return judge(status.get("state") == "ready", what, "warn", what, SEE_LOG)
+    yield judge(status.get("state") == "ready", what, "warn", what, SEE_LOG)
+
+
+def try_daemon() -> Finding:
+    """Start a ctxd with places of its own, have it run an agent, and end it.
+
+    Nothing that this program could look at says as surely what ctxd needs.
+    """
+    import shutil
+    import tempfile
+
+    beside = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "ctxd")
+    program = beside if os.access(beside, os.X_OK) else find_program("ctxd")
+    if not program:
+        return "FAIL", "ctxd is not installed, only ctx", "install the package ctxfs"
+    run = user_directory(os.getuid()) if os.getuid() else "/run"
+    place = tempfile.mkdtemp(prefix="ctxfs-doctor-", dir=run if os.path.isdir(run) else None)
+    try:
+        os.chmod(place, 0o711)  # agents must get there
+        said = trial(program, place)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return judge(not said, "ctxd starts here, and runs an agent", "FAIL", said, "")
+
+
+def trial(program: str, place: str) -> str:
+    """Return why no ctxd starts in an empty directory or runs an agent; empty if one does."""
+    from subprocess import DEVNULL, PIPE, Popen, run
+    from threading import Timer
+
+    wrong = run([program, "--check-config"], stdin=DEVNULL, stderr=PIPE, check=False)
+    if wrong.returncode:
+        return last_line(wrong.stderr)
+    mount = os.path.join(place, "mount")
+    words = [program, "--mount", mount, "--config", os.path.join(place, "config.yaml")]
+    for option in ("state", "runtime"):
+        words += [f"--{option}", os.path.join(place, option)]
+    if os.getuid() == 0:
+        words += ["--cgroup", os.path.basename(place)]
+    elif os.path.exists(f"/run/user/{os.getuid()}/systemd") and find_program("systemd-run"):
+        scope = "systemd-run --user --scope --quiet --property Delegate=yes --"
+        words = [*scope.split(), *words]
+    os.mkdir(mount)
+    os.close(os.open(words[4], os.O_CREAT | os.O_WRONLY, 0o644))
+    agent = [sys.argv[0], "--root", mount, "spawn", "trial", "--wait", "--", "true"]
+    with Popen(words, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE) as daemon:
+        timer = Timer(TRIAL_SECONDS, daemon.kill)
+        timer.start()
+        said = b""
+        for said in daemon.stderr or ():
+            if said == b"ready\n":
+                done = run(agent, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, check=False)
+                said = done.stderr if done.returncode else b""
+                daemon.terminate()
+                break
+        timer.cancel()
+    return last_line(said)
+
+
+def last_line(said: bytes) -> str:
+    """Return the last line of what a program said, without the program's name."""
+    line = decode(said).strip().rpartition("\n")[2]
+    return line.removeprefix("ctxd: ").removeprefix("ctx: ")
 
 
 def check_names(root: Root) -> Iterator[Finding]:
@@ -464,9 +490,8 @@ def findings(root: Root) -> Iterator[Finding]:
         own = "".join(line[3:] for line in lines if line.startswith("0::"))
         served = status.get("cgroup", "")
     yield check_kernel(os.uname().release)
-    yield check_fuse()
     yield from check_cgroups(mountinfo, own, served)
-    yield check_namespaces(refusal=try_namespaces())
+    yield check_namespaces()
     yield check_landlock(landlock_abi(), os.uname().release)
     yield from check_programs(uid if rootless else 0)
     yield from check_identity(uid)
@@ -475,7 +500,7 @@ def findings(root: Root) -> Iterator[Finding]:
         yield from check_mounts(mountinfo, user_directory(uid))
         with suppress(KeyError):
             yield check_lingering(pwd.getpwuid(uid).pw_name, f"/run/user/{uid}/systemd")
-    yield check_daemon(root)
+    yield from check_daemon(root, uid == 0 or rootless)
     yield from check_room(root)
     yield from check_trees(status)
     yield from check_networks(status)

@@ -70,7 +70,8 @@ def check_device(path: Path = Path("/dev/fuse")) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
         raise StartupError(
-            f"{path} is missing: load the module (modprobe fuse), or give it to the container"
+            f"{path} is missing: load the module (modprobe fuse), or give it to the "
+            "container (podman run --device /dev/fuse)"
         ) from None
     except OSError as error:
         raise StartupError(

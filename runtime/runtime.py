@@ -54,6 +54,11 @@ _PROGRAMS = (
 )
 
 VERSION = "0.2.0"
+#: what containers and chroot(8) take from it
+_UNMASK: Final = (
+    "in a chroot(8), mount the directory on itself and enter it by unshare --mount and "
+    "pivot_root(8); in a container, show all of /proc: podman run --security-opt unmask=ALL"
+)
 #: that those who wait for an end are let go within, at the end of the daemon
 _LET_GO_SECONDS: Final = 1.0
 #: of directories that cells see: who lists one into memory that is not there holds its lock, and
@@ -175,8 +180,8 @@ def _check_namespaces(privilege: Privilege, spawner: Spawner) -> None:
         try:
             spawner.run_now(command, plan, program)
         except KernelError as error:
-            why = error.sentence
-            raise StartupError(f"cannot make a sandbox here ({why}): see ctx doctor") from None
+            why = f"cannot make a sandbox here ({error.sentence})"
+            raise StartupError(f"{why}: {_UNMASK}") from None
 
 
 def _check_reachable(path: Path) -> None:
@@ -221,7 +226,13 @@ def _prepare_shared(places: Places, privilege: Privilege) -> None:
             )
     elif linux.mount_at(places.shared) is None:
         flags = linux.MS_NOSUID | linux.MS_NODEV
-        linux.mount("ctxfs", places.shared, "tmpfs", flags, f"mode={_MODE:o},size=64m")
+        try:
+            linux.mount("ctxfs", places.shared, "tmpfs", flags, f"mode={_MODE:o},size=64m")
+        except OSError as error:
+            raise StartupError(
+                f"{places.shared}: cannot mount there ({error.strerror}): ctxd needs "
+                "CAP_SYS_ADMIN; in a container: podman run --cap-add SYS_ADMIN"
+            ) from None
         linux.mount("none", places.shared, "none", linux.MS_SHARED)
     for path in (places.waits, places.programs, places.fuse):
         if path != places.fuse or linux.mount_at(path) is None:

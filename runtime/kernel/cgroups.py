@@ -383,7 +383,8 @@ class Hierarchy:
         except OSError as error:
             raise StartupError(
                 f"{root}: not permitted to use this cgroup ({error.strerror}): run ctxd as root, "
-                "or delegate a cgroup to it (Delegate=yes in its unit)"
+                "or delegate a cgroup to it (Delegate=yes in its unit; in a container: podman run "
+                "--cgroupns=private --security-opt unmask=ALL)"
             ) from None
         if not (root / "cgroup.kill").exists():
             raise StartupError(f"{root}: this kernel lacks cgroup.kill; use Linux 5.14 or later")
@@ -500,6 +501,14 @@ def find_root(wanted: Path | None, privilege: Privilege = ROOT) -> tuple[Path, P
             "no cgroup v2 hierarchy is mounted: boot with systemd.unified_cgroup_hierarchy=1, "
             "or mount one (mount -t cgroup2 none /sys/fs/cgroup/unified)"
         )
+    own = path_of(os.getpid()) or "/"
+    here = mount / own.removeprefix("/")
+    if str(os.getpid()) not in (Cgroup(here).read("cgroup.procs") or "").split():
+        raise StartupError(
+            f"{own} in /proc/self/cgroup is not below {mount}, where the hierarchy is mounted, so "
+            f"no caller would be known: umount {mount} and mount -t cgroup2 none {mount}; in a "
+            "container: podman run --cgroupns=private"
+        )
     if wanted is not None:
         if not wanted.is_absolute():
             wanted = mount / wanted
@@ -508,9 +517,8 @@ def find_root(wanted: Path | None, privilege: Privilege = ROOT) -> tuple[Path, P
         if not wanted.parent.is_dir():
             raise StartupError(f"{wanted.parent}: no such cgroup")
         return wanted, mount
-    own = path_of(os.getpid())
-    if own and own != "/":
-        delegated = mount / own.removeprefix("/")
+    if own != "/":
+        delegated = here
         # a restarted daemon may already sit in its leaf
         if delegated.name == "daemon" and _is_delegated(delegated.parent, privilege):
             delegated = delegated.parent

@@ -243,46 +243,6 @@ def test_a_user_without_a_name(stopped: Daemon) -> None:
     assert result.stderr.startswith("ctxd: uid 12345 has no entry in passwd(5), which")
 
 
-def test_a_machine_without_mtab(stopped: Daemon) -> None:
-    # a private mount namespace with little in its /etc, and then another uid than 0
-    script = (
-        "cp /etc/passwd $1; mount --bind $1 /etc; shift; "
-        'exec unshare --user --map-user=1 --map-group=1 "$@"'
-    )
-    etc = stopped.base / "etc"
-    etc.mkdir()
-    for module in (stopped.command(), [_CTX, "doctor"]):
-        result = subprocess.run(
-            ["unshare", "-m", "sh", "-euc", script, "sh", str(etc), *module],
-            capture_output=True, text=True, check=False,
-        )
-        said = result.stdout + result.stderr
-        assert result.returncode == 1, said
-        assert "/etc/mtab is missing, without which fusermount3 unmounts nothing" in said
-        assert "ln -s ../proc/self/mounts /etc/mtab" in said
-
-
-def test_a_missing_fuse_device(stopped: Daemon) -> None:
-    # a private mount namespace without the device
-    command = " ".join(stopped.command())
-    result = subprocess.run(
-        ["unshare", "-m", "sh", "-c", f"mount -t tmpfs none /dev && exec {command}"],
-        capture_output=True, text=True, check=False,
-    )
-    assert result.returncode == 1
-    assert "/dev/fuse is missing: load the module" in result.stderr
-
-
-def test_no_cgroup_v2(stopped: Daemon) -> None:
-    command = " ".join(arg for arg in stopped.command())
-    result = subprocess.run(
-        ["unshare", "-m", "sh", "-c", f"umount -a -t cgroup2 && exec {command}"],
-        capture_output=True, text=True, check=False,
-    )
-    assert result.returncode == 1
-    assert "no cgroup v2 hierarchy is mounted" in result.stderr
-
-
 def test_a_runtime_directory_that_agents_cannot_reach(stopped: Daemon) -> None:
     closed = Path(tempfile.mkdtemp(dir=stopped.base))
     assert "agents cannot reach it" in _refused(stopped, "--runtime", str(closed / "run"))
@@ -377,48 +337,6 @@ def test_programs_are_run_from_a_noexec_runtime_directory(stopped: Daemon) -> No
         assert stopped.stop() == 0
     finally:
         linux.unmount(stopped.runtime, linux.MNT_DETACH)
-
-
-_BELOW: Final = """
-set -e
-bound=$1 new=$2; shift 2
-mkdir "$new/root"
-[ -z "$bound" ] || mount --bind "$new/root" "$new/root"
-for path in /*; do
-    if [ -L "$path" ]; then cp -P "$path" "$new/root/"
-    elif [ -d "$path" ]; then mkdir "$new/root$path"; mount --rbind "$path" "$new/root$path"
-    fi
-done
-exec chroot "$new/root" "$@"
-"""
-
-
-@pytest.mark.parametrize(
-    ("bound", "complaint"),
-    [
-        ("", "/ is not a mount point, as in a chroot(8): "),
-        ("bound", "cannot make a sandbox here ("),  # as below a directory that is mounted on itself
-    ],
-)
-def test_below_a_chroot_it_says_why_it_does_not_start(
-    stopped: Daemon, tmp_path: Path, bound: str, complaint: str
-) -> None:
-    tmp_path.chmod(0o755)
-    for place, command in (("first", stopped.command()), ("second", [_CTX, "doctor"])):
-        (tmp_path / place).mkdir(mode=0o755)
-        done = subprocess.run(
-            ["unshare", "--mount", "--propagation", "private", "sh", "-c", _BELOW, "sh",
-             bound, str(tmp_path / place), *command],
-            capture_output=True, text=True, timeout=TIMEOUT, check=False,
-            env={**os.environ, "PYTHONPATH": os.getcwd()},
-        )  # fmt: skip
-        assert done.returncode == 1
-        if command[0] == _CTX:
-            said = "the kernel refuses user namespaces: Operation not permitted; in a chroot"
-            assert said in done.stdout
-        else:
-            assert done.stderr.startswith(f"ctxd: {complaint}")
-            assert done.stderr.count("\n") == 1
 
 
 def test_the_demo_ends_with_a_daemon_that_does_not_start(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import socket
@@ -32,13 +31,6 @@ def test_an_older_kernel_is_said_to_keep_cells_less_apart(abi: int, level: str) 
     assert "install" not in newer and ("in a container" in newer) == (level == "warn")
 
 
-def test_fuse_device(tmp_path: Path) -> None:
-    level, what, remedy = doctor.check_fuse(str(tmp_path / "fuse"))
-    assert level == "FAIL" and "No such file" in what and "modprobe" in remedy
-    (tmp_path / "fuse").touch()
-    assert doctor.check_fuse(str(tmp_path / "fuse"))[0] == "ok"
-
-
 def test_cgroups(tmp_path: Path) -> None:
     line = f"41 31 0:38 / {tmp_path} rw,relatime shared:9 - cgroup2 cgroup2 rw\n"
     (tmp_path / "cgroup.controllers").write_text("cpu pids\n")
@@ -66,9 +58,6 @@ def test_namespaces(tmp_path: Path, file: str, value: str, level: str) -> None:
     (tmp_path / "user" / "max_user_namespaces").write_text("100\n")
     (tmp_path / file).write_text(value + "\n")
     assert doctor.check_namespaces(str(tmp_path))[0] == level
-    refused = doctor.check_namespaces(str(tmp_path), errno.EPERM)
-    assert refused[0] == ("FAIL" if level == "ok" else level)
-    assert ("Operation not permitted" in refused[1]) == (level == "ok")
 
 
 def test_what_ends_with_a_login(tmp_path: Path) -> None:
@@ -243,9 +232,10 @@ def test_doctor(root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     assert status == ("FAIL" in levels)
     assert f"ctxd at {root.path} is ready: version=1.2 mount=/ctx" in out
     (root.path / "status").unlink()
+    monkeypatch.setattr(doctor, "try_daemon", lambda: ("FAIL", "it does not start", ""))
     rows = json.loads(run("doctor", "--json")[1])
     rows = [row for row in rows if row["level"] != "weak"]
-    assert len(rows) == len(levels) - levels.count("weak") and rows[-1]["level"] == "warn"
+    assert [row["level"] for row in rows[-2:]] == ["FAIL", "warn"]
     monkeypatch.setattr(doctor, "findings", lambda root: iter([("FAIL", "all", "")]))
     assert run("doctor") == (1, "FAIL  all\n", "")
 
@@ -312,17 +302,15 @@ def test_every_problem_names_a_command(tmp_path: Path) -> None:
     root = Root(str(tmp_path))
     found = [
         doctor.check_kernel("4.19.0"),
-        doctor.check_fuse(str(tmp_path / "fuse")),
         *doctor.check_cgroups(""),
         *doctor.check_cgroups(f"41 31 0:38 / {tmp_path} rw shared:9 - cgroup2 cgroup2 rw", "/own"),
         doctor.check_namespaces(str(tmp_path / "sys")),
-        doctor.check_namespaces(str(tmp_path / "none"), errno.EPERM),
         doctor.check_landlock(-1),
         *doctor.check_identity(4_000_000_000),
         doctor.check_lingering("ann", str(tmp_path), str(tmp_path / "none")),
         *doctor.check_mounts("41 31 0:38 / / rw - ext4 /dev/x rw", str(tmp_path)),
-        doctor.check_daemon(root),
-        doctor.check_daemon(Root(str(tmp_path / "none"))),
+        *doctor.check_daemon(root, tries=False),
+        *doctor.check_daemon(Root(str(tmp_path / "none")), tries=False),
         *doctor.check_room(root),
         *denied,
         *doctor.check_network("network:b", 61001, str(tmp_path / "none")),
