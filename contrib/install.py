@@ -47,6 +47,15 @@ exit(main())
 """
 
 
+#: what systemd makes of a file, and how it is told to now
+MADE: Final = {
+    "sysusers": ("systemd-sysusers",),
+    "tmpfiles": ("systemd-tmpfiles", "--create"),
+}
+#: where it looks for such files (systemd's CONF_PATHS)
+SYSTEMS: Final = (Path("/usr"), Path("/usr/local"))
+
+
 class InstallError(Exception):
     """One sentence."""
 
@@ -111,6 +120,9 @@ def files(places: Places) -> Iterator[File]:
         for unit in sorted((CONTRIB / "systemd").glob(kind)):
             text = unit.read_text().replace(UNITS_SAY, f"{places.prefix}/bin/")
             yield File(to / unit.name, text.encode())
+    for kind in MADE:
+        to = places.prefix / f"lib/{kind}.d/ctxfs.conf"
+        yield File.copy(CONTRIB / f"systemd/{kind}.conf", to)
     for page in sorted((CHECKOUT / "man").glob("*.[1-8]")):
         yield File.copy(page, share / f"man/man{page.suffix[1:]}" / page.name)
     for name, to in COMPLETIONS.items():
@@ -208,6 +220,12 @@ def install(places: Places, options: argparse.Namespace) -> None:
     print(f"installed: {places.prefix}/bin/ctxd, {places.prefix}/bin/ctx")
     if not places.destdir:
         _warn_of_closed_directories(options.interpreter)
+        for kind, command in MADE.items():
+            told = [*command, str(places.prefix / f"lib/{kind}.d/ctxfs.conf")]
+            if places.prefix not in SYSTEMS or shutil.which(told[0]) is None:
+                print(f"users and directories of ctxfs are made by: {' '.join(told)}")
+            else:
+                subprocess.run(told, check=True)
         if old:
             print("a ctxd that runs already goes on as it was, until: ctx reexec")
 

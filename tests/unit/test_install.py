@@ -91,6 +91,8 @@ def test_nothing_installed_names_the_directory_that_it_was_packed_in(
         assert content is None or bytes(tmp_path) not in content, name
     script = (packed / "usr/bin/ctxd").read_text()
     assert script.startswith("#!/usr/lib/ctxfs/bin/python3 -I\n")
+    assert "u ctxfs " in (packed / "usr/lib/sysusers.d/ctxfs.conf").read_text()
+    assert "/var/lib/ctxfs" in (packed / "usr/lib/tmpfiles.d/ctxfs.conf").read_text()
     assert (packed / "usr/lib/ctxfs/bin/python3").readlink() == Path(INTERPRETER)
 
 
