@@ -39,6 +39,7 @@ def document(
         name=name, doc=doc, shape=shape, read=read, guard=guard, real=_path(name),
         share=lambda base, agent: base.agents.disk.share(agent),
         written=written, ensure=lambda base, agent: base.agents.documents.ensure(agent),
+        text=shape is shapes.TEXT,
     )  # fmt: skip
 
 

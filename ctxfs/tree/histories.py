@@ -10,9 +10,10 @@ from typing import TypeVar
 from ctxfs.disks import read_cached
 from ctxfs.tree.members import Member
 from ctxfs.tree.openfiles import LINES_AT_ONCE, OpenRow, whole_lines
-from ctxfs.tree.rows import History, Real, decode
+from ctxfs.tree.rows import History, Real
 from runtime.caller import Caller
 from runtime.errors import ForbiddenError, TooLongError
+from runtime.texts.names import decode
 
 _O = TypeVar("_O")
 _R = TypeVar("_R")

@@ -28,6 +28,7 @@ from runtime.errors import (
 from runtime.kernel.handover import Descriptors
 from runtime.texts import mounts
 from runtime.texts.mounts import Source
+from runtime.texts.names import decode
 
 _O = TypeVar("_O")
 _R = TypeVar("_R")
@@ -250,7 +251,7 @@ class OpenControl(OpenRow[_O]):
             return
         try:
             self.node.check_writing(self.caller)
-            text = rows.decode(lines)
+            text = decode(lines)
             wanted = row.paths(self._base, self.node.obj, self.caller, text)
             missing = [path for path in wanted if path not in self._found]
             agent = self.node.agent
@@ -360,7 +361,7 @@ class OpenControl(OpenRow[_O]):
         if self._check is None or begin < self._taken:
             self._check = begun(self._base, self.node.obj, self.caller)
             self._taken = 0
-        self._check.take(rows.decode(bytes(staged[self._taken : end])))
+        self._check.take(decode(bytes(staged[self._taken : end])))
         self._taken = end + 1
 
     def _check_length(self, size: int) -> None:
@@ -400,7 +401,7 @@ class OpenControl(OpenRow[_O]):
     def _check_line(self, line: bytes) -> None:
         self._check_length(len(line))
         if self._row.check is not None:
-            self._row.check(self._base, self.node.obj, self.caller, rows.decode(line))
+            self._row.check(self._base, self.node.obj, self.caller, decode(line))
 
     def syncing(self) -> None:
         self.flush()
@@ -450,7 +451,7 @@ class OpenVerbs(OpenRow[_O]):
             self.node.check_alive(self.caller)
             self.node.check_there()  # who may is asked for each verb
             with self.node.acting(self.caller):
-                self._row.act(self._base, self.node.obj, self.caller, rows.decode(line))
+                self._row.act(self._base, self.node.obj, self.caller, decode(line))
 
 
 class OpenOutput(OpenRow[_O]):
@@ -518,5 +519,5 @@ class OpenInlet(OpenRow[_O]):
             raise TooLongError(f"the {self._row.what} is too long and was not sent")
         if data:
             self.node.check_writing(self.caller)
-            text = rows.decode(data).removesuffix("\n")
+            text = decode(data).removesuffix("\n")
             self._row.send(self._base, self.node.obj, self.caller, text)

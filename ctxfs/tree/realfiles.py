@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from ctxfs.disks import Work, read_cached
 from ctxfs.tree.nodes import Node, OpenFile
@@ -14,6 +14,10 @@ from runtime.authority.disk import Share
 from runtime.caller import Caller
 from runtime.errors import TooLargeError
 from runtime.kernel.handover import Descriptors
+from runtime.texts.names import decode
+
+#: bytes of UTF-8 that no character begins with, of which it has three at most
+_CONTINUES: Final = bytes(range(0x80, 0xC0))
 
 
 class OpenRealFile(OpenFile):
@@ -23,9 +27,11 @@ class OpenRealFile(OpenFile):
     flushes = False
 
     def __init__(
-        self, node: Node, caller: Caller, fd: int, *, limit: int, append: bool, share: Share
-    ) -> None:
+        self, node: Node, caller: Caller, fd: int, *, limit: int, append: bool, share: Share,
+        text: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(node, caller)
+        self._text = text
         self.fd = fd
         self._limit = limit
         self._append = append
@@ -58,6 +64,8 @@ class OpenRealFile(OpenFile):
         self.node.check_writing(self.caller)
         if self._append:
             offset = os.fstat(self.fd).st_size
+        if self._text:  # a character may be in two writes
+            decode(data[:3].lstrip(_CONTINUES if offset else b"") + data[3:], final=False)
         end = offset + len(data)
         if end > self._limit:
             raise TooLargeError(f"a document may have at most {self._limit} bytes (document_max)")

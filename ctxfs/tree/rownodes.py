@@ -284,4 +284,6 @@ def _in_place(
 ) -> OpenRealFile:
     limit, append = node.base.runtime.config.document_max, bool(flags & os.O_APPEND)
     share = row.share(node.base, node.obj)
-    return OpenRealFile(node, caller, fd, limit=limit, append=append, share=share)
+    return OpenRealFile(
+        node, caller, fd, limit=limit, append=append, share=share, text=row.text
+    )

@@ -37,7 +37,7 @@ from runtime.errors import MalformedError
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.texts.mounts import Source
-from runtime.texts.names import quote
+from runtime.texts.names import decode
 
 #: the object that a row is of, and one that is removed from its directory
 _O = TypeVar("_O")
@@ -424,13 +424,15 @@ class Real(File[_O]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document(Real[_O]):
-    """A text of any bytes. ``written`` is told after each change, and ``ensure`` makes the
+    """A text, or of any bytes. ``written`` is told after each change, and ``ensure`` makes the
     directory of the file before there is one."""
 
     mode: int = 0o644
     guard: Guard[_O]
     ensure: Callable[[Base, _O], object]
     written: Callable[[Base, _O], object]
+    #: whether what is written must be UTF-8 without NUL
+    text: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -470,17 +472,6 @@ class Inlet(File[_O]):
     what: str = "message"
     most: int | None = None
     feed: Callable[[Base, _O], Callable[[bytes], int] | None] | None = None
-
-
-def decode(data: bytes) -> str:
-    """UTF-8 without NUL; ``MalformedError``."""
-    if b"\0" in data:
-        raise MalformedError("the text contains a NUL byte")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        shown = quote(data[error.start : error.start + 8].decode("latin-1"))
-        raise MalformedError(f"byte {error.start} ({shown}) is not UTF-8") from None
 
 
 def one_line(text: str) -> str:

@@ -119,6 +119,11 @@ def provenance_of_handoff(agent: Agent) -> str:
     return "delegation" if agent.owned else "bootstrap"
 
 
+def sender_of_handoff(agent: Agent) -> str:
+    """Who made the agent, as the sender of its first message."""
+    return agent.lineage.split(" ")[0] if agent.parent is not None else agent.lineage
+
+
 def check_id(text: str) -> MessageId:
     """A message's id as its sender gives it; ``MalformedError``."""
     if not _ID.fullmatch(text):

@@ -8,7 +8,7 @@ from typing import Final
 
 from runtime.agents.births import orphaned
 from runtime.agents.forking import inherit
-from runtime.agents.messages import provenance_of_handoff
+from runtime.agents.messages import provenance_of_handoff, sender_of_handoff
 from runtime.agents.parts import Agents
 from runtime.authority.facts import Facts
 from runtime.authority.guard import of_move, unless
@@ -129,6 +129,6 @@ class Beginner:
             change,
             agent,
             text=text,
-            sender=agent.lineage.split(" ")[0],
+            sender=sender_of_handoff(agent),
             provenance=provenance_of_handoff(agent),
         )

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Any, Final
 
-from runtime.agents.messages import OWN, provenance_of_handoff
+from runtime.agents.messages import OWN, provenance_of_handoff, sender_of_handoff
 from runtime.agents.parts import Agents
 from runtime.cell.port import Execution, LiveCell, about
 from runtime.cell.record import RunRecord, judge
@@ -146,7 +146,7 @@ def _add_delegation(change: Change, agents: Agents, agent: Agent, outcome: Outco
     """Adds what the session shows of a ``once`` agent's run: its task, and its result."""
     handoff = as_content(agents.documents.read(agent, "handoff.md"))
     if handoff:
-        sender, provenance = agent.lineage.split(" ")[0], provenance_of_handoff(agent)
+        sender, provenance = sender_of_handoff(agent), provenance_of_handoff(agent)
         _add_line(change, agent, "user", sender, provenance, handoff)
     if outcome is Outcome.DONE:
         _add_reply(change, agents, agent, as_content(agents.documents.read(agent, "result.md")))

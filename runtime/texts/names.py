@@ -6,6 +6,7 @@ trailing newline, ``int()`` other scripts' digits.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from array import array
@@ -370,3 +371,14 @@ _encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).enc
 def dump_json(value: Any) -> str:
     """One line of JSON; text outside ASCII is kept as it is."""
     return _encode(value)
+
+
+def decode(data: bytes, *, final: bool = True) -> str:
+    """UTF-8 without NUL; ``MalformedError``. What is not ``final`` may end within a character."""
+    if b"\0" in data:
+        raise MalformedError("the text contains a NUL byte")
+    try:
+        return codecs.utf_8_decode(data, "strict", final)[0]
+    except UnicodeDecodeError as error:
+        shown = quote(data[error.start : error.start + 8].decode("latin-1"))
+        raise MalformedError(f"byte {error.start} ({shown}) is not UTF-8") from None

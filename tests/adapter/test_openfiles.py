@@ -857,11 +857,26 @@ def test_a_document_open_for_reading_is_not_truncated(mounted: Mounted) -> None:
     assert [mounted.get(f"{D}/{name}") for name in names] == ["task\n", "result\n", "whole"]
 
 
-def test_a_document_may_hold_any_bytes(mounted: Mounted) -> None:
-    mounted.put(f"{D}/handoff.md", b"\0\xff")
-    fh = mounted.open(f"{D}/handoff.md")
-    assert mounted.read(fh) == b"\0\xff"
-    mounted.close(fh)
+def test_a_result_may_hold_any_bytes(mounted: Mounted) -> None:
+    agent = mounted.agent("x")
+    mounted.world.live(agent)
+    with mounted.as_(inside(agent)):
+        mounted.put(f"{D}/result.md", b"\0\xff")
+        fh = mounted.open(f"{D}/result.md")
+        assert mounted.read(fh) == b"\0\xff"
+        mounted.close(fh)
+
+
+def test_a_task_is_a_text(mounted: Mounted) -> None:
+    for wrong, why in ((b"a\0b", "a NUL byte"), (b"a\xff", 'byte 1 ("\xff") is not UTF-8')):
+        with refused("EINVAL"):
+            mounted.put(f"{D}/handoff.md", wrong)
+        assert why in mounted.reason
+    mounted.put(f"{D}/handoff.md", "ä€".encode()[:4])
+    mounted.put(f"{D}/handoff.md", "ä€".encode()[4:], os.O_APPEND)
+    assert mounted.get(f"{D}/handoff.md") == "ä€"
+    with refused("EINVAL"):
+        mounted.put(f"{D}/handoff.md", b"\x80")
 
 
 @pytest.mark.parametrize("name", ["handoff.md", "input.jsonl"])

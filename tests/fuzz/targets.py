@@ -22,7 +22,6 @@ from client.mcp import Server
 from client.root import Root
 from ctxfs.declared import parse as parse_declaration
 from ctxfs.tools import registry
-from ctxfs.tree.rows import decode
 from runtime.agents import waiting
 from runtime.agents.messages import check_id
 from runtime.authority.accounts import Payer, accounts_of
@@ -34,6 +33,7 @@ from runtime.records.config import Config, load_config
 from runtime.records.history import History
 from runtime.sockets import connection as sockets
 from runtime.texts import mounts, names, policy
+from runtime.texts.names import decode
 from tests.worlds.records import ROOT
 
 Target = Callable[[bytes], None]
