@@ -100,8 +100,8 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         send=lambda base, agent, caller, text: base.agents.messages.report(caller, agent, text),
         doc="one report to its supervisor per flush, of at most 64 KiB: a message with "
         "the provenance child, and an event agent.report; without a supervisor only the event"),
-    document("handoff.md", "the delegated task; the program's standard input", read=PARTIES,
-             guard=_DELEGATION, shape=shapes.TEXT),
+    document("handoff.md", "the delegated task, UTF-8 without NUL; the program's standard input",
+             read=PARTIES, guard=_DELEGATION, shape=shapes.TEXT),
     lines_document("input.jsonl", "references to its inputs, one JSON object per line", check_input,
                    read=PARTIES, guard=_DELEGATION, shape=shapes.JSON_LINES),
     kept_document("inherited.md", "with context=fork: the context inherited from its parent; "

@@ -119,8 +119,10 @@ def test_installing_and_enabling_is_all(service: Service, before: set[str], firs
     assert "ExecStart={ path=/usr/bin/ctxd ;" in systemctl("show", "--property=ExecStart", DAEMON)
     said = run("ctx", "spawn", "hello", "--wait", "--rm", "--", "echo", "hello")
     assert said.startswith("hello\n")
-    for user, uid in (("ctxfs", 61000), ("ctxfs-relay", 61001), ("ctxfs-link", 61002)):
+    for user, uid in (("ctxfs", 61000), ("ctxfs-link", 61002)):
         assert pwd.getpwnam(user)[2:4] == (uid, uid)
+    for user in ("ctxfs-relay", "ctxfs-meter", "ctxfs-web"):  # the first was there already
+        assert pwd.getpwnam(user).pw_shell == "/usr/sbin/nologin"
     assert run("ctx", "spawn", "who", "--wait", "--rm", "--", "id", "-un").startswith("ctxfs\n")
     assert Path(STATE).stat().st_mode & 0o777 == 0o700
     assert run("ctxd", "--version") == "ctxd 0.2.0\n"
