@@ -26,7 +26,7 @@ from ctxfs.tools.tool import (
     waking,
     wanted,
 )
-from ctxfs.tools.waiting import MESSAGE_ID, WAIT, WAITED, WAITS, send
+from ctxfs.tools.waiting import MESSAGE_ID, WAIT, WAITED, WAITS, send, waiting_for_task
 from runtime.agents.messages import check_id
 from runtime.caller import INSIDERS, PARTIES
 from runtime.errors import DeniedError, MalformedError, MissingError
@@ -212,14 +212,20 @@ _SENT: Final[View[Message]] = View({
             "owned by default",
             *(life for life in LIVES if life != "detached"),
         ),
+        "wait": flag(
+            "for a private_child in mode turn or resident: wake the calling agent when "
+            "initial_message has ended, with the reply"
+        ),
     },
-    output=shape({"agent_id": _ID}, {"task_handle": HANDLE.schema, **WAKES}),
+    output=shape({"agent_id": _ID}, {"task_handle": HANDLE.schema, **WAITED, **WAKES}),
 )
 async def _spawn(request: Request) -> dict[str, Any]:
     """Create another agent with its own context, and start it. Use it for work that needs a context
     of its own; for one command use ExecCommand. A private_child works on initial_message for you.
     You get a task_handle; its end wakes you with a task_result message, which has its result. To
-    send it messages later, give it the mode turn or resident: a once child takes none. If your own
+    send it messages later, give it the mode turn or resident: a once child takes none. Such a child
+    goes on when initial_message has ended: you are told if that fails, and with wait you are told
+    the reply, too. If your own
     mode is once, nothing wakes you and the answer has wakes=false: use TaskOutput with block. A
     public_named agent has no supervisor and outlives you; it needs a name and the policy detach.
     Once you have the result of a child, AgentRemove makes room for others; with life=temp it is
@@ -238,6 +244,8 @@ async def _spawn(request: Request) -> dict[str, Any]:
         wanted("name", given, "a public_named agent needs a name: choose one")
         if "life" in given:
             raise MalformedError("life: a public_named agent is always detached: omit it")
+        if given.get("wait"):
+            raise MalformedError("wait: a public_named agent is not your child: omit it")
     recipe = await named(request) if "recipe" in given else None
     births = request.agents.births
     with about("name"):
@@ -253,11 +261,15 @@ async def _spawn(request: Request) -> dict[str, Any]:
         if parent is None or not private:
             return waking(request, {"agent_id": name})
         task = request.agents.tasks.find(parent, name)
-        return waking(request, {"agent_id": name, "task_handle": HANDLE.of(request, task)})
+        answer = {"agent_id": name, "task_handle": HANDLE.of(request, task)}
+        waits = {"wait_id": made[0].name} if made else {}
+        return waking(request, {**answer, **waits})
 
+    made: list[Wait] = []
+    meanwhile = waiting_for_task(request, agent, made) if given.get("wait") else None
     files = _files(request, agent, parent, recipe)
     undo = partial(request.agents.removals.unmake, agent)
-    return await request.start(f"agent/{name}.d", files, undo, started)
+    return await request.start(f"agent/{name}.d", files, undo, started, meanwhile)
 
 
 def _files(

@@ -116,14 +116,16 @@ class Request:
         files: Iterable[tuple[str, str, str]],
         undo: Callable[[], object],
         make: Make,
+        meanwhile: AbstractContextManager[Any] | None = None,
     ) -> dict[str, Any]:
-        """Writes the files of what was just made, each for a field of the input, and says start; if
-        any of it is refused, it is undone."""
+        """Writes the files of what was just made, each for a field of the input, and says start,
+        ``meanwhile`` something else; if any of it is refused, it is undone."""
         try:
             for field, file, text in files:
                 with about(field):
                     await self.paths.write(f"{path}/{file}", text)
-            await self.paths.say(f"{path}/ctl", "start", self.deciding(make))
+            with meanwhile or nullcontext():
+                await self.paths.say(f"{path}/ctl", "start", self.deciding(make))
         except BaseException:
             undo()
             raise

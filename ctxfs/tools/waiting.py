@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from ctxfs.tools.schemas import flag, shape, text, words
@@ -169,6 +170,29 @@ def send(
             wait = _wait_for_reply(request, change, to, message)
     crashpoints.reach("message.queued")
     return sent()
+
+
+@contextmanager
+def waiting_for_task(request: Request, child: Agent, made: list[Wait]) -> Iterator[None]:
+    """A start of the child's meanwhile also makes a wait of the calling agent for the end of its
+    task, in the same change: it is put into ``made``. ``MalformedError`` if that cannot be."""
+    told = request.agents.messages.when_queued
+
+    def queued(change: Change, agent: Agent, message: Message) -> None:
+        if agent is child and message.first:
+            made[:] = [_wait_for_reply(request, change, child, message)]
+
+    _waiter(request)
+    if not child.how.takes_messages:
+        raise MalformedError(
+            f"wait: {quote(child.name)} is a once agent, which answers no messages: omit it, its "
+            "end wakes you; or give it the mode turn or resident"
+        )
+    told.append(queued)
+    try:
+        yield
+    finally:
+        told.remove(queued)
 
 
 def _wait_before(request: Request, child: Agent, message: Message) -> Wait | None:

@@ -25,6 +25,7 @@ from runtime.records.change import Change
 from runtime.records.items import (
     BY_ABORT,
     BY_CANCEL,
+    DELEGATION,
     NOTICES,
     PRIORITIES,
     REPORTED,
@@ -116,7 +117,7 @@ def provenance_of_handoff(agent: Agent) -> str:
     """The provenance of an agent's first message."""
     if agent.parent is None:
         return "operator"
-    return "delegation" if agent.owned else "bootstrap"
+    return DELEGATION if agent.owned else "bootstrap"
 
 
 def sender_of_handoff(agent: Agent) -> str:

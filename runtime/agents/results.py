@@ -284,6 +284,14 @@ class Results(Part):
             path = f"{self._facts.mount}/agent/{child.name}.d/out"
         return self._of_child(change, child, TASK_ENDS[cue], exit_of(reason), reason, path)
 
+    def of_failed(
+        self, change: Change, parent: Agent, child: Agent, status: TaskStatus, reason: str
+    ) -> dict[str, Any]:
+        """The facts, as of a task, that a parent is told when its child goes on, and what it was
+        made for was not done."""
+        path = self.output_path(parent, child.name)
+        return self._of_child(change, child, status, exit_of(reason), reason, path)
+
     def _of_child(
         self,
         change: Change,

@@ -32,7 +32,16 @@ from runtime.errors import (
 )
 from runtime.ids import ItemIndex, WaitFileName
 from runtime.records.change import Change, Subscriber
-from runtime.records.items import TASK_MOVES, Item, Task, TaskCue, TaskStatus
+from runtime.records.items import (
+    DELEGATION,
+    TASK_MOVES,
+    Item,
+    Message,
+    MessageStatus,
+    Task,
+    TaskCue,
+    TaskStatus,
+)
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.texts.names import dump_json, quote
@@ -499,6 +508,29 @@ class TaskPlane(Plane[Task], Subscriber):
             return
         change.put(task, started=moment)
         change.tell(parent, "task.start", task=task.name, pid="")
+
+    def child_goes_on(
+        self, change: Change, child: Agent, message: Message, status: MessageStatus, reason: str
+    ) -> None:
+        """A message to a child has ended, and the child has not. If that was its task, and was not
+        done, its parent is told as of a failed run: unless it waited for that, or ended it."""
+        parent, task = self._registry.parent_of(child), self.handle_of(child)
+        if status is MessageStatus.PROCESSED or message.provenance != DELEGATION:
+            return
+        if parent is None or task is None or not child.accepts_children:
+            return
+        by_parent = child.run.caused_by.partition(" ")[0] == f"agent:{parent.name}"
+        if by_parent or self._waiting.tells(change, parent, child, message):
+            return
+        shown = TaskStatus.FAILED if status is MessageStatus.FAILED else TaskStatus.CANCELLED
+        facts = self._results.of_failed(change, parent, child, shown, reason)
+        self._messages.notify(
+            change,
+            parent,
+            text=dump_json({**facts, "message": message.name}),
+            provenance="task_result",
+            sender=notice_of(task),
+        )
 
     def child_over(
         self, change: Change, parent: Agent, child: Agent, outcome: str, reason: str

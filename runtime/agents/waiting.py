@@ -338,6 +338,14 @@ class WaitingPlane(Plane[Wait], Subscriber):
         for name in (child.name, f"{child.name} {message.name}"):
             self.resource_over(change, parent, "reply", name, facts)
 
+    def tells(self, change: Change, agent: Agent, child: Agent, message: Message) -> bool:
+        """Whether this change tells the agent, which waited for it, that a message has ended."""
+        names = {f"reply {child.name}", f"reply {child.name} {message.name}"}
+        return any(
+            wait.on in names and wait.status is not change.peek(wait, "status")
+            for wait in self.of(change, agent)
+        )
+
     def _reply_payload(
         self, change: Change, agent: Agent, child: Agent, message: Message
     ) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def conclude_run(
         status = message_status(outcome, reason)
         reply = _reply_of_run(agents, agent) if agent.how.run_per_message else ""
         why = reason if last or outcome is not Outcome.DONE else ""
-        end_message(change, agents, agent, message, status, reply=reply, reason=why)
+        end_message(change, agents, agent, message, status, reply=reply, reason=why, last=last)
 
 
 def _add_run_end(
@@ -171,8 +171,10 @@ def end_message(
     *,
     reply: str = "",
     reason: str = "",
+    last: bool = False,
 ) -> None:
-    """A message that was worked on is over: the conversation, and its end."""
+    """A message that was worked on is over: the conversation, and its end; with the ``last`` one
+    its agent is over."""
     content = as_content(message.text.encode())
     _add_line(change, agent, "user", message.sender, message.provenance, content)
     try:
@@ -182,6 +184,8 @@ def end_message(
         why = about(agent, run=agent.run.id)
         log.error("%s: cannot keep the reply: %s", agent.name, error.strerror, extra=why)
     agents.messages.end(change, agent, message, status, reply=reply, reason=reason)
+    if not last:
+        agents.tasks.child_goes_on(change, agent, message, status, reason)
 
 
 def message_status(outcome: str, reason: str) -> MessageStatus:

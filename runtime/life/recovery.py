@@ -78,6 +78,6 @@ def record_lost(agents: Agents, agent: Agent, cue: Cue, reason: str) -> None:
     message = agents.messages.current(agent)
     if message is not None:
         failed = MessageStatus.FAILED
-        end_message(change, agents, agent, message, failed, reason=reason)
+        end_message(change, agents, agent, message, failed, reason=reason, last=True)
     agents.ends.record(change, agent, cue, Outcome.INTERRUPTED, reason)
     agents.journal.note(change)

@@ -168,6 +168,8 @@ BY_ABORT: Final = "operator_aborted"
 BY_CANCEL: Final = "message_cancelled"
 #: of messages that answer something themselves
 NOTICES: Final = ("task_result", "wait")
+#: of the task of a child that its parent supervises
+DELEGATION: Final = "delegation"
 #: of what a supervised child reports
 REPORTED: Final = "child"
 

@@ -112,6 +112,42 @@ def test_a_parent_is_woken_by_the_answer(daemon: Daemon, gate: Path) -> None:
     check_answer(daemon)
 
 
+def test_a_parent_hears_of_children_whose_first_message_fails(daemon: Daemon) -> None:
+    """One it makes itself, one with a wait for the reply, and one that a shell makes for it."""
+    failing = {"mode": "turn", "exec": "sh -c 'echo tried; exit 3'", "initial_message": "look"}
+    program = script(
+        "read -r text",
+        f"""case $text in
+make) {said("SpawnAgent", name="kid", **failing)};;
+wait) {said("SpawnAgent", name="kid2", wait=True, **failing)};;
+*) printf "woken: %s\\n" "$text"; esac""".replace("\n", " "),
+    )
+    boss = daemon.run("boss", program, mode="turn")
+
+    def woken() -> list[dict[str, Any]]:
+        return [json.loads(line.removeprefix("woken: ")) for line in told(daemon)
+                if line.startswith("woken: ")]  # fmt: skip
+
+    tell(daemon, "make")
+    wait_until(lambda: len(woken()) == 1, "it is told")
+    tell(daemon, "wait")
+    wait_until(lambda: len(woken()) == 2, "it is told")
+    kid = daemon.make("kid3", failing["exec"], parent="agent:boss", mode="turn")
+    write(kid / "handoff.md", "look")
+    write(kid / "ctl", "start")
+    wait_until(lambda: len(woken()) == 3, "it is told")
+    first, second, third = woken()
+    for name, notice in (("kid", first), ("kid3", third)):
+        assert (notice["task"], notice["status"], notice["exit"]) == (name, "failed", "exit:3")
+        assert notice["preview"] == "tried\n"
+    assert (second["wait"], second["payload"]["reason"]) == ("wait-1", "exit:3")
+    wait_status(boss, "idle")
+    assert [read(boss / "task" / name, "status") for name in ("kid", "kid2", "kid3")] == [
+        "running\n", "running\n", "running\n",
+    ]  # fmt: skip
+    assert len(woken()) == 3
+
+
 def test_the_child_dies_between_question_and_answer(daemon: Daemon, gate: Path) -> None:
     ask(daemon)
     kid = daemon.agent_dir("kid")

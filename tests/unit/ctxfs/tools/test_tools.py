@@ -38,6 +38,7 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.ids import CallId, Incarnation, RunId
+from runtime.life.conclusions import end_message
 from runtime.records.change import Change
 from runtime.records.items import MessageStatus, TaskCue, TaskStatus
 from runtime.records.lifecycle import Status
@@ -1181,6 +1182,101 @@ def test_a_question_to_another_child_of_that_name_has_a_wait_of_its_own(
         desk.call("SendMessage", {**given, "wait": False})
     assert desk.call("SendMessage", given)["wait_id"] != first
     assert _asked(desk) == ["why?", "reply kid m"]
+
+
+SPAWNED: Input = {"name": "kid", "initial_message": "look", "mode": "turn"}
+
+
+def _end_task(desk: Desk, status: MessageStatus, **how: Any) -> None:
+    """What a child was made for ends, and the child goes on."""
+    child = desk.agents.registry.named("kid")
+    assert child is not None
+    message = desk.agents.messages.pending(child)[0]
+    with desk.agents.journal.changing() as change:
+        desk.agents.messages.deliver(change, child, message, RunId("r1"))
+        end_message(change, desk.agents, child, message, status, **how)
+
+
+def _told(desk: Desk) -> list[dict[str, Any]]:
+    return [json.loads(message.text) for message in desk.agents.messages.pending(desk.coder)]
+
+
+def test_a_parent_is_told_that_the_task_of_a_child_that_goes_on_failed(desk: Desk) -> None:
+    desk.call("SpawnAgent", SPAWNED)
+    _end_task(desk, MessageStatus.FAILED, reason="exit:3")
+    (told,) = _told(desk)
+    assert _notices(desk) == ["task_result"]
+    assert (told["task"], told["status"], told["exit"]) == ("kid", "failed", "exit:3")
+    assert (told["agent"], told["reason"], bool(told["message"])) == ("kid", "exit:3", True)
+    assert desk.call("TaskStatus", {"task_id": "kid"})["status"] == "running"
+    desk.call("SendMessage", {"agent_id": "kid", "text": "again"})
+    _end_task(desk, MessageStatus.FAILED, reason="exit:3")
+    assert len(_told(desk)) == 1, "whoever sends a message may wait for it"
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "expected"),
+    [
+        (MessageStatus.PROCESSED, {}, []),
+        (MessageStatus.ABORTED, {}, ["cancelled"]),
+        (MessageStatus.ABORTED, {"caused_by": "operator uid:0"}, ["cancelled"]),
+        (MessageStatus.ABORTED, {"caused_by": "agent:coder run:r1"}, []),
+        (MessageStatus.FAILED, {"last": True}, []),
+    ],
+)
+def test_of_which_task_a_parent_is_told(
+    desk: Desk, status: MessageStatus, said: dict[str, Any], expected: list[str]
+) -> None:
+    desk.call("SpawnAgent", SPAWNED)
+    child = desk.agents.registry.named("kid")
+    assert child is not None
+    if by := said.pop("caused_by", ""):
+        run = dataclasses.replace(child.run, caused_by=by)
+        desk.agents.journal.update(child, run=run)
+    _end_task(desk, status, **said)
+    assert [told["status"] for told in _told(desk)] == expected
+
+
+@pytest.mark.parametrize("status", [MessageStatus.PROCESSED, MessageStatus.FAILED])
+def test_a_child_is_made_with_a_wait_for_its_first_reply(desk: Desk, status: MessageStatus) -> None:
+    answer = desk.call("SpawnAgent", {**SPAWNED, "wait": True})
+    Draft202012Validator(BY_NAME["SpawnAgent"].output_schema).validate(answer)
+    assert (answer["wait_id"], answer["task_handle"]["task_id"]) == ("wait-1", "kid")
+    child = desk.agents.registry.named("kid")
+    assert child is not None
+    (task,) = desk.agents.messages.pending(child)
+    assert _asked(desk) == ["look\n", f"reply kid {task.name}"]
+    _end_task(desk, status, reply="so", reason="")
+    (told,) = _told(desk)
+    assert (told["wait"], told["payload"]["outcome"]) == ("wait-1", status.value), "and once only"
+
+
+@pytest.mark.parametrize(
+    ("given", "who", "match"),
+    [
+        ({"mode": "once"}, None, "wait: .* is a once agent"),
+        ({"preset": "public_named"}, None, "wait: a public_named agent"),
+        ({"agent_id": "coder"}, USER, "wait: an operator"),
+    ],
+)
+def test_where_no_wait_for_a_first_reply_can_be_nothing_is_made(
+    desk: Desk, given: Input, who: Caller | None, match: str
+) -> None:
+    before, hooks = _everything(desk), list(desk.agents.messages.when_queued)
+    with refused(MalformedError, match):
+        desk.call("SpawnAgent", {**SPAWNED, **given, "wait": True}, who)
+    assert _everything(desk) == before
+    assert desk.agents.messages.when_queued == hooks
+
+
+def test_a_child_that_cannot_be_waited_for_is_not_made(tmp_path: Path) -> None:
+    with mounted_in(tmp_path, waits=1) as mounted:
+        desk = Desk(mounted)
+        _wait(desk)
+        before = _everything(desk)
+        with refused(QuotaError, "WaitCancel"):
+            desk.call("SpawnAgent", {**SPAWNED, "wait": True})
+        assert _everything(desk) == before
 
 
 def test_where_no_wait_can_be_nothing_is_sent(desk: Desk) -> None:
