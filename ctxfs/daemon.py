@@ -14,7 +14,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -302,7 +302,7 @@ class Daemon:
     async def come_up(self) -> None:
         """The first daemon of a process: agents are as a crash, or an end, has left them."""
         await _wait_answering(self.runtime, self.given.places.mount)
-        await self._recover()
+        await self._recover(await self.declaring.started_at_boot())
         await self.declaring.read(booting=True)
         self._settle()
 
@@ -324,13 +324,13 @@ class Daemon:
         # who was stopped meanwhile is not started: this is no boot
         await self.declaring.read(booting=False)
 
-    async def _recover(self) -> None:
+    async def _recover(self, declared: Collection[str] = ()) -> None:
         """Callers do not wait for the last agent longer than a while."""
         patience = trio.CancelScope()
         self.nursery.start_soon(self._let_go_late, patience)
         await self.sockets.open_daemon()
         self.operations.beginning = False
-        await self.runtime.supervisor.recover()
+        await self.runtime.supervisor.recover(declared)
         self.taken_over.set()
         patience.cancel()
 

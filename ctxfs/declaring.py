@@ -94,11 +94,8 @@ class Declaring(Subscriber):
         ``booting`` starts what says so, too. Mistakes are logged with file and line; what a file
         that is wrong declared earlier is left as it is.
         """
-        trusted = {0, self._agents.privilege.uid}
         async with self._turn:
-            found = await trio.to_thread.run_sync(
-                lambda: read_directory(self._directory, trusted=trusted)
-            )
+            found = await self._read()
             for mistake in found.mistakes:
                 log.error("%s", mistake)
             self._keep_broken(found)
@@ -111,6 +108,24 @@ class Declaring(Subscriber):
         if found.agents or found.mistakes:
             wrong = f", {len(found.mistakes)} mistakes" if found.mistakes else ""
             log.info("%s: %d agents are declared%s", self._directory, len(found.agents), wrong)
+
+    async def _read(self) -> Declared:
+        trusted = {0, self._agents.privilege.uid}
+        return await trio.to_thread.run_sync(
+            lambda: read_directory(self._directory, trusted=trusted)
+        )
+
+    async def started_at_boot(self) -> set[str]:
+        """The agents that are declared to start and that are what their files say."""
+        found = await self._read()
+        return {
+            agent.name
+            for agent in self._agents.registry
+            if (declaration := found.agents.get(agent.name)) is not None
+            and declaration.start
+            and agent.declared == declaration.file
+            and agent.declaration == declaration.values
+        }
 
     def _keep_broken(self, found: Declared) -> None:
         """A file that is wrong says what it said before; of one that is gone it is told."""

@@ -121,7 +121,7 @@ def provenance_of_handoff(agent: Agent) -> str:
 
 
 def sender_of_handoff(agent: Agent) -> str:
-    """Who made the agent, as the sender of its first message."""
+    """The maker of the agent, as the sender of its first message."""
     return agent.lineage.split(" ")[0] if agent.parent is not None else agent.lineage
 
 

@@ -504,8 +504,8 @@ class TaskPlane(Plane[Task], Subscriber):
     def child_started(self, change: Change, child: Agent, moment: float) -> None:
         """The handle, if it has one, starts with its child."""
         parent, task = self._registry.parent_of(child), self.handle_of(child)
-        if parent is None or task is None or task.over:
-            return
+        if parent is None or task is None or task.over or task.started:
+            return  # or it goes on after a reboot
         change.put(task, started=moment)
         change.tell(parent, "task.start", task=task.name, pid="")
 

@@ -167,6 +167,7 @@ class Recorder(Part):
             agent,
             cause=None,
             cell=agent.cell.gone(),
+            paused_from="",
             restarts=number,
             restart_at=time.time() + delay,
         )

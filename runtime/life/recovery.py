@@ -1,55 +1,121 @@
 """Taking over what an earlier daemon left: agents that live, ends that were begun, strays.
 
 The store holds the state between two runs, and of paused agents: the next daemon asserts due
-restarts and frozen cgroups again. A run whose record has an unknown version counts as lost. Under
-systemd the agents' cgroup is a unit of its own: so the daemon's unit can be restarted beside
+restarts and frozen cgroups again. A run whose record has an unknown version counts as lost.
+
+A reboot ends what runs, and nothing that does not: agents of mode ``turn``, and what waits to run,
+go on in new cells with their messages, waits, work and children, if what owns them does. What has
+``restart=always``, or is declared to start, is started again, with its messages.
+
+Under systemd the agents' cgroup is a unit of its own: so the daemon's unit can be restarted beside
 living agents, and the agents' unit can be stopped without a daemon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Final
 
 from runtime import crashpoints
 from runtime.agents.parts import Agents
 from runtime.cell import networks
-from runtime.cell.port import Host, LiveCell
+from runtime.cell.port import Host, LiveCell, Part, about
+from runtime.errors import CtxError
+from runtime.life.beginning import Beginner
 from runtime.life.conclusions import end_message
 from runtime.life.ending import Ender
 from runtime.records.change import Change
-from runtime.records.items import MessageStatus, Task
+from runtime.records.items import MessageStatus, Task, TaskCue, TaskStatus
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
+from runtime.records.run import RunCue
+
+log = logging.getLogger("ctxd.recovery")
+
+_REBOOT: Final = "reboot"
 
 
-def adopt(host: Host, ender: Ender, make_live_cell: Callable[[Agent], LiveCell]) -> list[LiveCell]:
-    """Adopts what lives, and records what ended with the machine, before a daemon serves."""
-    agents = host.agents
-    agents.births.take_back()
-    agents.tasks.take_back()
-    for agent in agents.registry:
-        family = agents.registry.family(agent)
-        agents.wait_files.create(agent.wait_token, agent.owner, family)
-        for task in agents.items.of(agent.index, Task):
-            if not task.child:
-                agents.wait_files.create(task.wait_token, agent.owner, family)
-                if task.over:
-                    agents.wait_files.release(task.wait_token)
-        if agent.status is Status.DEAD:
-            ender.release(agent)
-    adopted: list[LiveCell] = []
-    lost = []
-    for agent in agents.registry:
-        if agent.index in host.live_cells:
-            continue  # this daemon has started it: requests are served already
-        if agent.live and agent.cell.boot == host.port.boot:
-            adopted.append(make_live_cell(agent))
-        elif agent.live:
-            lost.append(agent)
-    for agent in sorted(lost, key=agents.registry.depth, reverse=True):
-        record_lost(agents, agent, Cue.REBOOTED, "reboot")
-        crashpoints.reach("adopt.lost")
-    return adopted
+class Recovery(Part):
+    """Adopts what lives, and brings back what goes on after a reboot."""
+
+    def __init__(
+        self,
+        host: Host,
+        ender: Ender,
+        beginner: Beginner,
+        make_live_cell: Callable[[Agent], LiveCell],
+    ) -> None:
+        super().__init__(host)
+        self._ender = ender
+        self._beginner = beginner
+        self._make_live_cell = make_live_cell
+
+    def adopt(self, declared: Collection[str]) -> list[LiveCell]:
+        """Adopts what lives, and records what ended with the machine, before a daemon serves.
+        ``declared`` names agents that are started with the machine."""
+        agents = self._agents
+        agents.births.take_back()
+        agents.tasks.take_back()
+        for agent in agents.registry:
+            family = agents.registry.family(agent)
+            agents.wait_files.create(agent.wait_token, agent.owner, family)
+            for task in agents.items.of(agent.index, Task):
+                if not task.child:
+                    agents.wait_files.create(task.wait_token, agent.owner, family)
+                    if task.over:
+                        agents.wait_files.release(task.wait_token)
+            if agent.status is Status.DEAD:
+                self._ender.release(agent)
+        adopted: list[Agent] = []
+        lost: list[Agent] = []
+        for agent in agents.registry:
+            if agent.index in self._live_cells:
+                continue  # this daemon has started it: requests are served already
+            if agent.live:
+                (adopted if agent.cell.boot == self._port.boot else lost).append(agent)
+        for agent in sorted(lost, key=agents.registry.depth, reverse=True):
+            if self._goes_on(agent, declared) and self._bring_back(agent):
+                adopted.append(agent)
+            else:
+                record_lost(agents, agent, Cue.REBOOTED, _REBOOT)
+            crashpoints.reach("adopt.lost")
+        return list(map(self._make_live_cell, adopted))
+
+    def _goes_on(self, agent: Agent, declared: Collection[str]) -> bool:
+        """Whether an agent that the machine took along begins again."""
+        above = self._agents.registry.ancestors(agent)
+        if any(each.status is Status.STOPPING for each in (*above, agent)):
+            return False
+        if not all(each.how.run_per_message for each in above):
+            return False
+        if agent.how.run_per_message or agent.waits_to_run or agent.name in declared:
+            return True
+        return agent.restart == "always" and agent.parent is None
+
+    def _bring_back(self, agent: Agent) -> bool:
+        """Records that an agent starts again, or still waits to; False if that cannot be."""
+        agents, ended = self._agents, _end_line(agent, _REBOOT)
+        change = Change()
+        try:
+            if agent.waits_to_run:
+                change.set(agent, cell=replace(agent.cell, boot=self._port.boot))
+            else:
+                _end_run(change, agents, agent, _REBOOT, last=False)
+                for task in agents.tasks.unfinished(change, agent):
+                    if task.status is not TaskStatus.MADE:
+                        agents.tasks.end(change, agent, task, TaskCue.INTERRUPTED, reason=_REBOOT)
+                change.run(agent, RunCue.OVER)
+                change.set(agent, frozen=False)
+                self._beginner.add_start(change, agent)
+                change.move(agent, Cue.RETURNING, reason=_REBOOT)
+                self._tell_log(agent, ended)
+            agents.journal.note(change)
+        except (CtxError, OSError) as error:
+            log.error("%s: cannot start it again: %s", agent.name, error, extra=about(agent))
+            return False
+        return True
 
 
 def remove_strays(host: Host) -> None:
@@ -73,11 +139,22 @@ def record_lost(agents: Agents, agent: Agent, cue: Cue, reason: str) -> None:
     for member in reversed(agents.registry.descendants(agent)):
         if member.status is Status.NEW:
             agents.ends.record(change, member, Cue.OWNER_ENDING, Outcome.CANCELLED, "parent_dead")
+    _end_run(change, agents, agent, reason, last=True)
+    change.set(agent, last_line=_end_line(agent, reason))
+    agents.ends.record(change, agent, cue, Outcome.INTERRUPTED, reason)
+    agents.journal.note(change)
+
+
+def _end_run(change: Change, agents: Agents, agent: Agent, reason: str, *, last: bool) -> None:
+    """The run at hand is lost, and the message that it worked on; with the ``last`` one its agent
+    is over."""
     if agent.run.pid:
         change.tell(agent, "run.end", run=agent.run.id, outcome=Outcome.INTERRUPTED, reason=reason)
     message = agents.messages.current(agent)
     if message is not None:
         failed = MessageStatus.FAILED
-        end_message(change, agents, agent, message, failed, reason=reason, last=True)
-    agents.ends.record(change, agent, cue, Outcome.INTERRUPTED, reason)
-    agents.journal.note(change)
+        end_message(change, agents, agent, message, failed, reason=reason, last=last)
+
+
+def _end_line(agent: Agent, reason: str) -> str:
+    return f"{agent.run.id or 'it'} ended: {Outcome.INTERRUPTED} {reason}"

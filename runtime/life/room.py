@@ -75,6 +75,8 @@ class Room:
         change.set(agent, no_room="")
         if agent.status is Status.PAUSED:
             change.move(agent, Cue.RESUME)
+        elif agent.status is Status.STARTING:
+            change.set(agent, paused_from="")  # it comes back after a reboot
         self._agents.journal.note(change)
 
 

@@ -112,7 +112,7 @@ class Runs(Part):
         message = None
         if agent.how.run_per_message:
             message = next(iter(self._agents.messages.pending(agent)), None)
-            if agent.status is Status.STARTING and message is None:
+            if agent.status is Status.STARTING and (message is None or agent.paused_from):
                 idle = Change()
                 idle.move(agent, Cue.IDLING)
                 self._agents.journal.note(idle)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from typing import Final
 
@@ -28,7 +28,7 @@ from runtime.life.ending import Ender
 from runtime.life.following import Follower, FollowingCell, FollowingTask, Inside
 from runtime.life.metering import Meter
 from runtime.life.recording import Recorder
-from runtime.life.recovery import adopt, record_lost, remove_strays
+from runtime.life.recovery import Recovery, record_lost, remove_strays
 from runtime.life.room import Room
 from runtime.life.runs import Runs
 from runtime.life.streams import Streams
@@ -284,11 +284,12 @@ class Supervisor(Part, Subscriber):
         """Writes the resource limits to the agent's cgroup, if there is one now."""
         self._port.apply_limits(self._place(agent), limits)
 
-    async def recover(self) -> None:
+    async def recover(self, declared: Collection[str] = ()) -> None:
         """Takes over what an earlier daemon left: follows what lives, and goes on ending what was
         being ended. Returns when what has ended meanwhile is recorded, and what lives can be
-        spoken to."""
-        adopted = adopt(self._host, self._ender, self._make_live_cell)
+        spoken to. ``declared`` names agents that are started with the machine."""
+        recovery = Recovery(self._host, self._ender, self._beginner, self._make_live_cell)
+        adopted = recovery.adopt(declared)
         self._has_taken_over = True
         for live_cell in adopted:
             self._inside.end_left(live_cell)

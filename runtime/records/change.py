@@ -22,6 +22,7 @@ from runtime.records.model import Agent, Session
 from runtime.records.run import BETWEEN_RUNS, RUN_MOVES, Run, RunCue, RunStatus
 
 _I = TypeVar("_I", bound=Item)
+_UP: Final = (Status.READY, Status.IDLE, Status.BUSY)
 
 EVENTS: Final = "events.jsonl"
 #: who caused what nobody did
@@ -149,6 +150,8 @@ class Change:
         if to is not status:
             self.set(agent, status=to, since=time.time())
             self.tell(agent, "agent.status", status=to.value, **why)
+        if status is Status.STARTING and to in _UP and self.peek_agent(agent, "paused_from"):
+            self.move(agent, Cue.PAUSE)  # it was paused when the machine went down
 
     def run(self, agent: Agent, cue: RunCue, **values: Any) -> None:
         """The next status of an agent's run, with what that calls for, and ``values`` of it.

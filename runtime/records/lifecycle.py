@@ -60,6 +60,8 @@ class Cue(StrEnum):
     #: it ran when the machine went down; its monitor is gone, and with it what became of it
     REBOOTED = "rebooted"
     LOST = "lost"
+    #: the same, and it goes on in a new cell
+    RETURNING = "returning"
     #: somebody takes its directory away before it was ever started
     REMOVING = "removing"
 
@@ -127,6 +129,7 @@ TABLE: Final[dict[tuple[Status, Cue], Move[Status]]] = {
     (_S.STOPPING, _E.ENDED): Move(_S.DEAD, (Effect.CLEAR, Effect.RELEASE)),
     (_S.STOPPING, _E.RESTARTING): Move(_S.STARTING, (Effect.CLEAR,)),
     **{(s, e): _GONE for s in sorted(LIVE) for e in (_E.REBOOTED, _E.LOST)},
+    **{(s, _E.RETURNING): Move(_S.STARTING) for s in _NOT_ENDING},
     # a new life in its place, which nobody leads yet
     (_S.DEAD, _E.RESET): Move(_S.NEW),
 }

@@ -231,6 +231,15 @@ def test_what_says_start_starts_when_it_is_made_and_at_each_boot(described: Desc
             assert described.agent("up").live
 
 
+def test_what_goes_on_after_a_reboot_is_what_its_file_says(described: Described) -> None:
+    for name, start in (("same", "true"), ("other", "true"), ("idle", "false")):
+        described.say(name, f"exec: sleep 1\nstart: {start}\n")
+    described.read(booting=True)
+    described.run("idle")
+    described.say("other", "exec: sleep 2\nstart: true\n")
+    assert trio.run(described.declaring.started_at_boot) == {"same"}
+
+
 def test_what_ended_with_ctxd_is_new_again_at_the_next_boot(described: Described) -> None:
     described.say("down", "exec: sleep 1\n")
     described.read(booting=True)

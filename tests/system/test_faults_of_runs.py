@@ -482,12 +482,49 @@ def test_what_is_started_while_its_agent_ends_does_not_outlive_it() -> None:
         finish(scene)
 
 
-@pytest.mark.parametrize("mode", ["turn", "resident"])
-def test_a_reboot(mode: str) -> None:
+def test_a_turn_agent_goes_on_after_a_reboot() -> None:
+    """The message in flight has failed; the others, waits and what has not begun are there."""
+    with scene_of() as scene:
+        scene.daemon.start()
+        agent = working(scene, "turn")
+        armed = stages.wait(scene, "one", "for-ever", "timer 1h")
+        made = agent / "task" / "made"
+        made.mkdir()
+        queued = [e["message"] for e in events(scene, "one", "message.queued")]
+        again = scene.run("again", SLEEP, restart="always")
+        scene.wait("again", "busy")
+        scene.daemon.kill()
+        scene.invariants.observe()
+        reboot(scene)
+        scene.promise("kid", "interrupted", "reboot")
+        scene.daemon.start()
+
+        def told() -> dict[str, tuple[str, str]]:
+            ends = events(scene, "one", "message.end")
+            return {e["message"]: (e["outcome"], e.get("reason", "")) for e in ends}
+
+        wait_until(lambda: queued[1] in told(), "what it was sent before is worked on")
+        assert [told()[message] for message in queued[:2]] == [
+            ("failed", "reboot"), ("processed", "")
+        ]  # fmt: skip
+        wait_until(lambda: read(agent, "queue") == "", "it is told of what ended")
+        scene.wait("one", "idle")
+        for task, status in (("long", "interrupted"), ("kid", "interrupted"), ("made", "queued")):
+            assert read(agent / "task" / task, "status") == f"{status}\n"
+        assert read(armed, "status") == "armed\n"
+        first, *_ = events(scene, "one", "run.end")
+        assert (first["outcome"], first["reason"]) == ("interrupted", "reboot")
+        assert "r1 ended: interrupted reboot" in read(agent, "log")
+        scene.wait("again", "busy")
+        assert read(again, "run") == "r2\n"
+        finish(scene)
+
+
+def test_a_resident_agent_ends_with_a_reboot() -> None:
     """The message in flight has failed, the others are dropped, tasks interrupted."""
     with scene_of() as scene:
         scene.daemon.start()
-        agent = working(scene, mode)
+        agent = working(scene, "resident")
         armed = stages.wait(scene, "one", "for-ever", "timer 1h")
         made = agent / "task" / "made"
         made.mkdir()

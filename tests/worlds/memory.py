@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +25,7 @@ from runtime.cell.sources import Looker
 from runtime.cell.starting import Starter
 from runtime.ids import BootId
 from runtime.kernel.cgroups import Cgroup
-from runtime.kernel.inotify import Wakeup
+from runtime.kernel.inotify import Wakeup, Watcher
 from runtime.kernel.processes import Census
 from runtime.kernel.processes import Place as Looked
 from runtime.life.streams import Streams
@@ -109,6 +109,11 @@ class MemoryPlace(Cgroup):
         return None
 
 
+class _NoFiles:
+    def watching(self, path: Path, wakeup: Wakeup) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 class Machine(Port):
     """``obedient`` programs end when they are told to. Where it is ``crowded``, what is killed
     waits for a processor until somebody hurries it."""
@@ -118,6 +123,7 @@ class Machine(Port):
         #: how often something was hurried
         self.hurries = 0
         self.boot = BootId("this boot")
+        self.watcher = cast(Watcher, _NoFiles())
         self.obedient = obedient
         self.frozen: set[str] = set()
         #: the signals that ended programs, by their keys

@@ -37,6 +37,7 @@ OBSERVED = {
     "restarting": {"stopping": "starting"},
     "rebooted": dict.fromkeys((*ALIVE, "stopping"), "dead"),
     "lost": dict.fromkeys((*ALIVE, "stopping"), "dead"),
+    "returning": dict.fromkeys(ALIVE, "starting"),
     "removing": {"new": "dead", "starting": "dead"},
 }
 #: what is done beside the records; every other move has nothing done
