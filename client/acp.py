@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from client.agents import Line, Value, create
+from client.agents import Line, Value, create_own
 from client.author import author_line
 from client.control import Terminated, end, for_each, terminate
 from client.declaring import Arguments, command, operand, option
@@ -300,8 +300,8 @@ class Recipes(Source):
         super().__init__(root, name)
         self.recipe = find(name)
         self.loop = loop
-        #: agents that are there, and those of them that are being stopped
-        self.made: list[str] = []
+        #: agents that are there, with their windows, and those of them that are being stopped
+        self.made: dict[str, int] = {}
         self.ending: dict[int, str] = {}
 
     def open(self, cwd: str) -> tuple[str, str]:
@@ -310,8 +310,8 @@ class Recipes(Source):
         name = f"{self.recipe.name}-{os.urandom(4).hex()}"
         owner = agent(name)
         files = recipe_files(self.root, self.recipe, name, cwd)
-        create(self.root, owner, [*files, *author_line(files), ("ctl", b"start\n")])
-        self.made.append(name)
+        files = [*files, *author_line(files), ("ctl", b"start\n")]
+        self.made[name] = create_own(self.root, owner, files)
         try:
             connect_started(self.root, name).close()
         except Failure:
@@ -336,8 +336,10 @@ class Recipes(Source):
         self.loop.forget(fd)
         os.close(fd)
         name = self.ending.pop(fd)
-        self.made.remove(name)
         for_each([agent(name)], self.root.remove)
+        window = self.made.pop(name)
+        if window >= 0:
+            os.close(window)
 
     def leave(self) -> None:
         for name in self.made:

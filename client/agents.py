@@ -73,6 +73,26 @@ def create(root: Root, owner: str, files: Sequence[tuple[str, Value]]) -> None:
     fill(root, owner, files)
 
 
+def create_own(root: Root, owner: str, files: Sequence[tuple[str, Value]]) -> int:
+    """Create an agent that goes with this process, or when the returned descriptor is closed."""
+    check_paths(owner, files)
+    root.call(owner, os.mkdir)
+    window = tie(root, owner)
+    fill(root, owner, files)
+    return window
+
+
+def tie(root: Root, owner: str) -> int:
+    """Have what was just created go with this process; see open_window."""
+    from client.sockets import open_window
+
+    try:
+        return open_window(root, owner)
+    except BaseException:
+        for_each([owner], root.remove)
+        raise
+
+
 def check_paths(owner: str, files: Sequence[tuple[str, Value]]) -> None:
     """Fail if a file is not one of its owner."""
     for file, _ in files:

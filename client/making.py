@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from client.agents import Value, assignments, check_paths, fill, parent_line
+from client.agents import Value, assignments, check_paths, fill, parent_line, tie
 from client.author import author_line
 from client.declaring import CWD, ENV, PARENT, Arguments, one_of, option
 from client.exits import Failure, Misuse
@@ -113,10 +113,16 @@ def warn_of_directory(root: Root, owner: str) -> None:
         )
 
 
-def make(root: Root, args: Arguments, makings: Iterator[Making], *last: tuple[str, Value]) -> str:
+def make(
+    root: Root,
+    args: Arguments,
+    makings: Iterator[Making],
+    *last: tuple[str, Value],
+    own: bool = False,
+) -> str:
     """Create the agent under the first of its possible names that is free, and return its path.
 
-    `last` is written after its files.
+    `last` is written after its files. One's `own` goes with this process.
     """
     refused: Failure | None = None
     for name, files in makings:
@@ -130,6 +136,8 @@ def make(root: Root, args: Arguments, makings: Iterator[Making], *last: tuple[st
                 raise
             refused = failure
             continue
+        if own:
+            tie(root, owner)
         fill(root, owner, written)
         if args.agent:
             warn_of_directory(root, owner)

@@ -184,6 +184,28 @@ def answer(
     return frame
 
 
+def open_window(root: Root, owner: str) -> int:
+    """Have a new agent end, and be removed, once the returned descriptor is closed, as the kernel
+    does when this process ends, whatever ends it; -1 if a ctxd of an earlier version has no such
+    thing."""
+    import socket
+    import struct
+
+    with connect_own(root) as connection:
+        ask(connection, op="window", agent=label(owner), remove=True)
+        data, rights, _, _ = connection.recvmsg(
+            BLOCK, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC
+        )
+    frame = parse_object(data)
+    if frame is None:
+        raise Failure(NO_ANSWER, NOT_RUNNING, errno.ENOTCONN)
+    if rights:
+        return int(struct.unpack("i", rights[0][2])[0])
+    if frame.get("code") == "EINVAL":
+        return -1
+    raise refusal(frame, MESSAGE_CODES)
+
+
 def say(root: Root, owner: str, line: str) -> bool:
     """Say a verb to an agent or a task at a socket; return False if its `ctl` has to be written.
 

@@ -69,7 +69,7 @@ def do_spawn(root: Root, args: Arguments) -> int:
         owner = make(root, args, makings, *more, ("ctl", b"start\n"))
         STDOUT.lines([label(owner)])
         return OK
-    owner = make(root, args, makings, *more)
+    owner = make(root, args, makings, *more, own=args.rm)
     session = session_of(root, owner)
     run_foreground(root, owner, {"out": STDOUT, "log": STDERR})
     outcome, reason = ending(root, owner, session)
@@ -141,7 +141,7 @@ def do_run(root: Root, args: Arguments) -> int:
             check_program(root, name, value(files, "exec"))
             return run_message(root, agent(name), text)
         makings = iter([(name, files)])
-    owner = make(root, args, makings, ("ctl", b"start\n"))
+    owner = make(root, args, makings, ("ctl", b"start\n"), own=not args.keep)
     if args.keep and args.agent and not args.name:
         complain(f"the agent is {label(owner)}")
     try:

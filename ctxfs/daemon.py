@@ -242,6 +242,7 @@ class Daemon:
         services = Services(
             agents=self.base.agents,
             streams=self.runtime.streams,
+            windows=self.runtime.supervisor.windows,
             replays=Replays(self.base.agents.sessions),
             status=self.runtime.status,
             call_tool=partial(tools.call, self.base, self.fs.root),

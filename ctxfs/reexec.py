@@ -109,6 +109,7 @@ class Reexecution:
     def passes(self, handshake: Handshake, sockets: Sockets) -> None:
         """Says what passes, once all of it is there."""
         base, opened, self._sockets = self.base, self.operations.opened, sockets
+        windows = self.runtime.supervisor.windows
         #: in the order in which they are restored
         self._parts = (
             Part(name="runtime", save=self.runtime.save, restore=self.runtime.restore),
@@ -117,6 +118,7 @@ class Reexecution:
             Part(name="reasons", save=base.reasons.save, restore=base.reasons.restore),
             Part(name="folders", save=base.folders.save,
                 restore=lambda saved: base.folders.restore(saved, ROWS)),
+            Part(name="windows", save=windows.save, restore=windows.take_over),
             Part(name="open", save=opened.save, restore=opened.restore),
             Part(name="sockets", save=sockets.save, restore=sockets.take_over),
             # before all others: the mount
@@ -130,7 +132,8 @@ class Reexecution:
         for fd in values.get("waits", ()):  # of version 0.2, which opened FIFOs itself
             os.close(fd)
         for part in self._parts:
-            part.restore(values[part.name])
+            if part.name in values:  # not all are in that of an earlier version
+                part.restore(values[part.name])
 
     def _seal(self) -> int:
         descriptors = Descriptors()

@@ -162,13 +162,13 @@ class Removals(Part):
             self._journal.commit(change)
             self._sessions.erase(session)
 
-    def remove_temporary(self, agent: Agent) -> None:
-        """Removes a ``temp`` child, of which only the parent's channel stays."""
+    def remove_ended(self, agent: Agent) -> None:
+        """Removes an agent that has ended and that nobody is to remove."""
         try:
             self.remove(agent)
         except CtxError as error:
             why = because_of(agent.owner, agents=[agent.name])
-            log.error("%s: cannot remove this temp agent: %s", agent.name, error, extra=why)
+            log.error("%s: cannot remove it after its end: %s", agent.name, error, extra=why)
 
     def forget(self, agent: Agent) -> None:
         """One whose removal is committed: nothing of it is left in memory, nor of its files."""

@@ -1,4 +1,4 @@
-"""Bytes for the standard input of a program, handed to its monitor (inlet.h).
+"""The way to the monitor of a run, for bytes for standard input and a window (inlet.h).
 
 The monitor alone writes them into the pipe, which is an agent's too. What is handed over stays
 in the kernel's queue, whatever becomes of the daemon, and the next one begins with the first byte
@@ -7,6 +7,7 @@ of what this one may have told in part: the monitor takes every line once.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from pathlib import Path
@@ -24,6 +25,10 @@ _HEAD: Final = struct.Struct("=cB6xQQ")
 _AGAIN_SECONDS: Final = 0.1
 #: with what the pipe holds, no more than an owner pays for (``INPUT_SIZE``)
 _QUEUE: Final = 64 << 10
+#: struct handed of inlet.h
+_HANDED: Final = struct.Struct("=c7xQ")
+#: a monitor answers at once, unless somebody stopped it
+_ANSWER_SECONDS: Final = 1.0
 
 
 class Inlet:
@@ -54,6 +59,29 @@ class Inlet:
                 break
             taken += len(part)
         return taken
+
+    def give(self, window: socket.socket, grace: float) -> None:
+        """Has the monitor that will listen find a window there, and end the agent with it, in so
+        many seconds."""
+        made = self._connect()
+        assert made is not None
+        with made:
+            socket.send_fds(made, [_HANDED.pack(b"w", round(1000 * grace))], [window.fileno()])
+
+    async def ask_window(self) -> socket.socket | None:
+        """The window that the monitor has, None if it has none, or is gone."""
+        with contextlib.suppress(OSError), trio.move_on_after(_ANSWER_SECONDS):
+            made = self._connect()
+            if made is None:
+                return None
+            with made:
+                made.send(b"w")
+                while True:
+                    await trio.lowlevel.wait_readable(made)
+                    data, fds, _, _ = socket.recv_fds(made, _HANDED.size, 1)
+                    if not data or data == b"w":
+                        return socket.socket(fileno=fds[0]) if fds else None
+        return None
 
     def _connect(self) -> socket.socket | None:
         """None if too many wait, which earlier daemons left."""

@@ -23,6 +23,7 @@ import trio
 from runtime.agents.parts import Agents
 from runtime.cell.cell import Places
 from runtime.cell.record import Facts, RunRecord
+from runtime.cell.windows import Ends
 from runtime.errors import UnsupportedError
 from runtime.ids import AgentIndex
 from runtime.kernel import cgroups, linux, output
@@ -424,6 +425,7 @@ class Host:
     nursery: trio.Nursery
     port: Port
     live_cells: LiveCells = field(default_factory=LiveCells)
+    ends: Ends = field(default_factory=Ends)
 
 
 class Part:
@@ -434,6 +436,7 @@ class Part:
         self._places = host.places
         self._nursery = host.nursery
         self._live_cells = host.live_cells
+        self._ends = host.ends
         self._port = host.port
 
     def _tell_log(self, agent: Agent, *lines: str) -> None:

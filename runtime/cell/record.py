@@ -54,6 +54,8 @@ class RunRecord:
     exit_code: int | None = None
     signal: int | None = None
     ended: int = 0
+    #: the agent's window was closed before it had ended
+    hung_up: bool = False
     #: nobody can tell what became of it: its keeper was killed, or this daemon is too old
     lost: bool = False
     finished: bool = False
@@ -112,6 +114,8 @@ def read_record(path: Path) -> RunRecord:
                 record.failed = record.failed or escape(rest)
             case "hold", []:
                 record.held = True
+            case "hangup", [_]:
+                record.hung_up = not (record.finished or (record.ended and not record.held))
             case "exit", [code, when]:
                 record.exit_code, record.ended = code, when
             case "signal", [number, when]:

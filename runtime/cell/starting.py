@@ -37,6 +37,7 @@ from runtime.cell.cell import Command, Places, Plan
 from runtime.cell.port import Execution, Host, LiveCell, Part
 from runtime.cell.sources import Looker
 from runtime.cell.treework import Trees
+from runtime.cell.windows import HANG_UP_GRACE
 from runtime.errors import UnsupportedError, WrongStateError
 from runtime.kernel import orders, seqpackets
 from runtime.kernel.users import find_user
@@ -174,7 +175,13 @@ class Starter(Part):
                 passed_files(plan, places, keeper, rootless=rootless, hand=hand)
             )
             stdin = held(command.open_input() if command.open_input is not None else _null())
-            inlet = [held(execution.facts.inlet.listen())] if command.fed else []
+            window = self._ends.get(agent.index) if isinstance(execution, LiveCell) else None
+            inlet = []
+            if command.fed or window is not None:
+                inlet.append(held(execution.facts.inlet.listen()))
+            if window is not None:
+                grace = min(self._agents.settings.grace(agent), HANG_UP_GRACE)
+                execution.facts.inlet.give(window, grace)
             most = self._agents.settings.config.owner_monitors
             monitors = self._port.hierarchy.monitors(agent.owner, most)
             numbers = {fd: _FIRST_PASSED + i for i, fd in enumerate(fds)}
@@ -198,6 +205,7 @@ class Starter(Part):
                         agent.uid,
                         led if command.leads else "-",
                         _FIRST_PASSED + len(fds) if inlet else "-",
+                        "fed" if command.fed else "-",
                         list(numbers.values()),
                         plan.steps,
                     ),

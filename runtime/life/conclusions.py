@@ -10,6 +10,7 @@ from runtime.agents.messages import OWN, provenance_of_handoff, sender_of_handof
 from runtime.agents.parts import Agents
 from runtime.cell.port import Execution, LiveCell, about
 from runtime.cell.record import RunRecord, judge
+from runtime.cell.windows import HANGUP
 from runtime.ids import RunId
 from runtime.kernel import output
 from runtime.records.change import Change
@@ -41,6 +42,8 @@ def judge_agent(agents: Agents, live_cell: LiveCell) -> tuple[Outcome, str]:
     """Outcome and reason of an agent whose cell has ended: by the program that it was, if that had
     entered the cell and ended first."""
     agent, run = live_cell.agent, live_cell.run
+    if live_cell.record().hung_up:
+        return Outcome.CANCELLED, HANGUP
     is_agent = run is not None and not agent.how.run_per_message and not agent.run.ending
     if run is not None and is_agent and run.record().over:
         return LOST if live_cell.lost else judge_run(agents, agent, run)

@@ -24,6 +24,7 @@ import trio
 
 from runtime import crashpoints
 from runtime.cell.port import Execution, Host, LiveCell, Part, Place, about, guarded
+from runtime.cell.windows import HANG_UP_GRACE, HANGUP
 from runtime.errors import AgainError, CtxError, KernelError
 from runtime.ids import AgentIndex
 from runtime.records.change import Change
@@ -139,8 +140,14 @@ class Ender(Part):
         parent = self._agents.registry.parent_of(agent)
         if parent is not None:
             self.refuse(parent)
-        if agent.life == "temp":
-            self._agents.removals.remove_temporary(agent)
+        self.remove_unwanted(agent)
+
+    def remove_unwanted(self, agent: Agent) -> None:
+        """Removes what has ended and is not to stay: a ``temp`` agent, and one whose window was
+        closed."""
+        closed = agent.window == "remove" and agent.index not in self._ends
+        if closed or agent.life == "temp":
+            self._agents.removals.remove_ended(agent)
 
     def lead(self, top: Agent) -> None:
         """Goes on with an end that is begun, down to the last process."""
@@ -227,6 +234,8 @@ class Ender(Part):
             return  # it was sent SIGKILL
         for _ in range(_TRIES):
             try:
+                if _is_hung_up(top):
+                    await self._port.signal_cells(top.owner, signal.SIGHUP, members)
                 await self._port.signal_cells(top.owner, signal.SIGTERM, members)
                 return
             except (CtxError, OSError) as error:
@@ -316,7 +325,10 @@ class Ender(Part):
                         for execution in each.programs():
                             await self._port.wait_settled(execution)
                 _hold(members, held)
-            over = trio.current_time() + self._agents.settings.grace(top)
+            grace = self._agents.settings.grace(top)
+            if _is_hung_up(top):
+                grace = min(grace, HANG_UP_GRACE)
+            over = trio.current_time() + grace
             for begin in range(0, len(members), _AT_ONCE):
                 await self._signal(top, members[begin : begin + _AT_ONCE])
             with trio.move_on_at(min(over, trio.current_time() + _AT_ONCE_SECONDS)):
@@ -431,6 +443,10 @@ def _hold(members: Iterable[LiveCell], held: contextlib.ExitStack) -> None:
     for each in members:
         each.changed.hold()
         held.callback(each.changed.let_go)
+
+
+def _is_hung_up(top: Agent) -> bool:
+    return top.cause is not None and top.cause[1] == HANGUP
 
 
 def _has_left(live_cell: LiveCell) -> bool:

@@ -28,6 +28,7 @@ from runtime.cell.port import Execution, Host, LiveCell, Part, about
 from runtime.cell.record import RunRecord, judge_task
 from runtime.cell.relays import Networks
 from runtime.cell.starting import Starter
+from runtime.cell.windows import HANGUP
 from runtime.errors import CtxError, WrongStateError
 from runtime.kernel import output
 from runtime.kernel.output import Segments
@@ -307,6 +308,8 @@ class FollowingCell(Following):
             for above in causes:
                 self._ender.end(above.agent, *judge_agent(self._agents, above))
             self._ender.end(agent, *judge_agent(self._agents, live_cell), change=change)
+        elif record.hung_up:
+            self._ender.end(agent, Outcome.CANCELLED, HANGUP)
         elif live_cell.monitor_gone:
             self._ender.end(agent, Outcome.INTERRUPTED, "runtime_lost")
 

@@ -33,6 +33,7 @@ from runtime.life.room import Room
 from runtime.life.runs import Runs
 from runtime.life.streams import Streams
 from runtime.life.turns import due, has_turn
+from runtime.life.windows import Windows
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change, Subscriber
 from runtime.records.items import BY_ABORT, Item, Message, Task, TaskStatus
@@ -68,6 +69,7 @@ class Supervisor(Part, Subscriber):
         #: every agent that lives has a live cell
         self._has_taken_over = False
         self._inside = Inside(host, follower)
+        self.windows = Windows(host, self._ender)
         self._worktrees = Worktrees(host, self._inside.run)
         self.networks = follower.networks
         self._beginner = Beginner(host.agents, self._worktrees, host.port.boot)
@@ -75,7 +77,7 @@ class Supervisor(Part, Subscriber):
         self.meter = Meter(host, census)
         #: records ends, and counts them
         self.recorder = Recorder(host, self.meter, streams)
-        for run in (self.recorder.run, self.meter.run, Room(host.agents).run):
+        for run in (self.recorder.run, self.meter.run, self.windows.run, Room(host.agents).run):
             host.nursery.start_soon(run)
         host.agents.journal.subscribe(self)
 
@@ -291,6 +293,8 @@ class Supervisor(Part, Subscriber):
         recovery = Recovery(self._host, self._ender, self._beginner, self._make_live_cell)
         adopted = recovery.adopt(declared)
         self._has_taken_over = True
+        ending = [each.agent for each in adopted if each.agent.status is Status.STOPPING]
+        await self.windows.take_back()
         for live_cell in adopted:
             self._inside.end_left(live_cell)
         await oldinputs.take_over(self._host, adopted)
@@ -306,11 +310,10 @@ class Supervisor(Part, Subscriber):
                 gone.append(live_cell)
             self._begin_life(live_cell)
         crashpoints.reach("adopt.led")
-        for agent in (live_cell.agent for live_cell in adopted):
-            if agent.status is Status.STOPPING:
-                parent = self._agents.registry.parent_of(agent)
-                if parent is None or parent.status is not Status.STOPPING or not agent.owned:
-                    self._ender.lead(agent)
+        for agent in ending:
+            parent = self._agents.registry.parent_of(agent)
+            if parent is None or parent.status is not Status.STOPPING or not agent.owned:
+                self._ender.lead(agent)
         with trio.move_on_after(_SETTLE_SECONDS):
             for live_cell in gone:
                 await live_cell.wait_over()

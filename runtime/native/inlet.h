@@ -1,5 +1,5 @@
 /*
- * inlet: how bytes for the standard input of a program reach the process that writes them.
+ * inlet: what a daemon hands to a monitor: bytes for standard input, and a window.
  *
  * The daemon makes the listening SOCK_SEQPACKET socket, in a directory of its own, and connects
  * to it. It waits for no answer: what it sent stays in the kernel's queue when the daemon dies,
@@ -10,6 +10,10 @@
  *
  *     'v' VERSION		of the sender: the first packet of both sides
  *     'i' and a struct bytes	bytes for standard input, at most INLET_MAX
+ *     'w' and a struct handed	with a descriptor: a window. It hangs up when whoever holds the
+ *				other end is gone. Nothing is ever read from it.
+ *     'w'			the window again, for a daemon that has begun since; answered
+ *				by the same, with a descriptor unless there is none any more
  *     '?' KIND			the answer to a packet of a kind that is unknown here
  *
  * Bytes of message 0 are taken as they come. Those of another message are at an offset of one
@@ -40,6 +44,12 @@ struct bytes {
 	char data[INLET_MAX];
 };
 
+struct handed {
+	char kind;
+	char unused[7];
+	uint64_t grace_ms;	/* after a hang-up */
+};
+
 /* Belongs to the thread that serves the socket; but what is in data, up to length, belongs to
  * whoever writes it, until that sets length to 0. */
 struct inlet {
@@ -47,6 +57,8 @@ struct inlet {
 	int peers[PEERS_MAX];
 	bool waits[PEERS_MAX];	/* has bytes, for which there is no room yet */
 	size_t count;
+	int window;		/* or -1 */
+	long long grace_ms;
 	/* what was taken last */
 	uint64_t message, taken;
 	uint8_t line;
@@ -126,6 +138,26 @@ static inline void take_bytes(struct inlet *in, const struct bytes *sent, size_t
 	in->length = begun + length;
 }
 
+static inline bool take_window(struct inlet *in, int peer)
+{
+	int fds[DESCRIPTORS_MAX];
+	struct handed handed;
+	size_t count;
+	ssize_t n = receive_message(peer, &handed, sizeof handed, fds, &count);
+
+	if (n == sizeof handed && count == 1) {
+		close_quietly(in->window);
+		in->window = fds[0];
+		in->grace_ms = (long long)handed.grace_ms;
+		return true;
+	}
+	while (count)
+		close(fds[--count]);
+	if (n == 1)
+		(void)!send_message(peer, "w", 1, &in->window, in->window >= 0);
+	return n > 0;
+}
+
 /* Takes one packet of a peer; returns whether there may be more. */
 static inline bool take_packet(struct inlet *in, size_t i)
 {
@@ -138,6 +170,8 @@ static inline bool take_packet(struct inlet *in, size_t i)
 		in->waits[i] = true;
 		return false;
 	}
+	if (n == 1 && kind == 'w')
+		return take_window(in, in->peers[i]);
 	if (n == 1)
 		n = recv(in->peers[i], &sent, sizeof sent, MSG_DONTWAIT);
 	if (n < 0 && (errno == EINTR || errno == ECONNRESET))	/* it left answers unread */

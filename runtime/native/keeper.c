@@ -25,6 +25,9 @@
  *                       signal N | stay
  *     from the monitor  go    (the end is recorded, and no daemon is alive to
  *                              lead it: the keeper must end the cell)
+ *                       hup   (the agent's window has hung up, and no daemon has
+ *                              ended it: the same, with SIGHUP to all before SIGTERM,
+ *                              and a grace of at most HANG_UP_GRACE_MS)
  *
  * "stay" comes before the end of the program if something else is in the namespace, perhaps
  * a zombie: this process may go on for long.
@@ -62,6 +65,8 @@ struct ruleset {
 	uint64_t access_fs, access_net, scoped;
 };
 #define SCOPE_ABSTRACT_UNIX_SOCKET (1ULL << 0)
+
+#define HANG_UP_GRACE_MS 500	/* as in runtime/life/ending.py */
 
 static int report_fd = -1;
 
@@ -379,14 +384,16 @@ static struct told take_signals(int signals)
 	return told;
 }
 
-/* Returns true if the keeper must lead the end: on "go", or if the monitor is gone. */
-static bool hear_monitor(bool *connected)
+/* Returns true if the keeper must lead the end: on "go" and "hup", or if the monitor is gone. */
+static bool hear_monitor(bool *connected, bool *hung_up)
 {
 	char word[16] = "";
 	ssize_t n = recv(report_fd, word, sizeof word - 1, MSG_DONTWAIT);
 
-	if (n > 0)
-		return !strcmp(word, "go");
+	if (n > 0) {
+		*hung_up = !strcmp(word, "hup");
+		return *hung_up || !strcmp(word, "go");
+	}
 	/* A run without a monitor to record its output and end must not continue. */
 	*connected = n < 0 && (errno == EAGAIN || errno == EINTR);
 	return !*connected;
@@ -411,7 +418,7 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 {
 	int children = watch_signals(watched, true), signals = watch_signals(watched, false);
 	bool ended = !program, held = !program, leaving = false, end_now = false;
-	bool connected = true;
+	bool connected = true, hung_up = false;
 	long long deadline = -1;
 
 	if (held)
@@ -442,6 +449,11 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 		if (told.end && !(program && ended) && deadline < 0)
 			report("term");
 		if ((told.end || end_now) && deadline < 0) {
+			if (hung_up) {
+				if (grace_ms > HANG_UP_GRACE_MS)
+					grace_ms = HANG_UP_GRACE_MS;
+				kill(-1, SIGHUP);
+			}
 			deadline = now_ms() + grace_ms;
 			kill(-1, SIGTERM);
 			kill(-1, SIGCONT);	/* a stopped process does not receive SIGTERM */
@@ -473,7 +485,7 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 		poll(fds, sizeof fds / sizeof *fds, timeout);
 		if (other >= 0)
 			close(other);
-		if (fds[2].revents && hear_monitor(&connected))
+		if (fds[2].revents && hear_monitor(&connected, &hung_up))
 			end_now = true;
 		if (fds[4].revents)
 			hand_out();

@@ -1,7 +1,7 @@
 /*
  * monitor: follows one run of an agent, from outside the agent's cgroup.
  *
- *     monitor RECORD OUT LOG REPLY LOG_MAX ROOM LIFELINE LEAF UID LEAD SOCKET FDS STEP
+ *     monitor RECORD OUT LOG REPLY LOG_MAX ROOM LIFELINE LEAF UID LEAD SOCKET FED FDS STEP
  *
  * LEAF is the directory of the cgroup in which the program is born (CLONE_INTO_CGROUP of
  * clone3(2)): moving a process there would wait for an RCU grace period, ten milliseconds
@@ -30,9 +30,14 @@
  * FDS is a list of descriptors that STEP has from 4 on; 3 is its report socket (see
  * keeper.c). LIFELINE is a FIFO that the daemon holds open for writing while it lives.
  *
- * With "-" for SOCKET, STEP has the monitor's standard input. Otherwise it has a pipe, and the
- * monitor writes into it what it is sent at SOCKET, which listens (inlet.h). It holds the pipe
- * open, so that the program sees no end of its input.
+ * SOCKET listens for what a daemon hands over (inlet.h), or is "-". With "-" for FED, STEP has the
+ * monitor's standard input; with "fed" it has a pipe, and the monitor writes into it what it is
+ * sent at SOCKET. It holds the pipe open, so that the program sees no end of its input.
+ *
+ * A window that is handed over for a cell is open as long as somebody wants the agent to live.
+ * When it hangs up, the record says so, and a daemon ends the agent. If there is none, or it has
+ * not done so after HANG_UP_MS, the monitor tells the keeper, and after the grace it kills all in
+ * the cgroup around LEAF, which is the agent's.
  *
  * An agent can hold the mutex of a pipe: it writes to one from a page that it takes long to
  * read. O_NONBLOCK does not matter for that. So one thread does everything with pipes and kept
@@ -48,14 +53,15 @@
  *
  * Lines of the record; the first has the version of the format:
  *     version N | monitor PID | chain PID | keeper PID | start PID NS | failed TEXT |
- *     hold | term | exit CODE NS | signal NUMBER NS | lost NS | end NS
+ *     hold | term | hangup NS | exit CODE NS | signal NUMBER NS | lost NS | end NS
  * with pids of the host's pid namespace and times in nanoseconds since the epoch. "lost"
  * is the end of a program whose keeper was killed and could not report the end. These are
  * lines and not orders, because daemons read them while they grow, also daemons of older
  * and newer versions (runtime/cell/record.py).
  *
  * The monitor outlives the daemon and keeps output and exit status without it. Its record stays
- * until a daemon has acted on the end and removes it. The keeper does not outlive the monitor: a
+ * until a daemon has acted on the end and removes it; with a window that is open, so does the
+ * monitor, since the next daemon asks it for that. The keeper does not outlive the monitor: a
  * run that nobody records must not go on. The monitor writes lines of the record together that follow each other
  * within 3 ms: each write wakes the daemon, which so looks at a short run once, and commits
  * its start and its end together. What the daemon hands over waits in the queue of a socket,
@@ -92,6 +98,8 @@
 #define LOOK_AGAIN_MS 100
 /* After the end of a run a call for one of its pipes may take so long: others may hold it. */
 #define DRAIN_MS 1000
+/* A daemon has so long to act on a hang-up. */
+#define HANG_UP_MS 300
 #define STACK_SIZE (160 << 10)	/* of which an idle one touches a page */
 
 /*
@@ -504,14 +512,14 @@ static bool take_report(struct state *state)
 /* What the two threads share, beside what ours guards. */
 static struct {
 	struct source out, log;
-	int in_pipe;		/* -1 without SOCKET */
+	int in_pipe;		/* -1 unless FED */
 	int others[3];		/* the program's ends of the pipes, to be closed */
 	int to_pipes, to_main;	/* eventfds that wake the threads */
 	atomic_llong calling;	/* since when the thread of pipes is in a call for one; or 0 */
 	atomic_bool deaf;	/* nobody reads standard input */
 	atomic_bool ending, drained;
 	struct inlet in;	/* last: what it takes is a page that most never touch */
-} pipes = {.in = {.listener = -1}, .in_pipe = -1, .others = {-1, -1, -1}};
+} pipes = {.in = {.listener = -1, .window = -1}, .in_pipe = -1, .others = {-1, -1, -1}};
 
 static void wake(int eventfd)
 {
@@ -661,6 +669,7 @@ struct order {
 	long long log_max;
 	uid_t uid;
 	int lead, socket;
+	bool fed;
 	unsigned *fds;
 	size_t fd_count;
 	struct list step;
@@ -684,6 +693,9 @@ static bool read_order(struct orders *orders, struct order *order)
 	else
 		order->lead = take_descriptor(orders);
 	order->socket = take_descriptor_or_none(orders);
+	order->fed = take_if(orders, "fed");
+	if (!order->fed)
+		take_if(orders, "-");
 	order->fds = take_numbers(orders, INT_MAX, &order->fd_count);
 	order->step = take_list(orders);
 	return all_taken(orders) && order->step.count && order->fd_count <= DESCRIPTORS_MAX;
@@ -745,12 +757,12 @@ static bool populated(int events)
 	return strstr(text, "populated 1") != NULL;
 }
 
-static int open_events(const char *cgroup)
+static int open_in(const char *cgroup, const char *name, int flags)
 {
 	char path[4096];
 
-	snprintf(path, sizeof path, "%s/cgroup.events", cgroup);
-	return open(path, O_RDONLY | O_CLOEXEC);
+	snprintf(path, sizeof path, "%s/%s", cgroup, name);
+	return open(path, flags | O_CLOEXEC);
 }
 
 /* Whether a daemon holds the FIFO; unlike poll(2), read(2) tells before any writer came. */
@@ -768,6 +780,35 @@ static bool is_seen_to(void)
 
 	return fstat(record_fd, &recorded) || !recorded.st_nlink ||
 	       !(recorded.st_mode & S_IWUSR);
+}
+
+/* The end by a window that has hung up, if no daemon leads it. */
+static struct {
+	long long due;	/* its next step; or 0 */
+	bool told;	/* the keeper */
+	int killer;	/* cgroup.kill of the agent */
+} hangup = {.killer = -1};
+
+static void hang_up(int lifeline)
+{
+	close(pipes.in.window);
+	pipes.in.window = -1;
+	record("hangup %llu", now_ns());
+	write_record();
+	hangup.due = now_ms() + (daemon_alive(lifeline) ? HANG_UP_MS : 0);
+}
+
+static void go_on_hanging_up(int report)
+{
+	if (hangup.told) {
+		(void)!write(hangup.killer, "1", 1);
+		hangup.due = now_ms() + LEAD_AGAIN_MS;
+		return;
+	}
+	if (!is_seen_to())
+		(void)!send(report, "hup", 3, MSG_NOSIGNAL | MSG_DONTWAIT);
+	hangup.told = true;
+	hangup.due = now_ms() + pipes.in.grace_ms;
 }
 
 /* Tells the leader to begin the end; returns true if this must be repeated. */
@@ -797,6 +838,30 @@ static void stay_for_end(int lead, int lifeline, int report)
 	}
 }
 
+/* The run has ended, and no daemon knows yet: the next one asks for the window. */
+static void stay_for_window(int lifeline)
+{
+	while (pipes.in.window >= 0 && !is_seen_to()) {
+		struct pollfd fds[1 + INLET_FDS] = {{.fd = pipes.in.window}};
+		size_t count = 1 + watch_inlet(&pipes.in, fds + 1);
+
+		poll(fds, count, LOOK_AGAIN_MS);
+		if (fds[0].revents)
+			hang_up(lifeline);
+		serve_inlet(&pipes.in, fds + 1);
+	}
+}
+
+/* The sooner of a timeout for poll(2) and a moment. */
+static long long sooner(long long left, long long due)
+{
+	long long until = due - now_ms();
+
+	if (until < 0)
+		until = 0;
+	return left < 0 || left > until ? until : left;
+}
+
 int main(int argc, char **argv)
 {
 	struct stream out, log, reply;
@@ -811,7 +876,7 @@ int main(int argc, char **argv)
 
 	if (!read_order(&orders, &order)) {
 		dprintf(2, "usage: monitor RECORD OUT LOG REPLY LOG_MAX ROOM LIFELINE LEAF UID LEAD "
-			   "SOCKET FDS STEP\n");
+			   "SOCKET FED FDS STEP\n");
 		return 2;
 	}
 	record_fd = open(order.record, O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -844,7 +909,10 @@ int main(int argc, char **argv)
 		begin_stream(&reply, order.reply, order.log_max);
 	if (order.socket >= 0) {
 		pipes.in.listener = fcntl(order.socket, F_DUPFD_CLOEXEC, FIRST_PASSED);
-		pipes.others[0] = make_pipe(&pipes.in_pipe, false, order.uid);
+		if (order.fed)
+			pipes.others[0] = make_pipe(&pipes.in_pipe, false, order.uid);
+		else
+			hangup.killer = open_in(order.leaf, "../cgroup.kill", O_WRONLY);
 		close(order.socket);
 	}
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0)
@@ -858,7 +926,7 @@ int main(int argc, char **argv)
 		give_up("thread");
 
 	/* later the agent may hold the lock of the directory */
-	watched_group = open_events(order.leaf);
+	watched_group = open_in(order.leaf, "cgroup.events", O_RDONLY);
 	chain = fork_into(order.leaf, 0, SIGCHLD);
 	if (chain < 0)
 		give_up(order.leaf);
@@ -911,25 +979,23 @@ int main(int argc, char **argv)
 			if (!populated(events))
 				break;
 		}
-		if (telling) {
-			left = next_word - now_ms();
-			left = left < 0 ? 0 : left;
-		}
-		if (silent && (left < 0 || left > LOOK_AGAIN_MS))
-			left = LOOK_AGAIN_MS;
-		if (gathered.length) {
-			long long due = gathered.due - now_ms();
-
-			if (due <= 0)
-				write_record();
-			else if (left < 0 || left > due)
-				left = due;
-		}
+		if (hangup.due && now_ms() >= hangup.due)
+			go_on_hanging_up(sockets[0]);
+		if (gathered.length && now_ms() >= gathered.due)
+			write_record();
+		if (telling)
+			left = sooner(left, next_word);
+		if (silent)
+			left = sooner(left, now_ms() + LOOK_AGAIN_MS);
+		if (hangup.due)
+			left = sooner(left, hangup.due);
+		if (gathered.length)
+			left = sooner(left, gathered.due);
 
 		/* A keeper that does not stay is about to exit: SIGCHLD tells it. Others are
 		 * heard again when the lines are written. */
 		bool leaving = state.ended && !state.staying && !reaped && gathered.length;
-		struct pollfd fds[6 + INLET_FDS] = {
+		struct pollfd fds[7 + INLET_FDS] = {
 			{.fd = signals, .events = POLLIN},
 			{.fd = state.closed || leaving ? -1 : sockets[0], .events = POLLIN},
 			{.fd = pipes.to_main, .events = POLLIN},
@@ -937,8 +1003,9 @@ int main(int argc, char **argv)
 			{.fd = leading && !telling ? lifeline : -1, .events = POLLIN},
 			{.fd = events, .events = POLLPRI},
 			{.fd = telling ? lead : -1, .events = POLLIN},
+			{.fd = pipes.in.window},	/* whoever has the other end may send */
 		};
-		size_t count = 6 + watch_inlet(&pipes.in, fds + 6);
+		size_t count = 7 + watch_inlet(&pipes.in, fds + 7);
 
 		if (!reaped && waitpid(chain, NULL, WNOHANG) == chain)
 			reaped = true;
@@ -952,9 +1019,11 @@ int main(int argc, char **argv)
 			woken(pipes.to_main);
 		if (fds[5].revents)
 			lead = LEAD_NOBODY;	/* that keeper is gone */
+		if (fds[6].revents)
+			hang_up(lifeline);
 		if (pipes.deaf)
 			close_inlet(&pipes.in);
-		serve_inlet(&pipes.in, fds + 6);
+		serve_inlet(&pipes.in, fds + 7);
 		if (!pipes.in.room)
 			wake(pipes.to_pipes);
 	}
@@ -966,5 +1035,7 @@ int main(int argc, char **argv)
 	write_record();
 	if (lead >= 0 && state.ended)
 		stay_for_end(lead, lifeline, sockets[0]);
+	else
+		stay_for_window(lifeline);
 	return 0;
 }

@@ -165,6 +165,9 @@ class Agent(AgentConfiguration):
     frozen: bool = False
     #: the durable tree for whose growth it was paused, until that has room again
     no_room: str = ""
+    #: whether it ends with the client that made it (``runtime.life.windows``): ``end``, or
+    #: ``remove`` if it is removed then; empty if not
+    window: str = ""
     #: how often it was restarted in a row, and when the next time is due
     restarts: int = 0
     restart_at: float = 0.0

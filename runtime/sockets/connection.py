@@ -126,6 +126,22 @@ class Connection:
             del self._unsent[_place(self._unsent, left)]
             self.charge(-held)
 
+    async def hand(self, frame: dict[str, Any], descriptor: int, asked: Asked) -> None:
+        """Sends the answer to what was asked with a descriptor, in one step with ``done``."""
+        data = (dump_json(frame) + "\n").encode()
+        peer = self.stream.socket._sock  # type: ignore[attr-defined]
+        await self._turns.take(self.who)
+        async with self._lock:
+            while True:
+                try:
+                    socket.send_fds(peer, [data], [descriptor])
+                    asked.progress["done"] = True
+                    return
+                except BlockingIOError:
+                    await trio.lowlevel.wait_writable(self.stream.socket.fileno())
+                except OSError as error:
+                    raise trio.BrokenResourceError(str(error)) from error
+
     async def _send_all(self, left: bytearray) -> None:
         """Takes away what the kernel has taken, so that it is known at any time what is left."""
         while left:

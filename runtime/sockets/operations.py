@@ -43,7 +43,9 @@ from runtime.errors import (
 )
 from runtime.ids import CallId, MessageId
 from runtime.life.streams import Stream, Streams
+from runtime.life.windows import Windows
 from runtime.records.items import REPORTED, Message, MessageStatus
+from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.sockets.connection import Asked, Connection, Server
 from runtime.sockets.replay import Replays, check_event_id
@@ -103,6 +105,7 @@ class Services:
 
     agents: Agents
     streams: Streams
+    windows: Windows
     replays: Replays
     status: Callable[[], dict[str, str]]
     call_tool: ToolCall
@@ -264,6 +267,19 @@ async def _quota(request: Request) -> None:
     await request.answer({"type": "quota", "accounts": rows})
 
 
+async def _window(request: Request) -> None:
+    """A daemon that is executed again before it has answered opens another one."""
+    remove, agent = request.fields.get("remove", False), request.named
+    if not isinstance(remove, bool):
+        raise MalformedError("remove: write true or false")
+    if agent is None:
+        raise MissingError("the agent was removed")
+    request.progress["opened"] = True
+    with request.services.windows.make(agent, request.connection.who, remove=remove) as window:
+        frame = {"type": "window", "agent": agent.name}
+        await request.connection.hand(frame, window.fileno(), request)
+
+
 # at an agent's
 
 
@@ -415,6 +431,25 @@ def _not_operated(facts: Facts, caller: Caller, request: Request) -> str:
     return f"{quote(name)}: no such agent, or the caller is not its operator"
 
 
+@unless("the caller may not remove the agent that it names", MissingError)
+def _not_controlled(facts: Facts, caller: Caller, request: Request) -> str:
+    name, agent = request.name, request.named
+    if name is None or (agent and facts.identity.roles(caller, agent) & CONTROLLERS):
+        return ""
+    return f"{quote(name)}: no such agent, or the caller may not remove it"
+
+
+@unless("that was started, or has a window", WrongStateError)
+def _not_new(facts: Facts, caller: Caller, request: Request) -> str:
+    agent = request.named
+    if agent is None:
+        return ""
+    if agent.status is not Status.NEW:
+        what = f"{quote(agent.name)} is {agent.status}"
+        return f"{what}: open the window of an agent before you start it"
+    return f"{quote(agent.name)} has a window" if agent.window else ""
+
+
 #: who may use the socket of a public agent, of a private agent, and of the daemon
 CONNECTING: Final[AnyGuard] = Guard(who=Role.ANYONE)
 CONNECTING_PRIVATE: Final[AnyGuard] = Guard(who=INSIDERS)
@@ -454,6 +489,9 @@ OPERATIONS: Final = _table(
         doc="call a tool about the agent itself"),
     Operation(name="ctl", guard=_guard(Role.SELF), handler=_ctl, stays=True,
         doc="say a verb to the agent itself, or to the named agent or task"),
+    Operation(name="window", handler=_window, stays=True,
+        guard=Guard(who=Role.SELF, unless=(_stopping, _no_name, _not_controlled, _not_new)),
+        doc="answer with a descriptor; the named child ends when that is closed"),
     Operation(name="why", guard=_guard(PARTIES), handler=_why,
         doc="tell which line of a policy permits something"),
     Operation(name="audit", guard=_guard(OPERATORS | Role.SELF), handler=_audit,
@@ -476,6 +514,9 @@ DAEMON_OPERATIONS: Final = _table(
         stays=True, doc="say a verb to the named agent, or to its task"),
     Operation(name="cancel", guard=_OPERATORS, handler=_cancel_call,
         doc="end the waiting of a pending tool call"),
+    Operation(name="window", handler=_window, stays=True,
+        guard=Guard(who=OPERATORS, unless=(_no_name, _not_controlled, _not_new)),
+        doc="answer with a descriptor; the named agent ends when that is closed"),
     Operation(name="reexec", guard=_MASTERS, handler=_reexec, stays=True,
         doc="execute the program of the daemon again, and answer when it is ready"),
     Operation(name="why", handler=_why,

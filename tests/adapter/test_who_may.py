@@ -445,6 +445,11 @@ ASKS = {
          {"verb": "x" * LONG, "object": "agent:x"}, {"verb": "", "object": [[]] * 10_000}),
     ),
     "audit": Asks("Ooa", ({}, {"agent": "x"})),
+    # whose child or agent it is that it names decides, too
+    "window": Asks(
+        "a",
+        ({"agent": "x"}, {"agent": "x" * LONG}, {"agent": [[]] * 10_000, "remove": "x" * LONG}),
+    ),
     # what it may say is decided by the agent that it names
     "ctl": Asks(
         "a",

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any, cast
 
 from runtime.cell.port import Host, LiveCells, Port
+from runtime.cell.windows import Ends
 
 
 def host_with(**parts: Any) -> Host:
@@ -14,4 +15,5 @@ def host_with(**parts: Any) -> Host:
     machine: Any = {name: parts.pop(name, None) for name in parts_of_port}
     port = Port(**machine, places=cast(Any, parts.get("places")))
     missing: dict[str, Any] = dict.fromkeys((each.name for each in fields(Host)), None)
-    return Host(**{**missing, "live_cells": LiveCells(), "port": port, **parts})
+    made = {"live_cells": LiveCells(), "ends": Ends(), "port": port}
+    return Host(**{**missing, **made, **parts})

@@ -250,6 +250,7 @@ def sockets_of(mounted: Mounted, nursery: trio.Nursery, **given: Any) -> Sockets
     services = Services(
         agents=agents,
         streams=Streams(Gentle(agents.accounts.time)),
+        windows=mounted.supervisor.windows,
         replays=Replays(agents.sessions),
         refusals=mounted.base.reasons.recent,
         reexecute=_refuse,

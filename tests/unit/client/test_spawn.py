@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client import main, making, sockets
+from client.root import Root
 from runtime.texts.names import split_command
 from tests.unit.client.fakes import (
     DONE,
@@ -123,6 +124,19 @@ def test_spawn_says_so_where_it_read_its_input_before(root: FakeRoot, run: Run) 
     assert texts == ["", "", "do it"]
 
 
+@pytest.fixture(autouse=True)
+def tied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The agents that have windows."""
+    owners: list[str] = []
+
+    def open_window(root: Root, owner: str) -> int:
+        owners.append(owner)
+        return -1
+
+    monkeypatch.setattr(sockets, "open_window", open_window)
+    return owners
+
+
 @pytest.mark.usefixtures("made_agents_are_full")
 def test_spawn_waits(root: FakeRoot, run: Run) -> None:
     directory = root.path / "agent" / "x.d"
@@ -167,16 +181,21 @@ def turning(root: FakeRoot, made_agents_are_full: None, monkeypatch: pytest.Monk
     return prepare
 
 
-def test_run_leaves_nothing_behind(root: FakeRoot, run: Run, turning: Any) -> None:
+def test_run_leaves_nothing_behind(
+    root: FakeRoot, run: Run, turning: Any, tied: list[str]
+) -> None:
     obeying, fakes = turning(START, message("four"), {**DONE, "status": "processed"})
     argv = ["run", "x", "--env", "A=1", "--", "cat", "-"]
     assert run(*argv, stdin=b"two and two?\n") == (0, "four\n", "")
     assert obeying.written == ["start", "stop"]
     assert fakes[0].requests[0]["input"] == "two and two?\n"
     assert os.listdir(root.path / "agent") == ["x.sock"]
+    assert tied == ["agent/x.d"]
 
 
-def test_run_keeps_what_it_is_told_to(root: FakeRoot, run: Run, turning: Any) -> None:
+def test_run_keeps_what_it_is_told_to(
+    root: FakeRoot, run: Run, turning: Any, tied: list[str]
+) -> None:
     obeying, _ = turning(START, message("four"), DONE)
     argv = ["run", "--keep", "x", "--message", "two and two?", "--model", "small", "--", "cat"]
     assert run(*argv, stdin=b"not read") == (0, "four\n", "")
@@ -189,6 +208,7 @@ def test_run_keeps_what_it_is_told_to(root: FakeRoot, run: Run, turning: Any) ->
     assert run("run", "x", "--message", "and one?", "--", "cat") == (0, "five\n", "")
     assert fake.requests[0]["input"] == "and one?"
     assert obeying.written == ["start"] and directory.exists()
+    assert tied == []
     refused = run("run", "x", "--message", "?", "--", "dog")
     assert refused == (1, "", "ctx: x already exists and executes: cat\n")
 

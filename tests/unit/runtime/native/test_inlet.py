@@ -183,8 +183,8 @@ def test_versions_come_first_and_kinds_that_are_unknown_are_answered(run: FedRun
     with seqpackets.connect(run.path) as peer:
         peer.send(b"v\1")
         assert answer(peer) == b"v\1"
-        peer.send(b"w 80 24")
-        assert answer(peer) == b"?w"
+        peer.send(b"z 80 24")
+        assert answer(peer) == b"?z"
         peer.send(b"i" + bytes(23) + b"it goes on\n")
         run.wait_kept(b"it goes on\n")
     with seqpackets.connect(run.path) as peer:

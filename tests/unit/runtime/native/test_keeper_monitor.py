@@ -124,12 +124,13 @@ class Run:
         lead: str = "cell",
         cell: int | None = None,
         inlet: Inlet | None = None,
+        fed: bool = True,
     ) -> int:
         """Returns 0 once the monitor is recorded, or what it exits with if it is not.
 
         ``spec`` stands for all that makes up one, or is a descriptor to read it
         from. ``cell`` is a pidfd that the steps find after it, and then the keeper. The program's
-        standard input is what the monitor is handed by ``inlet``.
+        standard input is what the monitor is handed by ``inlet``, if that is ``fed``.
         """
         words = argv or (("sh", "-c", script) if script else ())
         data = spec if isinstance(spec, bytes) else orders.message(cwd, environment, words)
@@ -148,7 +149,10 @@ class Run:
                     *(native("monitor"), self.record_path),
                     *(self.directory / "out", log or self.directory / "log", reply, log_max),
                     *(room, self.lifeline, leaf or self.leaf.path, os.getuid()),
-                    *(lead, "-" if inlet is None else listening, fds),
+                    lead,
+                    "-" if inlet is None else listening,
+                    "fed" if fed and inlet is not None else "-",
+                    fds,
                     *orders.words(steps or [*BWRAP, *view, "--", *keeper]),
                 ),
                 {},
