@@ -56,6 +56,9 @@ class Reserve(IntEnum):
     OWNER = 1
     #: an operator of uid 0, or of a daemon without root its user: all there is
     MASTER = 2
+    #: an operator that starts something: of its own account half. What runs then is the agent's,
+    #: and must not leave its operator without a descriptor to end it
+    START = 3
 
 
 #: the setting, and how one gets room
@@ -215,8 +218,8 @@ class Accounts:
         if reserve is Reserve.MASTER:
             return
         limit = self.limit(resource)
-        most = limit if reserve is Reserve.OWNER else limit - limit // _TENTH
-        if self.use(owner, resource) + amount > most:
+        kept = {Reserve.OWNER: 0, Reserve.START: limit // _TENTH // 2}.get(reserve, limit // _TENTH)
+        if self.use(owner, resource) + amount > limit - kept:
             raise QuotaError(self._taken(owner, resource, amount, limit))
 
     def charged(self, payer: Payer, resource: Resource, amount: int = 0) -> Charge:

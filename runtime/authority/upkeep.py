@@ -149,10 +149,10 @@ class Upkeep(Part, Subscriber):
         self._check(agent, _of_task(task))
 
     def _check(self, agent: Agent, wanted: Held) -> None:
-        # whichever caller starts it: what runs then is the agent's
+        reserve = Reserve.START if self._reserve(agent.owner) else Reserve.NONE
         for resource, amount in wanted.items():
-            self._accounts.check(agent.owner, resource, amount)
-        self._disk.check(agent.owner, 1)
+            self._accounts.check(agent.owner, resource, amount, reserve=reserve)
+        self._disk.check(agent.owner, 1, reserve=reserve)
 
     def _reserve(self, owner: int) -> Reserve:
         """The reserve of an owner's accounts that the acting caller may use."""

@@ -71,6 +71,28 @@ def test_a_start_is_refused_before_the_process_has_nothing_left(tmp_path: Path) 
             world.agents.upkeep.check_agent(second)
 
 
+def test_an_agent_that_holds_all_does_not_keep_its_operator_from_starting_another(
+    tmp_path: Path,
+) -> None:
+    with world_in(tmp_path, owner_descriptors=400) as world:
+        agents = world.agents
+        hog = world.live(agents.births.create(operator(OWNER), "hog"))
+        room = agents.accounts.room(OWNER, Resource.DESCRIPTORS)
+        agents.accounts.charged(agents.identity.payer(inside(hog)), Resource.DESCRIPTORS, room)
+        others = [agents.births.create(operator(OWNER), f"other-{number}") for number in range(6)]
+        for caller in (inside(hog), operator(OWNER + 1)):
+            with agents.journal.acting(caller), pytest.raises(QuotaError, match='"hog" holds most'):
+                agents.upkeep.check_agent(others[0])
+        with agents.journal.acting(operator(OWNER)):
+            for other in others[:5]:
+                agents.upkeep.check_agent(other)
+                world.live(other)
+            with pytest.raises(QuotaError, match='"hog" holds most'):
+                agents.upkeep.check_agent(others[5])
+        # half of the tenth is left to its operator, who may have to open what ends one
+        agents.accounts.charged(agents.identity.payer(operator(OWNER)), Resource.DESCRIPTORS, 20)
+
+
 def test_children_do_not_multiply_what_texts_may_take(tmp_path: Path) -> None:
     with world_in(tmp_path, owner_disk_max=600_000) as world:
         parent = world.live(world.agents.births.create(operator(OWNER), "boss"))
