@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +33,8 @@ REST_SECONDS: Final = 0.004
 _PIECE: Final = 64 << 10
 #: frames up to this size are part of that
 _SMALL: Final = 4 << 10
+#: about what a value takes, such as an empty list and its place in another
+_VALUE: Final = 64
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -46,6 +49,12 @@ class Asked:
 def _place(unsent: list[bytearray], one: bytearray) -> int:
     """Equal frames are not the same."""
     return next(place for place, each in enumerate(unsent) if each is one)
+
+
+def _memory_of(text: str) -> int:
+    """About what a line takes as a text, which one wide character makes wide, and as values."""
+    values = sum(text.count(each) for each in ",:[{")
+    return 2 * sys.getsizeof(text) + values * _VALUE
 
 
 class Connection:
@@ -75,7 +84,8 @@ class Connection:
             for resource in (Resource.CONNECTIONS, Resource.DESCRIPTORS, Resource.MEMORY)
         )
         self._memory = self._charges[-1]
-        self._answering = 0
+        #: what is charged for the line that is being answered
+        self.answering = 0
         #: the line that was received and is not being answered yet
         self.at_hand = ""
         #: what was said and not taken by the kernel yet, in order
@@ -196,14 +206,19 @@ class Connection:
                 return await self.receive()
         return None
 
+    def take_line(self) -> str:
+        """The line at hand, which is being answered from now on."""
+        line, self.at_hand = self.at_hand, ""
+        return line
+
     async def receive(self) -> str | None:
         """The next line, None at the end.
 
         Raises ``TooLongError``, ``MalformedError`` or ``QuotaError``.
         """
         # The line before this one was kept until it was answered.
-        self.charge(-self._answering)
-        self._answering = 0
+        self.charge(-self.answering)
+        self.answering = 0
         searched = 0
         self._drop_blanks()
         while (end := self._buffer.find(b"\n", searched)) < 0:
@@ -221,12 +236,17 @@ class Connection:
             raise TooLongError(f"a frame may have at most {self._frame_max} bytes")
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
-        self._answering = end + 1
+        self.answering = end + 1
         try:
-            # known in the same step: whoever waits for it goes on in a later one
-            self.at_hand = line.decode()
+            text = line.decode()
         except UnicodeDecodeError:
             raise MalformedError("a frame must be UTF-8") from None
+        if len(text) > _SMALL:
+            more = _memory_of(text) - self.answering
+            self.charge(more)
+            self.answering += more
+        # known in the same step: whoever waits for it goes on in a later one
+        self.at_hand = text
         return self.at_hand
 
     async def _receive_some(self) -> bool:

@@ -332,16 +332,15 @@ class Sockets(Subscriber):
                 if connection.ending:
                     return
                 self._check_peer(connection)
-                while (line := await connection.next_line()) is not None:
+                while await connection.next_line() is not None:
                     await self._late.wait(connection.who)
                     await self.beginning.passed()
-                    connection.at_hand = ""
-                    if line.strip():
-                        await self._answer(connection, line, staying)
+                    await self._answer(connection, staying)
             except CtxError as error:
                 connection.ending = True
                 connection.pending.clear()
-                await self._send_error(connection, error)
+                # without what was received, which its traceback has
+                await self._send_error(connection, error.with_traceback(None))
                 staying.cancel_scope.cancel()
             if staying.child_tasks:
                 nursery.start_soon(_cancel_at_hangup, connection.stream, nursery.cancel_scope)
@@ -383,20 +382,31 @@ class Sockets(Subscriber):
         connecting(agent).check_who(Act.USE, connection.server.path, self._agents, roles, agent)
         return roles
 
-    async def _answer(self, connection: Connection, line: str, staying: trio.Nursery) -> None:
+    async def _answer(self, connection: Connection, staying: trio.Nursery) -> None:
         fields: dict[str, Any] = {}
         try:
-            fields = parse_json_object(line)
-            table = _operations_of(connection.server)
-            operation = check_known(str(fields.get("op")), table, "operation")
-            request = self._request(connection, fields, {})
-            self._check(operation, request)
-            if not operation.stays:
-                await operation.handler(request)
-                return
-            self._begin_staying(staying, operation, request, len(line))
+            await self._obey(connection, fields, staying)
         except CtxError as error:
-            await self._send_error(connection, error, fields.get("id"))
+            # whoever takes no answer keeps nothing else of what it sent
+            refused, identifier = error.with_traceback(None), fields.get("id")
+        else:
+            return
+        fields.clear()
+        await self._send_error(connection, refused, identifier)
+
+    async def _obey(
+        self, connection: Connection, fields: dict[str, Any], staying: trio.Nursery
+    ) -> None:
+        """Does what the line at hand asks for, which ``fields`` get."""
+        fields |= parse_json_object(connection.take_line())
+        table = _operations_of(connection.server)
+        operation = check_known(str(fields.get("op")), table, "operation")
+        request = self._request(connection, fields, {})
+        self._check(operation, request)
+        if operation.stays:
+            self._begin_staying(staying, operation, request, connection.answering)
+        else:
+            await operation.handler(request)
 
     def _check(self, operation: Operation, request: Request) -> None:
         """Whether the peer may ask for this now; raises what the guards refuse it with."""

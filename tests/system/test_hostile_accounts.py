@@ -286,6 +286,61 @@ def test_unfinished_frames_of_children_are_one_account(daemon: Daemon) -> None:
     wait_dead(agent)
 
 
+WHOLE_FRAMES = """
+import os, socket, sys, time
+path = os.environ["CTX_ROOT"] + "/agent/" + os.environ["CTX_AGENT"] + ".sock"
+wide = '"\\U0001f600' + "x" * 1_000_000 + '"'
+value = {"wide": wide, "values": "[" + "[]," * 300_000 + "[]]"}[sys.argv[1]]
+frame = ('{"op":"nothing","a":' + value + '}\\n').encode()
+left = []
+for _ in range(60):
+    peer = socket.socket(socket.AF_UNIX)
+    try:
+        peer.connect(path)
+        peer.setblocking(False)
+        left.append([peer, frame])
+    except OSError:
+        pass
+until = time.monotonic() + 3
+while time.monotonic() < until and left:
+    for each in list(left):
+        try:
+            each[1] = each[1][each[0].send(each[1][:65536]):]
+        except BlockingIOError:
+            continue
+        except OSError:
+            each[1] = b""
+        if not each[1]:
+            left.remove(each)
+print("sent", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.usefixtures("guard")
+@pytest.mark.settings(owner_memory_max="16M", grace="1s")
+@pytest.mark.parametrize("what", ["wide", "values"])
+def test_frames_are_charged_for_what_they_take(daemon: Daemon, what: str) -> None:
+    """A text with one wide character takes four times its length, and its JSON as much again; a
+    list of empty lists takes thirty times as much."""
+    before = resident_memory(daemon)
+    (daemon.base / "bin").mkdir()
+    (daemon.base / "bin" / "frames.py").write_text(WHOLE_FRAMES)
+    agent = daemon.run("sender", f"{PYTHON} /attack/frames.py {what}", owner=OWNER,
+                       mount=f"{daemon.base}/bin /attack ro")  # fmt: skip
+    most = 0
+
+    def sent() -> bool:
+        nonlocal most
+        most = max(most, resident_memory(daemon))
+        return read(agent, "out") == "sent\n"
+
+    wait_until(sent, "it has sent all that it can")
+    assert most - before < 60 << 20
+    write(agent / "ctl", "kill")
+    wait_dead(agent)
+
+
 PING = """
 import socket, sys
 peer = socket.socket(socket.AF_UNIX)

@@ -151,3 +151,19 @@ async def test_the_same_is_charged(tmp_path: Path) -> None:
         assert [charge.amount for charge in after._charges] == amounts
         after.release()
         assert all(charge.amount == 0 for charge in after._charges)
+
+
+@in_trio
+async def test_a_line_is_charged_for_what_it_takes(tmp_path: Path) -> None:
+    texts = ("x" * 100_000, "\U0001f600" + "x" * 100_000, "[" + "[]," * 30_000 + "[]]")
+    async with pair_in(tmp_path) as pair:
+        connection, charged = pair.connection, []
+        for text in texts:
+            pair.peer.sendall(text.encode() + b"\n")
+            assert await connection.receive() == text
+            charged.append(connection.answering)
+            assert connection.take_line() == text
+        assert charged[0] > 200_000 and charged[1] > 800_000 and charged[2] > 3_000_000
+        pair.peer.sendall(b"short\n")
+        assert await connection.receive() == "short"
+        assert connection.answering == 6
