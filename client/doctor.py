@@ -238,7 +238,8 @@ def try_daemon() -> Finding:
         said = trial(program, place)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    return judge(not said, "ctxd starts here, and runs an agent", "FAIL", said, "")
+    what = "ctxd starts here, and runs an agent and a child of it"
+    return judge(not said, what, "FAIL", said, "")
 
 
 def trial(program: str, place: str) -> str:
@@ -260,7 +261,9 @@ def trial(program: str, place: str) -> str:
         words = [*scope.split(), *words]
     os.mkdir(mount)
     os.close(os.open(words[4], os.O_CREAT | os.O_WRONLY, 0o644))
-    agent = [sys.argv[0], "--root", mount, "spawn", "trial", "--wait", "--", "true"]
+    # which starts a child: a cell in a cell
+    inner = ("ctx", "spawn", "inner", "--wait", "--", "true")
+    agent = [sys.argv[0], "--root", mount, "spawn", "trial", "--wait", "--", *inner]
     with Popen(words, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE) as daemon:
         timer = Timer(TRIAL_SECONDS, daemon.kill)
         timer.start()

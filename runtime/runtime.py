@@ -59,6 +59,12 @@ _UNMASK: Final = (
     "in a chroot(8), mount the directory on itself and enter it by unshare --mount and "
     "pivot_root(8); in a container, show all of /proc: podman run --security-opt unmask=ALL"
 )
+#: what ctxd and its helpers need, by number (linux/capability.h). CAP_SYS_PTRACE enters the cell of
+#: a parent, and CAP_DAC_READ_SEARCH measures trees
+_CAPABILITIES: Final = {
+    "CHOWN": 0, "DAC_OVERRIDE": 1, "DAC_READ_SEARCH": 2, "FOWNER": 3, "KILL": 5, "SETGID": 6,
+    "SETUID": 7, "SETPCAP": 8, "SYS_CHROOT": 18, "SYS_PTRACE": 19, "SYS_ADMIN": 21,
+}  # fmt: skip
 #: that those who wait for an end are let go within, at the end of the daemon
 _LET_GO_SECONDS: Final = 1.0
 #: of directories that cells see: who lists one into memory that is not there holds its lock, and
@@ -156,6 +162,12 @@ def _private_directory(path: Path, mode: int = _MODE) -> None:
 def _check_machine(privilege: Privilege) -> None:
     if privilege.rootless and shutil.which("fusermount3") is None:
         raise StartupError("fusermount3 is missing: apt-get install fuse3")
+    lacking = [] if privilege.rootless else linux.lacking(_CAPABILITIES)
+    if lacking:
+        raise StartupError(
+            f"root has no {', '.join(lacking)} here (capabilities(7)): start ctxd with them; in a "
+            f"container: podman run --cap-add {','.join(lacking)}"
+        )
     if linux.mount_at(Path("/")) is None:
         raise StartupError(
             "/ is not a mount point, as in a chroot(8): the kernel refuses sandboxes there; "
@@ -230,8 +242,8 @@ def _prepare_shared(places: Places, privilege: Privilege) -> None:
             linux.mount("ctxfs", places.shared, "tmpfs", flags, f"mode={_MODE:o},size=64m")
         except OSError as error:
             raise StartupError(
-                f"{places.shared}: cannot mount there ({error.strerror}): ctxd needs "
-                "CAP_SYS_ADMIN; in a container: podman run --cap-add SYS_ADMIN"
+                f"{places.shared}: cannot mount there ({error.strerror}): a security module "
+                "refuses it; in a container: podman run --security-opt apparmor=unconfined"
             ) from None
         linux.mount("none", places.shared, "none", linux.MS_SHARED)
     for path in (places.waits, places.programs, places.fuse):

@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -64,6 +64,13 @@ def _check(result: int, path: str | Path | None = None) -> int:
 def syscall(number: int, *arguments: Any) -> int:
     """syscall(2)."""
     return _check(_libc.syscall(ctypes.c_long(number), *arguments))
+
+
+def lacking(wanted: Mapping[str, int]) -> list[str]:
+    """The capabilities, given by name and number, that this process does not have."""
+    text = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    effective = int(text.partition("\nCapEff:")[2].split(maxsplit=1)[0], 16)
+    return [name for name, number in wanted.items() if not effective >> number & 1]
 
 
 def mount(source: str, target: Path, fstype: str, flags: int, data: str = "") -> None:

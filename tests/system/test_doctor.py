@@ -46,8 +46,10 @@ _MACHINES: Final = {
         "cannot make a sandbox here (the agent's view: proc: Operation not permitted): ",
     ),
     "no rights": (
-        'set -- setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin "$@"',
-        "cannot mount there (Operation not permitted): ctxd needs CAP_SYS_ADMIN; in a container: ",
+        "less=-sys_admin,-sys_ptrace\n"
+        'set -- setpriv --bounding-set=$less --inh-caps=$less "$@"',
+        "root has no SYS_PTRACE, SYS_ADMIN here (capabilities(7)): start ctxd with them; in a "
+        "container: podman run --cap-add SYS_PTRACE,SYS_ADMIN",
     ),
     "chroot": (_CHROOT, "/ is not a mount point, as in a chroot(8): "),
     "bound chroot": ("mount --bind $new $new\n" + _CHROOT, "cannot make a sandbox here ("),
@@ -104,5 +106,5 @@ def test_the_doctor_tries_a_ctxd_and_an_agent(stopped: Daemon) -> None:
         [_CTX, "doctor"],
         capture_output=True, text=True, timeout=TIMEOUT, check=False, env=environment,
     )  # fmt: skip
-    assert "ok    ctxd starts here, and runs an agent\n" in done.stdout
+    assert "ok    ctxd starts here, and runs an agent and a child of it\n" in done.stdout
     assert done.returncode == 0 and "FAIL" not in done.stdout
