@@ -29,6 +29,7 @@ CHAPTERS = {
         **dict.fromkeys(("new", "set"), "agents"),
         "session": "verbs",
         "rm": "agents",
+        "prune": "pruning",
         "agents": "recipes",
         "export": "export",
     },

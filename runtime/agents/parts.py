@@ -14,6 +14,7 @@ from runtime.agents.answers import Answers
 from runtime.agents.births import Births
 from runtime.agents.ends import Ends
 from runtime.agents.messages import Messages
+from runtime.agents.pruning import Pruning
 from runtime.agents.removals import Removals
 from runtime.agents.reports import Reports
 from runtime.agents.results import Results
@@ -46,12 +47,14 @@ class Agents(Facts):
         self.ends = ends = Ends(self, messages=messages, tasks=tasks, waiting=waiting)
         self.removals = removals = Removals(self, tasks, ends)
         self.births = Births(self, messages=messages, tasks=tasks, ends=ends, removals=removals)
+        self.pruning = Pruning(self, removals, tasks, work)
         self.answers = Answers(self)
 
     async def run(self, walker: Walker, helpers: Helpers) -> None:
         """Runs what goes on beside requests."""
         async with trio.open_nursery() as nursery:
-            for each in (self.journal, self.waiting, self.removals, self.answers):
+            beside = self.journal, self.waiting, self.removals, self.pruning, self.answers
+            for each in beside:
                 nursery.start_soon(each.run)
             nursery.start_soon(self.wait_files.run, helpers)
             nursery.start_soon(self.trash.run, walker)

@@ -75,6 +75,14 @@ class Plane(Part, Generic[_I]):
         self.check_there(item)
         self._kind.writing.check_object(self._facts, NOBODY, item)
 
+    def over(self, agent: Agent) -> list[_I]:
+        """The items of an agent that have ended."""
+        return [item for item in self._items.of(agent.index, self._cls) if item.over]
+
+    def check_removal(self, item: _I) -> None:
+        """Whether it can be removed, whoever asks; raises what its guard refuses it with."""
+        self._kind.removing.check_object(self._facts, NOBODY, item)
+
     # changing
 
     def make(self, caller: Caller, agent: Agent, name: str) -> _I:

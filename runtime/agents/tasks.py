@@ -107,6 +107,15 @@ def why_fetching(child: Agent | None) -> str:
     return f"the worktree of {quote(child.name)} is being fetched"
 
 
+def why_unfetched(child: Agent) -> str:
+    """Why what an agent committed would be lost with it: nobody has taken it over."""
+    worktree = _worktree_of(child)
+    if worktree is None or worktree.state is WorktreeState.FETCHED:
+        return ""
+    what = f"the worktree of {quote(child.name)} is {worktree.state}"
+    return f"{what}: {worktree.reason}" if worktree.reason else f"{what}: fetch it first"
+
+
 @unless("its worktree is being fetched", WrongStateError)
 def _fetching(facts: Facts, caller: Caller, task: Task) -> str:
     return why_fetching(_child_of(facts, task))

@@ -155,6 +155,8 @@ class Config:
     work_items: _Count = 1024
     waits: _Count = 1024
     ended: _Count = 4096
+    keep_ended: Annotated[float | None, _optional(_duration)] = None
+    keep_sessions: Annotated[float | None, _optional(_duration)] = None
     fork_limit: Annotated[int, _fork_limit] = 64 << 10
     agents: _Count = 20_000
     control_max: _Size = 64 << 10

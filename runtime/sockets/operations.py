@@ -13,6 +13,7 @@ end of the message (``conclusions``); and the sender gets the last frame from he
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -23,6 +24,7 @@ import trio
 from runtime.agents.answers import check_call_id
 from runtime.agents.messages import SENDING, check_id
 from runtime.agents.parts import Agents
+from runtime.agents.pruning import Old
 from runtime.authority.facts import Facts
 from runtime.authority.guard import AnyGuard, Guard, unless
 from runtime.caller import (
@@ -50,7 +52,7 @@ from runtime.records.model import Agent
 from runtime.sockets.connection import Asked, Connection, Server
 from runtime.sockets.replay import Replays, check_event_id
 from runtime.texts import policy
-from runtime.texts.names import check_name, quote
+from runtime.texts.names import check_name, parse_duration, quote
 
 #: characters of a reply in one frame
 _DELTA_MAX: Final = 16 << 10
@@ -280,6 +282,25 @@ async def _window(request: Request) -> None:
         await request.connection.hand(frame, window.fileno(), request)
 
 
+async def _prune(request: Request) -> None:
+    """Goes on in a daemon that is executed again, which tells of what is left then."""
+    before = time.time() - parse_duration(request.text("older", "a duration such as 30d"))
+    dry, progress = request.fields.get("dry_run", False), request.progress
+    if not isinstance(dry, bool):
+        raise MalformedError("dry_run: write true or false")
+
+    async def tell(old: Old) -> None:
+        what = "left" if old.why else "removed"
+        progress[what] = progress.get(what, 0) + 1
+        await request.answer({"type": what, **old.facts()})
+
+    pruning = request.agents.pruning
+    await pruning.prune(request.caller, tell, ended=before, sessions=before, dry=dry)
+    progress["done"] = True
+    counts = {what: progress.get(what, 0) for what in ("removed", "left")}
+    await request.answer({"type": "prune", **counts})
+
+
 # at an agent's
 
 
@@ -492,6 +513,8 @@ OPERATIONS: Final = _table(
     Operation(name="window", handler=_window, stays=True,
         guard=Guard(who=Role.SELF, unless=(_stopping, _no_name, _not_controlled, _not_new)),
         doc="answer with a descriptor; the named child ends when that is closed"),
+    Operation(name="prune", guard=_guard(Role.SELF), handler=_prune, stays=True,
+        doc="remove children, tasks and work items of the agent that ended long ago"),
     Operation(name="why", guard=_guard(PARTIES), handler=_why,
         doc="tell which line of a policy permits something"),
     Operation(name="audit", guard=_guard(OPERATORS | Role.SELF), handler=_audit,
@@ -517,6 +540,8 @@ DAEMON_OPERATIONS: Final = _table(
     Operation(name="window", handler=_window, stays=True,
         guard=Guard(who=OPERATORS, unless=(_no_name, _not_controlled, _not_new)),
         doc="answer with a descriptor; the named agent ends when that is closed"),
+    Operation(name="prune", guard=_OPERATORS, handler=_prune, stays=True,
+        doc="remove what of the caller's ended long ago"),
     Operation(name="reexec", guard=_MASTERS, handler=_reexec, stays=True,
         doc="execute the program of the daemon again, and answer when it is ready"),
     Operation(name="why", handler=_why,

@@ -445,6 +445,12 @@ ASKS = {
          {"verb": "x" * LONG, "object": "agent:x"}, {"verb": "", "object": [[]] * 10_000}),
     ),
     "audit": Asks("Ooa", ({}, {"agent": "x"})),
+    # what each may remove
+    "prune": Asks(
+        "a",
+        ({"older": "36500d", "dry_run": True}, {"older": "x" * LONG},
+         {"older": "36500d", "dry_run": [[]] * 10_000}),
+    ),
     # whose child or agent it is that it names decides, too
     "window": Asks(
         "a",

@@ -46,7 +46,7 @@ class Item:
 
 def flags_in(line: str) -> set[str]:
     """The options in a line of mdoc(7): `Fl a | -all` and `Fl h , Fl -help` are two each."""
-    found = re.findall(r"\bFl ((?:-?[a-z]+)(?: \| -[a-z]+)*)", line)
+    found = re.findall(r"\bFl (-?[a-z]+(?:-[a-z]+)*(?: \| -[a-z]+)*)", line)
     return {f"-{flag}" for several in found for flag in several.split(" | ")}
 
 
