@@ -42,7 +42,7 @@ from runtime.life.following import Follower, Following
 from runtime.life.residents import Resident, give_up
 from runtime.life.streams import Stream, Streams, Tail
 from runtime.records.change import RUNTIME, Change
-from runtime.records.items import Message
+from runtime.records.items import BY_ABORT, Message
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Outcome
 from runtime.records.run import RunCue
@@ -298,7 +298,9 @@ class _FollowingRun(Following):
         conclude_run(change, self._agents, agent, record, outcome, reason, usage, last=False)
         change.run(agent, RunCue.OVER)
         between = agent.how.between
-        if agent.status is Status.PAUSED:
+        if agent.status is Status.BUSY and run.ending and run.cause == BY_ABORT:
+            change.move(agent, Cue.ABORT, reason=BY_ABORT)
+        if change.peek_agent(agent, "status") is Status.PAUSED:
             change.set(agent, paused_from=between.value)
         elif agent.status is Status.BUSY and between is Status.IDLE:
             change.move(agent, Cue.IDLING)

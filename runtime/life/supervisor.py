@@ -194,11 +194,12 @@ class Supervisor(Part, Subscriber):
             self._serve(live_cell)
 
     def abort(self, agent: Agent, wanted: RunId | None) -> None:
-        """Ends the current run and nothing else; the agent is paused then.
+        """Ends the current run and nothing else; the agent is paused when it has ended.
 
-        A program that takes cancels is told to end its message, and goes on if it does. The guard
-        was asked, and there is a run. ``StaleError`` if another one is ``wanted`` than the
-        current. Said again, it ends what may go on, and skips the rest of the grace of what ends.
+        A program that takes cancels is told to end its message, and goes on if it does; then the
+        agent is paused at once. The guard was asked, and there is a run. ``StaleError`` if another
+        one is ``wanted`` than the current. Said again, it ends what may go on, and skips the rest
+        of the grace of what ends.
         """
         run = agent.run
         if wanted is not None and wanted != run.id:
@@ -217,7 +218,7 @@ class Supervisor(Part, Subscriber):
         cue, by = RunCue.CANCEL if told else RunCue.END, self._agents.journal.actor
         change.run(agent, cue, cause=BY_ABORT, caused_by=by)
         change.set(agent, no_room="")
-        if agent.status is not Status.PAUSED:
+        if told and agent.status is not Status.PAUSED:
             change.move(agent, Cue.ABORT, reason=BY_ABORT)
             change.set(agent, paused_from=agent.how.between.value)
         self._agents.journal.commit(change)

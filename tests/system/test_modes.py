@@ -317,8 +317,8 @@ def test_an_abort_ends_one_run_and_nothing_else(daemon: Daemon, name: str) -> No
     write(agent / "inbox", "second")
     assert refusal(agent / "ctl", "abort r77") == "ESTALE"
     write(agent / "ctl", "abort r1")
-    wait_until(lambda: not read(agent, "run"), "the run is over")
-    assert read(agent, "status") == "paused\n"
+    wait_status(agent, "paused")
+    assert read(agent, "run") == read(agent, "pid") == "", "which goes with it"
     assert read(agent, "task/T/status") == "running\n"
     assert read(agent, "work/W/status") == "open\n"
     assert len(read(agent, "queue").splitlines()) == 1

@@ -172,7 +172,7 @@ def test_an_abort_ends_the_run_alone(world: World) -> None:
     async def act(stage: Stage) -> None:
         agent, message = await working(stage)
         stage.supervisor.abort(agent, agent.run.id)
-        assert (agent.status, agent.run.status) == (Status.PAUSED, RunStatus.ENDING)
+        assert (agent.status, agent.run.status) == (Status.BUSY, RunStatus.ENDING)
         await stage.until(lambda: agent.run == BETWEEN_RUNS)
         assert (agent.status, message.status.value) == (Status.PAUSED, "aborted")
         stage.supervisor.resume(agent)
