@@ -248,13 +248,16 @@ declare(do_work_end, "work cancel", "Mark work items as cancelled.", OF, SEVERAL
     option("--deadline", "WHEN", "a time, or a duration from now"),
     ONE["waits"],
     operand(
-        "on", "ON...", "timer WHEN, task T, child NAME, reply NAME [MESSAGE], message or trigger"
+        "on",
+        "ON...",
+        "timer WHEN, timer every DURATION [until WHEN], task T, child NAME, reply NAME [MESSAGE], "
+        "message, trigger or triggers",
     ),
 )
 def do_waits_add(root: Root, args: Arguments) -> None:
     """Wait for something.
 
-    For a trigger, prints the file that fires the wait when it is written.
+    For a trigger, or triggers, prints the file that fires the wait when it is written.
     """
     owner = path_of(root, args, args.name)
     lines = {"work": args.work, "deadline": args.deadline, "on": " ".join(args.on)}

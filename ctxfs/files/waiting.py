@@ -38,8 +38,9 @@ ROWS: Final[tuple[Row[Wait], ...]] = (
         commit=lambda base, wait, caller, text: base.agents.waiting.arm(
             caller, agent_with(base, wait), wait, one_line(text)
         ),
-        doc="what it waits for: timer DURATION, timer TIME, task NAME, child NAME, reply NAME "
-        "[MESSAGE], message or trigger. Writing it arms the wait, once"),
+        doc="what it waits for: timer DURATION, timer TIME, timer every DURATION [until WHEN], "
+        "task NAME, child NAME, reply NAME [MESSAGE], message, trigger or triggers. Writing it "
+        "arms the wait, once"),
     _pending("work", "id of the work item that it blocks"),
     _pending("deadline", "a duration or time after which it expires; a duration counts from the "
              "arming, or from the writing of this file if that is later"),
@@ -49,13 +50,13 @@ ROWS: Final[tuple[Row[Wait], ...]] = (
         doc="what fired it: a JSON object, or the text that was written to its token"),
     # who may only look must not be able to send it anything
     Shown(name="token", read=PARTIES, depends=("on",),
-        render=lambda base, wait, caller: f"{wait.token}\n" if wait.on == "trigger" else "",
-        doc="for a trigger: the name of the file in trigger/ that fires it"),
+        render=lambda base, wait, caller: f"{wait.token}\n" if wait.has_token else "",
+        doc="for a trigger, or triggers: the name of the file in trigger/ that fires it"),
     # joined to nothing, and nothing can be read: each flush is a whole of its own
     Control(name="TOKEN", path=lambda wait: "trigger", kept=False, mode=0o222, read=Role.NONE,
         guard=TRIGGERING, merges=True, volatile=True,
         commit=lambda base, wait, caller, text: base.agents.waiting.trigger(wait, text),
-        doc="writing to it fires the wait, once; then the file is gone"),
+        doc="writing to it fires the wait, once; then the file is gone. Of triggers, it stays"),
 )
 
 LAYOUT: Final = item_layout(9, "waiting", ROWS, WAITS, lambda agents: agents.waiting)

@@ -29,12 +29,13 @@ from runtime.texts.names import quote
 
 #: what wakes: (word of the file ``on``, what ``resource`` is then)
 _WAKES: Final = {
-    "timer": ("timer", "a duration such as 30s, or a time"),
+    "timer": ("timer", "a duration such as 30s, a time, or every DURATION [until WHEN]"),
     "task_result": ("task", "the id of a task"),
     "child": ("child", "the name of a child"),
     "child_reply": ("reply", "the name of a child, and perhaps the id of one message to it"),
     "message": ("message", ""),
     "external": ("trigger", ""),
+    "externals": ("triggers", ""),
 }
 #: of tools that send a child a message
 WAITS: Final = flag(
@@ -78,14 +79,16 @@ def _line(given: dict[str, Any]) -> str:
     example={"wake": "child", "resource": "reviewer", "deadline": "10m"},
     required={
         "wake": words(
-            "what wakes the agent: a time, the end of a task or a child, a child's reply, "
-            "any message, or a write to a token",
+            "what wakes the agent: a time, or one time after the other, the end of a task or a "
+            "child, a child's reply, any message, a write to a token (external), or every write "
+            "to it (externals)",
             *_WAKES,
         )
     },
     optional={
         "resource": text(
-            "timer: a duration such as 30s, or a time; task_result: the task's id; "
+            "timer: a duration such as 30s, a time, or every DURATION, perhaps until a duration or "
+            "time, as in every 10m until 8h; task_result: the task's id; "
             "child: its name; child_reply: its name, for its next reply to this agent, or "
             "its name and a message_id, for the reply to that message; otherwise none"
         ),
@@ -95,15 +98,20 @@ def _line(given: dict[str, Any]) -> str:
     },
     output=shape(
         WAIT.required,
-        {**WAIT.optional, "token": text("external: a write to this file fires the wait"), **WAKES},
+        {
+            **WAIT.optional,
+            "token": text("external, externals: a write to this file fires the wait"),
+            **WAKES,
+        },
     ),
 )
 async def _wait_for(request: Request) -> dict[str, Any]:
     """Wait for something without running. Use this instead of polling: arm it, then end your run. A
     message wakes you when it happens, or at once if it has already happened. The end of a task or
     child of yours wakes you in any case; arm a wait for it to give a deadline, or to block a work
-    item until then. If your mode is once, no message comes and the answer has wakes=false: use
-    TaskOutput with block."""
+    item until then. A timer that is due every DURATION, and externals, stay armed and wake you each
+    time, until WaitCancel. If your mode is once, no message comes and the answer has wakes=false:
+    use TaskOutput with block."""
     # mkdir, the files, and on last, as one change
     given, agent, waiting = request.input, request.live_agent, request.agents.waiting
     line = _line(given)
@@ -111,7 +119,7 @@ async def _wait_for(request: Request) -> dict[str, Any]:
 
     def armed() -> dict[str, Any]:
         view = WAIT.of(request, wait)
-        if given["wake"] == "external":
+        if wait.has_token:
             view["token"] = request.path(f"trigger/{wait.token}")
         return waking(request, view)
 

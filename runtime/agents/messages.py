@@ -409,15 +409,18 @@ class Messages(Part):
         caller = self._journal.cause.caller
         if caller is None or caller.agent != agent.index:
             return
+        self.drop(change, agent, self.unread(agent, ended), reason)
+
+    def unread(self, agent: Agent, ended: Task | Wait) -> list[Message]:
+        """The notices of a task or wait that the agent has not been given yet."""
         sender = notice_of(ended)
-        notices = [
+        return [
             m
             for m in self._of(agent)
             # an earlier one of the same name may have left some
             if m.provenance in NOTICES and m.sender == sender and m.index > ended.index
+            if m.status is MessageStatus.QUEUED
         ]
-        queued = [m for m in notices if m.status is MessageStatus.QUEUED]
-        self.drop(change, agent, queued, reason)
 
     def _add(
         self,

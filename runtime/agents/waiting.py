@@ -2,7 +2,8 @@
 
 A wait is armed once and leaves that state once, in the change that tells of its
 cause: it is fired, cancelled or expired with everything that this means, or not at
-all. Causes in one change see each other (``Change.peek``).
+all. Causes in one change see each other (``Change.peek``). Two stay armed, and tell each time:
+``triggers``, and ``timer every``.
 """
 
 from __future__ import annotations
@@ -13,95 +14,56 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import trio
 
 from runtime import crashpoints
+from runtime.agents.conditions import (
+    EVERY,
+    Condition,
+    Conditions,
+    Payload,
+    Shown,
+    message_facts,
+    moments,
+    parse,
+    reply_facts,
+)
 from runtime.agents.messages import Messages, notice_of
 from runtime.agents.planes import Plane, PlaneKind, armed_for
-from runtime.agents.results import EndFacts, Results, shortened
+from runtime.agents.results import EndFacts, Results
 from runtime.agents.work import WorkPlane
 from runtime.authority.facts import Facts
 from runtime.authority.guard import TAKING, Act, Guard, unless
 from runtime.caller import NOBODY, PARTIES, Caller, Role
 from runtime.errors import (
     DeniedError,
-    MalformedError,
     MissingError,
     QuotaError,
     WrongStateError,
 )
-from runtime.ids import ItemIndex, MessageId, TriggerToken
+from runtime.ids import ItemIndex, TriggerToken
 from runtime.records.change import Change, Subscriber
 from runtime.records.items import (
     NOTICES,
     Item,
     Message,
-    MessageStatus,
-    Task,
     Wait,
     WaitStatus,
     Work,
 )
-from runtime.records.lifecycle import LIVE, Status
+from runtime.records.lifecycle import LIVE
 from runtime.records.model import Agent
-from runtime.texts.names import dump_json, parse_moment, parse_usage, quote, timestamp
+from runtime.texts.names import dump_json, parse_moment, quote, timestamp
 
 log = logging.getLogger("ctxd.waiting")
 
-#: what a wait was answered with: a text as it is, or an object that is shown as JSON
-Payload = str | dict[str, Any]
-
+#: notices that an agent has not read of one wait that stays armed
+_UNREAD: Final = 64
 #: seconds after which the clock is looked at again: it may have been set
 _LOOK_AGAIN: Final = 60.0
-#: armed waits of one agent for the same task or child, each told all of what that gave back
-_FOR_AN_END: Final = 16
-#: for a message, or for replies of the same child
-_FOR_A_MESSAGE: Final = 64
-#: and for the end of one message: many of these may end in one change
-_FOR_ONE_MESSAGE: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """A payload as ``payload`` shows it and as JSON: made once for all that are told it."""
-
-    shown: str
-    json: str
-
-    @classmethod
-    def of(cls, payload: Payload) -> _Shown:
-        json = dump_json(payload)
-        return cls(payload if isinstance(payload, str) else json + "\n", json)
-
-
-@dataclass(frozen=True, slots=True)
-class _Condition:
-    """A word of ``on``; ``over`` gives what it is answered with if that is there already.
-
-    It raises ``MissingError`` or ``MalformedError`` if what is waited for can never come.
-    """
-
-    usage: str
-    family: str
-    #: None for what nobody knows before it happens
-    over: Callable[[WaitingPlane, Change, Agent, str], Payload | None] | None
-    #: how many can wait for the same, if it is something that many can wait for
-    shared: int = 0
-
-
-def _message_payload(message: Message) -> dict[str, Any]:
-    return {
-        "message": message.name,
-        "from": message.sender,
-        "provenance": message.provenance,
-        "priority": message.priority,
-    }
-
-
 @unless("it was armed before", WrongStateError)
 def _armed(facts: Facts, caller: Caller, wait: Wait) -> str:
     return "" if wait.status is WaitStatus.NEW else f"cannot arm: the wait is {wait.status}"
@@ -117,7 +79,7 @@ def _over(facts: Facts, caller: Caller, wait: Wait) -> str:
 @unless("it was used, or its wait has ended", MissingError)
 def _used(facts: Facts, caller: Caller, wait: Wait) -> str:
     armed = wait.status is WaitStatus.ARMED and facts.items.get(wait.index) is wait
-    if armed and wait.on == "trigger":
+    if armed and wait.has_token:
         return ""
     return "this token is no longer valid: it was used, or its wait has ended"
 
@@ -142,7 +104,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
         super().__init__(facts, WAITS)
         self._messages = messages
         self._work = work
-        self._results = results
+        self._conditions = Conditions(facts, messages, results)
         #: (epoch seconds, index) of timers and deadlines, some of them out of date
         self._moments: list[tuple[float, ItemIndex]] = []
         self._crowded = 1024
@@ -197,32 +159,38 @@ class WaitingPlane(Plane[Wait], Subscriber):
         ARMING.check_when(Act.WRITE, "on", agent)
         ARMING.check_object(self._facts, caller, wait)
         change.step(wait, WaitStatus.ARMED)
-        kind, argument = _parse(text)
+        kind, argument = parse(text)
         self._check_family(caller, kind.family)
         work = self._open_work(change, agent, change.peek(wait, "work"))
         now = time.time()
         on = f"{kind.usage.split()[0]} {argument}".rstrip()
         deadline = change.peek(wait, "deadline")
         self._check_few(change, agent, kind, on)
-        change.put(
-            wait,
-            on=on,
-            due=parse_moment(argument, now) if kind is _TIMER else 0.0,
-            expires=parse_moment(deadline, now) if deadline else 0.0,
-        )
-        answer = kind.over(self, change, agent, argument) if kind.over is not None else None
-        self._tell(change, agent, wait)
+        times = moments(kind, argument, now)
+        expires = parse_moment(deadline, now) if deadline else 0.0
+        change.put(wait, on=on, expires=expires, **times)
+        answer: Payload | None = None
+        if kind.over is not None:
+            answer = kind.over(self._conditions, change, agent, argument)
+        elif 0 < times["due"] <= now:
+            answer = {"due": timestamp(times["due"])}
+        self._tell(change, agent, wait, WaitStatus.ARMED)
         if answer is not None:
             self.fire(change, agent, wait, answer)
         elif work is not None:
             self._work.block(change, agent, work)
 
-    def _check_few(self, change: Change, agent: Agent, kind: _Condition, on: str) -> None:
-        """All that wait for the same are answered at once, in the change of their cause."""
-        if not kind.shared:
+    def _check_few(self, change: Change, agent: Agent, kind: Condition, on: str) -> None:
+        """All that wait for the same are answered at once, in the change of their cause. Timers
+        that are due again and again wake the daemon as often."""
+        most = kind.most(on)
+        if not most:
             return
-        most = _FOR_ONE_MESSAGE if kind is _REPLY and len(on.split(" ")) > 2 else kind.shared
-        there = sum(1 for _ in armed_for(self._items, change, agent, "on", on))
+        if kind is EVERY:
+            on = "timer every"
+            there = sum(bool(wait.period) for wait in self.armed(change, agent))
+        else:
+            there = sum(1 for _ in armed_for(self._items, change, agent, "on", on))
         if there >= most:
             raise QuotaError(
                 f"{quote(agent.name)} already has {there} waits for {on!r}, the maximum: "
@@ -279,15 +247,15 @@ class WaitingPlane(Plane[Wait], Subscriber):
 
     # what becomes of them
 
-    def fire(self, change: Change, agent: Agent, wait: Wait, payload: Payload | _Shown) -> None:
+    def fire(self, change: Change, agent: Agent, wait: Wait, payload: Payload | Shown) -> None:
         """The cause of an armed wait is there; the agent is told."""
-        answer = payload if isinstance(payload, _Shown) else _Shown.of(payload)
+        answer = payload if isinstance(payload, Shown) else Shown.of(payload)
         self._leave(change, agent, wait, WaitStatus.FIRED, answer)
 
     def expire(self, change: Change, agent: Agent, wait: Wait) -> None:
         """Its deadline is over; the agent is told."""
         payload = {"deadline": timestamp(change.peek(wait, "expires"))}
-        self._leave(change, agent, wait, WaitStatus.EXPIRED, _Shown.of(payload))
+        self._leave(change, agent, wait, WaitStatus.EXPIRED, Shown.of(payload))
 
     def cancel(self, change: Change, agent: Agent, wait: Wait) -> None:
         """Nobody wants to know any more."""
@@ -307,9 +275,9 @@ class WaitingPlane(Plane[Wait], Subscriber):
         self, change: Change, agent: Agent, kind: str, name: str, facts: EndFacts
     ) -> None:
         """A ``task`` or ``child`` of the agent's has ended; ``facts`` is called if it waits."""
-        answer: _Shown | None = None
+        answer: Shown | None = None
         for wait in self._oldest_first(change, agent, "on", f"{kind} {name}"):
-            answer = answer or _Shown.of(facts())
+            answer = answer or Shown.of(facts())
             self.fire(change, agent, wait, answer)
 
     def child_over(
@@ -324,7 +292,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
         """A child of the agent's has ended, or is its child no more."""
         self.resource_over(change, agent, "child", child.name, facts)
         # its messages have ended before it does, unless it stops being a child
-        over = _reply_facts(child.name, outcome, reason)
+        over = reply_facts(child.name, outcome, reason)
         waiting = [m for m in self._messages.pending(child) if not change.is_over(m)]
         for name in (child.name, *(f"{child.name} {m.name}" for m in waiting)):
             self.resource_over(change, agent, "reply", name, lambda: over)
@@ -334,7 +302,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
         parent = self._registry.parent_of(child)
         if parent is None or not self._messages.is_parents(child, message):
             return
-        facts = cache(lambda: self._reply_payload(change, parent, child, message))
+        facts = cache(lambda: self._conditions.reply(change, parent, child, message))
         for name in (child.name, f"{child.name} {message.name}"):
             self.resource_over(change, parent, "reply", name, facts)
 
@@ -346,61 +314,79 @@ class WaitingPlane(Plane[Wait], Subscriber):
             for wait in self.of(change, agent)
         )
 
-    def _reply_payload(
-        self, change: Change, agent: Agent, child: Agent, message: Message
-    ) -> dict[str, Any]:
-        """The payload of a wait for the reply to a message that has ended."""
-        whole = change.peek(message, "reply")
-        handle, path = self._items.named(agent.index, Task, child.name), ""
-        if whole and handle is not None and handle.child == child.index:
-            path = self._results.output_path(agent, handle.name)
-        reply, truncated = shortened(whole, "path" if path else "")
-        return _reply_facts(
-            child.name,
-            str(change.peek(message, "status")),
-            change.peek(message, "reason"),
-            message=message.name,
-            run=change.peek(message, "run"),
-            reply=reply,
-            truncated=truncated,
-            path=path,
-        )
-
     def _message_queued(self, change: Change, agent: Agent, message: Message) -> None:
         """Somebody sent the agent a message."""
         if message.provenance in NOTICES:
             return
         for wait in self._oldest_first(change, agent, "on", "message"):
-            self.fire(change, agent, wait, _message_payload(message))
+            self.fire(change, agent, wait, message_facts(message))
 
     def trigger(self, wait: Wait, text: str) -> None:
-        """Somebody wrote to its token; ``MissingError`` if that is not good any more."""
+        """Somebody wrote to its token; ``MissingError`` if that is not good any more, and
+        ``QuotaError`` if too much of what was written is unread."""
         TRIGGERING.check_object(self._facts, NOBODY, wait)
         agent = self._registry.get(wait.agent)
         assert agent is not None
         with self._journal.changing() as change:
-            self.fire(change, agent, wait, text)
+            if not wait.repeats:
+                self.fire(change, agent, wait, text)
+            elif len(self._messages.unread(agent, wait)) < _UNREAD:
+                self._messages.check_room(agent)
+                self._happen(change, agent, wait, Shown.of(text))
+            else:
+                raise QuotaError(
+                    f"{_UNREAD} events that were written to this token are unread: write again "
+                    "when the agent has read some"
+                )
         crashpoints.reach("wait.fired")
 
     def _leave(
-        self, change: Change, agent: Agent, wait: Wait, to: WaitStatus, answer: _Shown | None
+        self, change: Change, agent: Agent, wait: Wait, to: WaitStatus, answer: Shown | None
     ) -> None:
         """It is over, and with it what it meant; told to the agent if there is an answer."""
         change.step(wait, to)
-        self._tell(change, agent, wait)
-        work = change.peek(wait, "work")
+        self._tell(change, agent, wait, to)
         if answer is not None:
-            change.put(wait, payload=answer.shown)
-            notice = {"wait": wait.name, "on": change.peek(wait, "on"), "status": to.value}
-            begin = dump_json({**notice, **_named(work)}).removesuffix("}")
-            self._messages.notify(
-                change,
-                agent,
-                text=f'{begin},"payload":{answer.json}}}\n',
-                provenance="wait",
-                sender=notice_of(wait),
-            )
-        self._release(change, agent, work)
+            self._notify(change, agent, wait, answer)
+        self._release(change, agent, change.peek(wait, "work"))
+
+    def _notify(self, change: Change, agent: Agent, wait: Wait, answer: Shown) -> None:
+        """Tells the agent what the wait is answered with, and whether it is still armed."""
+        change.put(wait, payload=answer.shown)
+        notice = {"wait": wait.name, "on": change.peek(wait, "on")}
+        notice |= {"status": change.peek(wait, "status").value}
+        notice |= _named(change.peek(wait, "work"))
+        begin = dump_json(notice).removesuffix("}")
+        self._messages.notify(
+            change,
+            agent,
+            text=f'{begin},"payload":{answer.json}}}\n',
+            provenance="wait",
+            sender=notice_of(wait),
+        )
+
+    def _happen(self, change: Change, agent: Agent, wait: Wait, answer: Shown) -> None:
+        """It has happened once more, and the wait stays armed."""
+        self._tell(change, agent, wait, WaitStatus.FIRED)
+        self._notify(change, agent, wait, answer)
+
+    def _come_again(self, change: Change, agent: Agent, wait: Wait) -> None:
+        """A timer is due that is due again: the times that nobody was told of meanwhile, because
+        no daemon ran or what was told last is unread, count as one."""
+        now = min(time.time(), wait.until or math.inf)
+        last = wait.due + max(now - wait.due, 0.0) // wait.period * wait.period
+        missed = wait.missed + round((last - wait.due) / wait.period)
+        answer = Shown.of({"due": timestamp(last), "missed": missed})
+        due = last + wait.period
+        if wait.until and due > wait.until:
+            self.fire(change, agent, wait, answer)
+            return
+        change.put(wait, due=due)
+        if self._messages.unread(agent, wait):
+            change.put(wait, missed=missed + 1)
+            return
+        change.put(wait, missed=0)
+        self._happen(change, agent, wait, answer)
 
     def _release(self, change: Change, agent: Agent, work: str) -> None:
         if not work:
@@ -409,10 +395,10 @@ class WaitingPlane(Plane[Wait], Subscriber):
             self._work.release(change, agent, self._work.named(change, agent, work))
 
     @staticmethod
-    def _tell(change: Change, agent: Agent, wait: Wait) -> None:
+    def _tell(change: Change, agent: Agent, wait: Wait, what: WaitStatus) -> None:
         change.tell(
             agent,
-            f"wait.{change.peek(wait, 'status')}",
+            f"wait.{what}",
             wait=wait.name,
             on=change.peek(wait, "on"),
             **_named(change.peek(wait, "work")),
@@ -481,7 +467,9 @@ class WaitingPlane(Plane[Wait], Subscriber):
         change = Change()
         try:
             # the one of the two that was due first has happened
-            if moment == wait.due:
+            if moment == wait.due and wait.period:
+                self._come_again(change, agent, wait)
+            elif moment == wait.due:
                 self.fire(change, agent, wait, {"due": timestamp(wait.due)})
             else:
                 self.expire(change, agent, wait)
@@ -493,102 +481,10 @@ class WaitingPlane(Plane[Wait], Subscriber):
         crashpoints.reach("wait.fired")
 
 
-def _reply_facts(child: str, outcome: str, reason: str, **more: Any) -> dict[str, Any]:
-    """The payload of a wait for a reply; with nothing more for one that never comes, because the
-    child has ended."""
-    facts = {"child": child, "message": "", "outcome": outcome, "run": "", "reason": reason}
-    return {**facts, "reply": "", "truncated": False, "path": "", **more}
-
-
 def _named(work: str) -> dict[str, str]:
     return {"work": work} if work else {}
 
 
-def _parse(text: str) -> tuple[_Condition, str]:
-    """(kind, argument) of a line of ``on``; ``MalformedError``."""
-    kind, arguments = parse_usage(text, _CONDITIONS, "condition")
-    return kind, " ".join(arguments)
-
-
-# what may be over already
-
-
-def _timer_over(
-    plane: WaitingPlane, change: Change, agent: Agent, argument: str
-) -> Payload | None:
-    now = time.time()
-    due = parse_moment(argument, now)
-    return {"due": timestamp(due)} if due <= now else None
-
-
-def _task_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str) -> Payload | None:
-    made = [t for t in change.newly_made(agent.index, Task) if t.name == argument]
-    task = made[0] if made else plane._items.named(agent.index, Task, argument)
-    if task is None:
-        raise MissingError(f"{quote(agent.name)} has no task {quote(argument)}")
-    if not change.is_over(task):
-        return None
-    return plane._results.of_task(change, agent, task)
-
-
-def _child_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str) -> Payload | None:
-    for child in plane._registry.children(agent):
-        if child.name == argument:
-            if change.peek_agent(child, "status") is not Status.DEAD:
-                return None
-            return plane._results.of_child(change, agent, child)
-    raise MissingError(f"{quote(agent.name)} has no child {quote(argument)}")
-
-
-def _reply_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str) -> Payload | None:
-    name, _, wanted = argument.partition(" ")
-    child = next((c for c in plane._registry.children(agent) if c.name == name), None)
-    if child is None:
-        raise MalformedError(f"{quote(agent.name)} has no child {quote(name)}")
-    if not child.how.takes_messages:
-        raise MalformedError(
-            f"{quote(name)} is a once agent, which answers no messages: wait for its end, "
-            f"{quote(f'child {name}')}"
-        )
-    if not wanted:
-        if change.peek_agent(child, "status") is not Status.DEAD:
-            return None
-        return _reply_facts(name, child.outcome, child.reason)
-    made = [m for m in change.newly_made(child.index, Message) if m.name == wanted]
-    message = made[0] if made else plane._messages.find(child, MessageId(wanted))
-    if message is None or not plane._messages.is_parents(child, message):
-        raise MissingError(
-            f"{quote(agent.name)} sent no message {quote(wanted)} to {quote(name)}, or it ended "
-            "long ago"
-        )
-    if not change.is_over(message):
-        return None
-    return plane._reply_payload(change, agent, child, message)
-
-
-def _message_over(
-    plane: WaitingPlane, change: Change, agent: Agent, argument: str
-) -> Payload | None:
-    queued = [m for m in plane._messages.pending(agent) if m.provenance not in NOTICES]
-    for message in queued:
-        if change.peek(message, "status") is MessageStatus.QUEUED:
-            return _message_payload(message)
-    return None
-
-
-_TIMER: Final = _Condition("timer DURATION|TIME", "core", _timer_over)
-_REPLY: Final = _Condition("reply NAME [MESSAGE]", "core", _reply_over, shared=_FOR_A_MESSAGE)
-_CONDITIONS: Final[dict[str, _Condition]] = {
-    kind.usage.split()[0]: kind
-    for kind in (
-        _TIMER,
-        _Condition("task NAME", "core", _task_over, shared=_FOR_AN_END),
-        _Condition("child NAME", "core", _child_over, shared=_FOR_AN_END),
-        _REPLY,
-        _Condition("message", "core", _message_over, shared=_FOR_A_MESSAGE),
-        _Condition("trigger", "external_trigger", None),
-    )
-}
 _SETTERS: Final[dict[str, Callable[[WaitingPlane, Change, Agent, Wait, str], None]]] = {
     "work": WaitingPlane._set_work,
     "deadline": WaitingPlane._set_deadline,

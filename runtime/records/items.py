@@ -392,9 +392,23 @@ class Wait(Item):
     expires: float = 0.0
     #: of a timer
     due: float = 0.0
+    #: of one that is due again: after so many seconds, until this moment, 0 for none; and how
+    #: often it was since its last notice, which is unread
+    period: float = 0.0
+    until: float = 0.0
+    missed: int = 0
     payload: str = ""
-    #: what fires a ``trigger`` one; the others never show theirs
+    #: what fires it if it ``has_token``; the others never show theirs
     token: TriggerToken = field(default_factory=lambda: TriggerToken(secrets.token_hex(16)))
+
+    @property
+    def has_token(self) -> bool:
+        return self.on in ("trigger", "triggers")
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it stays armed when what it waits for has happened."""
+        return self.on == "triggers" or bool(self.period)
 
 
 @_with_long

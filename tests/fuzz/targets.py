@@ -22,7 +22,7 @@ from client.mcp import Server
 from client.root import Root
 from ctxfs.declared import parse as parse_declaration
 from ctxfs.tools import registry
-from runtime.agents import waiting
+from runtime.agents import conditions
 from runtime.agents.messages import check_id
 from runtime.authority.accounts import Payer, accounts_of
 from runtime.authority.loop import Turns
@@ -68,7 +68,7 @@ for _name, _parse in (
     ("json_object", names.parse_json_object),
     ("unfinished_json", names.is_unfinished_json),
     ("message_id", check_id),
-    ("wait_on", waiting._parse),
+    ("wait_on", conditions.parse),
     ("mount_line", mounts.parse_line),
     ("relabel", lambda text: policy.relabel(text, "x_t", "y_t")),
 ):

@@ -15,6 +15,7 @@ import trio
 import trio.testing
 
 from runtime.agents import messages, waiting
+from runtime.agents.conditions import Payload
 from runtime.agents.planes import armed_for
 from runtime.errors import (
     CtxError,
@@ -927,6 +928,154 @@ def test_timers_fire_when_they_are_due(world: World, agent: Agent, clock: Clock)
     assert [n["wait"] for n in notices(world, agent)] == ["sooner", "later"]
 
 
+# those that stay armed
+
+
+def read_all(world: World, agent: Agent) -> list[Any]:
+    """What the agent was told, which it has read now."""
+    found = notices(world, agent)
+    for message in world.agents.messages.pending(agent):
+        with world.agents.journal.changing() as change:
+            world.agents.messages.deliver(change, agent, message, RunId("r1"))
+            world.agents.messages.end(change, agent, message, MessageStatus.PROCESSED)
+    return [each["payload"] for each in found]
+
+
+def test_a_timer_is_due_again_and_again(world: World, agent: Agent, clock: Clock) -> None:
+    item = work_item(world, agent)
+    wait = armed(world, agent, "x", "timer every 10m until 25m", work="w")
+    settle(world)
+    assert read_all(world, agent) == []
+    clock.now = NOON + 600
+    settle(world)
+    (notice,) = notices(world, agent)
+    assert notice == {
+        "wait": "x", "on": "timer every 10m until 25m", "status": "armed", "work": "w",
+        "payload": {"due": timestamp(NOON + 600), "missed": 0},
+    }  # fmt: skip
+    assert (wait.status, item.status) == ("armed", "blocked")
+    assert json.loads(wait.payload) == read_all(world, agent)[0]
+    clock.now = NOON + 1201
+    settle(world)
+    assert read_all(world, agent) == [{"due": timestamp(NOON + 1200), "missed": 0}]
+    assert (wait.status, item.status) == ("fired", "open"), "no other time is before its end"
+    clock.now = NOON + 7200
+    settle(world)
+    assert read_all(world, agent) == []
+    kinds = [event["type"] for event in told(world, agent)]
+    assert kinds == ["wait.armed", "wait.fired", "wait.fired"]
+
+
+def test_times_that_nobody_was_told_of_are_told_once(
+    world: World, agent: Agent, clock: Clock
+) -> None:
+    armed(world, agent, "x", "timer every 10m")
+    clock.now = NOON + 3700  # no daemon ran
+    for _ in range(2):
+        world.reopen()
+        settle(world)
+    again = world.agents.registry.named("coder")
+    assert again is not None
+    assert [n["payload"] for n in notices(world, again)] == [
+        {"due": timestamp(NOON + 3600), "missed": 5}
+    ]
+    for more in (4200, 4800):  # the agent has not read it yet
+        clock.now = NOON + more
+        settle(world)
+    assert len(read_all(world, again)) == 1
+    clock.now = NOON + 5400
+    settle(world)
+    assert read_all(world, again) == [{"due": timestamp(NOON + 5400), "missed": 2}]
+
+
+def test_what_was_missed_ends_with_its_end(world: World, agent: Agent, clock: Clock) -> None:
+    wait = armed(world, agent, "x", "timer every 10m until 25m")
+    clock.now = NOON + 86400
+    settle(world)
+    assert read_all(world, agent) == [{"due": timestamp(NOON + 1200), "missed": 1}]
+    assert wait.status == "fired"
+
+
+@pytest.mark.parametrize("how", ["rmdir", "deadline", "end"])
+def test_a_timer_that_is_due_again_ends(
+    world: World, agent: Agent, clock: Clock, how: str
+) -> None:
+    wait = armed(world, agent, "x", "timer every 10m", deadline="15m")
+    clock.now = NOON + 600
+    settle(world)
+    read_all(world, agent)
+    if how == "rmdir":
+        rmdir(world.agents.waiting, USER, agent, "x")
+    elif how == "end":
+        ended(world, agent)
+    clock.now = NOON + 3600
+    settle(world)
+    assert wait.status == {"deadline": "expired"}.get(how, "cancelled")
+    told_last = [n["status"] for n in notices(world, agent)]
+    assert told_last == (["expired"] if how == "deadline" else [])
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        ("timer every", "use timer every DURATION"),
+        ("timer every 10m until", "use timer every DURATION"),
+        ("timer every 10m for 1h", "use timer every DURATION"),
+        ("timer every 9s", '"9s" is less than 10s'),
+        ("timer every 2030-01-01T00:00:00Z", "is not a duration"),
+        ("timer every 10m until 5m", '"5m" is before the timer is due'),
+        ("triggers x", "wrong arguments; use triggers"),
+    ],
+)
+def test_what_is_no_wait_that_stays_armed(
+    world: World, agent: Agent, clock: Clock, line: str, match: str
+) -> None:
+    with pytest.raises(MalformedError, match=match):
+        armed(world, agent, "x", line)
+
+
+@pytest.mark.settings(waits=32)
+def test_an_agent_has_few_timers_that_are_due_again(world: World, agent: Agent) -> None:
+    for number in range(16):
+        armed(world, agent, f"x{number}", f"timer every {10 + number}m")
+    with pytest.raises(QuotaError, match="16 waits for 'timer every'"):
+        armed(world, agent, "more", "timer every 1h")
+    armed(world, agent, "once", "timer 1h")
+    rmdir(world.agents.waiting, USER, agent, "x3")
+    armed(world, agent, "again", "timer every 1h")
+
+
+def test_each_write_to_a_token_of_triggers_is_one_message(world: World, agent: Agent) -> None:
+    item = work_item(world, agent)
+    wait = armed(world, agent, "x", "triggers", work="w")
+    plane = world.agents.waiting
+    for text in ("one\n", "two\n"):
+        assert plane.with_token(wait.token) is wait
+        plane.trigger(wait, text)
+    assert (wait.status, wait.payload, item.status) == ("armed", "two\n", "blocked")
+    assert read_all(world, agent) == ["one\n", "two\n"]
+    agents = world.reopen()
+    again = agents.waiting.with_token(wait.token)
+    assert again is not None
+    agents.waiting.trigger(again, "three")
+    there = agents.registry.named("coder")
+    assert there is not None
+    assert read_all(world, there) == ["three"]
+    rmdir(agents.waiting, USER, there, "x")
+    assert agents.waiting.with_token(wait.token) is None
+
+
+def test_events_that_nobody_reads_are_bounded(world: World, agent: Agent) -> None:
+    wait = armed(world, agent, "x", "triggers")
+    for number in range(64):
+        world.agents.waiting.trigger(wait, f"{number}")
+    with pytest.raises(QuotaError, match="64 events that were written to this token are unread"):
+        world.agents.waiting.trigger(wait, "more")
+    read_all(world, agent)
+    world.agents.waiting.trigger(wait, "more")
+    assert read_all(world, agent) == ["more"]
+
+
 def test_a_deadline_expires_a_wait(world: World, agent: Agent, clock: Clock) -> None:
     item = work_item(world, agent)
     wait = armed(world, agent, "x", "trigger", deadline="1m", work="w")
@@ -1106,7 +1255,7 @@ def test_a_bug_in_one_wait_does_not_keep_the_others(
     bad, good = armed(world, agent, "bad", "timer 1m"), armed(world, agent, "good", "timer 1m")
     fire = world.agents.waiting.fire
 
-    def broken(change: Change, agent: Agent, wait: Wait, payload: waiting.Payload) -> None:
+    def broken(change: Change, agent: Agent, wait: Wait, payload: Payload) -> None:
         if wait is bad:
             raise ZeroDivisionError
         fire(change, agent, wait, payload)
