@@ -423,8 +423,8 @@ def _remove_runtime(places: Places) -> None:
     treework.hide(places)
     if linux.mount_at(places.shared) is not None:
         linux.unmount(places.shared, linux.MNT_DETACH)
-    places.lifeline.unlink(missing_ok=True)
-    places.socket.unlink(missing_ok=True)
+    for path in (places.lifeline, places.socket, places.git):
+        path.unlink(missing_ok=True)
     with suppress(OSError):
         places.waits.chmod(0o700)  # nobody lists it while there are agents
     for directory in (places.programs, places.inputs, places.waits, *places.hidden):

@@ -13,7 +13,6 @@ import socket
 from contextlib import ExitStack
 from typing import Any
 
-from runtime import crashpoints
 from runtime.authority.accounts import Payer, Resource
 from runtime.cell.port import Host, Part, guarded
 from runtime.cell.windows import HANGUP
@@ -55,7 +54,6 @@ class Windows(Part, Subscriber):
             self._agents.journal.commit(change)
             stack.pop_all()
         self._ends.put(agent.index, ours, charge)
-        crashpoints.reach("window.opened")
         return theirs
 
     # hanging up
@@ -69,7 +67,6 @@ class Windows(Part, Subscriber):
                         self._hang_up(agent)
 
     def _hang_up(self, agent: Agent) -> None:
-        crashpoints.reach("window.closed")
         if agent.status is Status.DEAD:
             self._ender.remove_unwanted(agent)
             return
