@@ -6,7 +6,6 @@ so is what its modes and a cell's mounts let anybody do.
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
 from ctxfs.tree.base import Base
@@ -27,6 +26,7 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.ids import SpaceIndex
+from runtime.kernel import clock
 from runtime.records.model import Space
 from runtime.records.spaces import FRESH_SECONDS
 from runtime.texts import mounts
@@ -117,7 +117,7 @@ def _used(facts: Facts, caller: Caller, space: Space) -> str:
 
 @unless("its last measure is older than 30 s", UnansweredError)
 def _unknown(facts: Facts, caller: Caller, space: Space) -> str:
-    if time.time() - space.measured <= FRESH_SECONDS:
+    if space.measured_up and clock.since(space.measured, space.measured_up) <= FRESH_SECONDS:
         return ""
     return f"what the space {quote(space.name)} has is just being measured: try again"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import time
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Final
@@ -22,6 +21,7 @@ from runtime.authority.facts import Facts, Part
 from runtime.caller import Caller
 from runtime.errors import NoSpaceError, StaleError, TakenError
 from runtime.ids import CallId, Incarnation
+from runtime.kernel import clock
 from runtime.kernel.lanes import Lanes
 from runtime.records.change import Answer, Change, Subscriber
 from runtime.records.model import Agent
@@ -79,6 +79,8 @@ class Answers(Part, Subscriber):
         self._kept: dict[str, _Kept] = {}
         #: calls that are being made
         self._turns = Lanes[tuple[str, CallId]]()
+        #: how much the wall clock, by which answers are stored, was ahead of the other
+        self._ahead = clock.ahead()
         agents = {agent.incarnation: agent for agent in self._registry}
         question = f"SELECT caller, COUNT(*), SUM({_SIZE}) FROM answers GROUP BY caller"
         for caller, count, size in self._store.execute(question).fetchall():
@@ -119,12 +121,13 @@ class Answers(Part, Subscriber):
 
         ``StaleError`` for one of which nobody knows what came of it.
         """
+        self._follow_clock()
         question = f"SELECT call, made, answer FROM answers WHERE {_ONE}"
         found = self._store.execute(question, caller.key, name).fetchone()
         if found is None:
             return None
         made, at, text = found
-        if at < time.time() - KEPT_SECONDS:
+        if at < clock.wall() - KEPT_SECONDS:
             self._drop(_ONE, caller.key, name)
             return None
         if made != call:
@@ -204,9 +207,18 @@ class Answers(Part, Subscriber):
 
     def forget_old(self) -> bool:
         """Those whose time is over; whether there may be more."""
-        before = time.time() - KEPT_SECONDS
+        self._follow_clock()
+        before = clock.wall() - KEPT_SECONDS
         some = "idx IN (SELECT idx FROM answers WHERE made<? LIMIT ?)"
         return self._drop(some, before, _AT_ONCE) == _AT_ONCE
+
+    def _follow_clock(self) -> None:
+        """When the wall clock was set, nothing became older or younger by that."""
+        before, self._ahead = self._ahead, clock.ahead()
+        by = self._ahead - before
+        if abs(by) > clock.SET_SECONDS:
+            with contextlib.suppress(NoSpaceError), self._store.transaction():
+                self._store.execute("UPDATE answers SET made=made+?", by)
 
     async def run(self) -> None:
         """Forgets what nobody asks for any more."""

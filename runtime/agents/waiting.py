@@ -12,7 +12,6 @@ import contextlib
 import heapq
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Final
@@ -45,6 +44,8 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.ids import ItemIndex, TriggerToken
+from runtime.kernel import clock
+from runtime.kernel.linux import boot_id
 from runtime.records.change import Change, Subscriber
 from runtime.records.items import (
     NOTICES,
@@ -56,14 +57,12 @@ from runtime.records.items import (
 )
 from runtime.records.lifecycle import LIVE
 from runtime.records.model import Agent
-from runtime.texts.names import dump_json, parse_moment, quote, timestamp
+from runtime.texts.names import dump_json, is_duration, parse_moment, quote, timestamp
 
 log = logging.getLogger("ctxd.waiting")
 
 #: notices that an agent has not read of one wait that stays armed
 _UNREAD: Final = 64
-#: seconds after which the clock is looked at again: it may have been set
-_LOOK_AGAIN: Final = 60.0
 @unless("it was armed before", WrongStateError)
 def _armed(facts: Facts, caller: Caller, wait: Wait) -> str:
     return "" if wait.status is WaitStatus.NEW else f"cannot arm: the wait is {wait.status}"
@@ -105,7 +104,9 @@ class WaitingPlane(Plane[Wait], Subscriber):
         self._messages = messages
         self._work = work
         self._conditions = Conditions(facts, messages, results)
-        #: (epoch seconds, index) of timers and deadlines, some of them out of date
+        #: how much the wall clock is ahead of CLOCK_BOOTTIME, by which these count: timers and
+        #: deadlines with their index, some of them out of date
+        self._ahead = clock.ahead()
         self._moments: list[tuple[float, ItemIndex]] = []
         self._crowded = 1024
         self._sooner = trio.Event()
@@ -162,13 +163,18 @@ class WaitingPlane(Plane[Wait], Subscriber):
         kind, argument = parse(text)
         self._check_family(caller, kind.family)
         work = self._open_work(change, agent, change.peek(wait, "work"))
-        now = time.time()
         on = f"{kind.usage.split()[0]} {argument}".rstrip()
         deadline = change.peek(wait, "deadline")
         self._check_few(change, agent, kind, on)
+        now, up = clock.wall(), clock.up()
         times = moments(kind, argument, now)
-        expires = parse_moment(deadline, now) if deadline else 0.0
-        change.put(wait, on=on, expires=expires, **times)
+        is_counted = kind is EVERY or is_duration(argument)
+        due_up = up + times["due"] - now if is_counted and times["due"] else 0.0
+        expires, expires_up = _moment_of(deadline)
+        change.put(
+            wait, on=on, expires=expires, expires_up=expires_up, due_up=due_up, boot=boot_id(),
+            **times,
+        )
         answer: Payload | None = None
         if kind.over is not None:
             answer = kind.over(self._conditions, change, agent, argument)
@@ -241,9 +247,10 @@ class WaitingPlane(Plane[Wait], Subscriber):
             self._work.block(change, agent, item)
 
     def _set_deadline(self, change: Change, agent: Agent, wait: Wait, text: str) -> None:
-        expires = parse_moment(text, time.time()) if text else 0.0
-        armed = change.peek(wait, "status") is WaitStatus.ARMED
-        change.put(wait, deadline=text, expires=expires if armed else 0.0)
+        expires, expires_up = _moment_of(text)
+        change.put(wait, deadline=text)
+        if change.peek(wait, "status") is WaitStatus.ARMED:
+            change.put(wait, expires=expires, expires_up=expires_up)
 
     # what becomes of them
 
@@ -373,7 +380,8 @@ class WaitingPlane(Plane[Wait], Subscriber):
     def _come_again(self, change: Change, agent: Agent, wait: Wait) -> None:
         """A timer is due that is due again: the times that nobody was told of meanwhile, because
         no daemon ran or what was told last is unread, count as one."""
-        now = min(time.time(), wait.until or math.inf)
+        late = clock.up() - self._due(wait)
+        now = min(wait.due + late, wait.until or math.inf)
         last = wait.due + max(now - wait.due, 0.0) // wait.period * wait.period
         missed = wait.missed + round((last - wait.due) / wait.period)
         answer = Shown.of({"due": timestamp(last), "missed": missed})
@@ -381,7 +389,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
         if wait.until and due > wait.until:
             self.fire(change, agent, wait, answer)
             return
-        change.put(wait, due=due)
+        change.put(wait, due=due, due_up=wait.due_up and wait.due_up + due - wait.due)
         if self._messages.unread(agent, wait):
             change.put(wait, missed=missed + 1)
             return
@@ -414,33 +422,56 @@ class WaitingPlane(Plane[Wait], Subscriber):
 
     # timers and deadlines
 
+    def _due(self, wait: Wait) -> float:
+        return self._counted(wait, wait.due, wait.due_up)
+
+    def _expires(self, wait: Wait) -> float:
+        return self._counted(wait, wait.expires, wait.expires_up)
+
+    def _counted(self, wait: Wait, moment: float, moment_up: float) -> float:
+        """A moment of a wait by CLOCK_BOOTTIME, as far as is known now; infinite for none.
+
+        What was said as a duration is counted by that clock, in the boot in which it was said.
+        """
+        if moment_up and wait.boot == boot_id():
+            return moment_up
+        return moment - self._ahead if moment else math.inf
+
+    def _moments_of(self, wait: Wait) -> frozenset[float]:
+        if wait.status is not WaitStatus.ARMED:
+            return frozenset()
+        return frozenset((self._due(wait), self._expires(wait))) - {math.inf}
+
     def _expect(self, wait: Wait) -> None:
         """An armed one has changed: its moments may be sooner than the others'."""
-        if wait.status is not WaitStatus.ARMED:
-            return
-        for moment in (wait.due, wait.expires):
-            if moment:
-                heapq.heappush(self._moments, (moment, wait.index))
-                if self._moments[0] == (moment, wait.index):
-                    self._sooner.set()
+        for moment in self._moments_of(wait):
+            heapq.heappush(self._moments, (moment, wait.index))
+            if self._moments[0] == (moment, wait.index):
+                self._sooner.set()
         if len(self._moments) > self._crowded:
-            # mostly moments of waits that were cancelled
-            armed = [w for w in self._items.all(Wait) if w.status is WaitStatus.ARMED]
-            moments = {(m, w.index) for w in armed for m in (w.due, w.expires) if m}
-            self._moments = sorted(moments)
-            self._crowded = max(1024, 2 * len(self._moments))
+            self._count_anew()
+
+    def _count_anew(self) -> None:
+        """Most moments are of waits that were cancelled, or the wall clock was set."""
+        waits = self._items.all(Wait)
+        self._moments = sorted((m, w.index) for w in waits for m in self._moments_of(w))
+        self._crowded = max(1024, 2 * len(self._moments))
 
     async def run(self) -> None:
         """Fires timers and ends what is past its deadline, those first that were due meanwhile."""
         while True:
             self._sooner = trio.Event()
-            while (moment := self._next()) is not None and moment[0] <= time.time():
+            ahead = clock.ahead()
+            if abs(ahead - self._ahead) > clock.SET_SECONDS:
+                self._ahead = ahead
+                self._count_anew()
+            while (moment := self._next()) is not None and moment[0] <= clock.up():
                 heapq.heappop(self._moments)
                 self._come(*moment)
                 await trio.lowlevel.checkpoint()
-            # a clock that was set must not make it much longer
-            left = math.inf if moment is None else moment[0] - time.time()
-            with trio.move_on_after(min(max(left, 0.0), _LOOK_AGAIN) if moment else math.inf):
+            left = math.inf if moment is None else moment[0] - clock.up()
+            longest = clock.LOOK_AGAIN if moment else math.inf
+            with trio.move_on_after(min(max(left, 0.0), longest)):
                 await self._sooner.wait()
 
     def _next(self) -> tuple[float, ItemIndex] | None:
@@ -448,11 +479,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
         while self._moments:
             moment, index = self._moments[0]
             wait = self._items.get(index)
-            if (
-                isinstance(wait, Wait)
-                and wait.status is WaitStatus.ARMED
-                and moment in (wait.due, wait.expires)
-            ):
+            if isinstance(wait, Wait) and moment in self._moments_of(wait):
                 return moment, index
             heapq.heappop(self._moments)
         return None
@@ -467,9 +494,9 @@ class WaitingPlane(Plane[Wait], Subscriber):
         change = Change()
         try:
             # the one of the two that was due first has happened
-            if moment == wait.due and wait.period:
+            if moment == self._due(wait) and wait.period:
                 self._come_again(change, agent, wait)
-            elif moment == wait.due:
+            elif moment == self._due(wait):
                 self.fire(change, agent, wait, {"due": timestamp(wait.due)})
             else:
                 self.expire(change, agent, wait)
@@ -479,6 +506,15 @@ class WaitingPlane(Plane[Wait], Subscriber):
         crashpoints.reach("wait.due")
         self._journal.note(change)
         crashpoints.reach("wait.fired")
+
+
+def _moment_of(text: str) -> tuple[float, float]:
+    """A duration from now by both clocks, or a time by the wall clock alone; zeros for no text."""
+    if not text:
+        return 0.0, 0.0
+    now = clock.wall()
+    moment = parse_moment(text, now)
+    return moment, clock.up() + moment - now if is_duration(text) else 0.0
 
 
 def _named(work: str) -> dict[str, str]:

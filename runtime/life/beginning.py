@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from typing import Final
 
 from runtime.agents.births import orphaned
@@ -16,6 +15,7 @@ from runtime.caller import CONTROLLERS, Caller, Role
 from runtime.cell import cell
 from runtime.errors import WrongStateError
 from runtime.ids import NO_RUN, BootId, RunId
+from runtime.kernel import clock
 from runtime.life.conclusions import begin_run, renew_said
 from runtime.life.turns import has_turn, last_place
 from runtime.life.worktrees import Worktrees
@@ -112,8 +112,8 @@ class Beginner:
             boot=self._boot,
             cgroup=self._agents.registry.node_path(agent),
         )
-        now = time.time()
-        change.set(agent, trees=trees, cell=cell, started=now)
+        now = clock.wall()
+        change.set(agent, trees=trees, cell=cell, started=now, started_up=clock.up())
         self._agents.tasks.child_started(change, agent, now)
         change.tell(agent, "agent.start", **({"run": run} if run else {}))
 

@@ -12,7 +12,7 @@ from runtime.cell.port import Execution, LiveCell, about
 from runtime.cell.record import RunRecord, judge
 from runtime.cell.windows import HANGUP
 from runtime.ids import RunId
-from runtime.kernel import output
+from runtime.kernel import clock, output
 from runtime.records.change import Change
 from runtime.records.documents import replace_file
 from runtime.records.items import Message, MessageStatus
@@ -53,7 +53,7 @@ def judge_agent(agents: Agents, live_cell: LiveCell) -> tuple[Outcome, str]:
 def begin_run(change: Change, agents: Agents, agent: Agent) -> RunId:
     """The next run."""
     run = agents.registry.next_run(change, agent)
-    change.run(agent, RunCue.BEGIN, id=run, started=time.time())
+    change.run(agent, RunCue.BEGIN, id=run, started=clock.wall(), started_up=clock.up())
     renew_said(change, agents, agent)
     return run
 

@@ -13,7 +13,6 @@ import itertools
 import logging
 import math
 import shutil
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import ClassVar, Final
@@ -30,7 +29,7 @@ from runtime.cell.relays import Networks
 from runtime.cell.starting import Starter
 from runtime.cell.windows import HANGUP
 from runtime.errors import CtxError, WrongStateError
-from runtime.kernel import output
+from runtime.kernel import clock, output
 from runtime.kernel.output import Segments
 from runtime.life.conclusions import LOST, judge_agent, see_run
 from runtime.life.ending import Ender
@@ -145,9 +144,9 @@ class Following(Part):
             self._live_cell, self._execution, self.grace(), self.is_impatient
         )
 
-    def deadline(self) -> float:
-        """When it has taken too long, on the clock of the event loop."""
-        return trio.current_time() + _LOOK_AGAIN
+    def left(self) -> float:
+        """Seconds until it has taken too long."""
+        return math.inf
 
     def be_late(self) -> None:
         """It has taken too long."""
@@ -224,13 +223,14 @@ class Following(Part):
             if over and not terminating:
                 terminating = True
                 nursery.start_soon(self._end)
-            deadline = trio.current_time() + pause if terminating else self.deadline()
+            left = pause if terminating else self.left()
             if terminating:
                 pause = min(2 * pause, _LAST_LOOK)
-            with trio.move_on_at(deadline) as scope:
-                await execution.changed.after(count)
-            if scope.cancelled_caught and not terminating:
+            elif left <= 0:
                 self.be_late()
+            longest = _LOOK_AGAIN if math.isinf(left) else clock.LOOK_AGAIN
+            with trio.move_on_after(max(0.0, min(left, longest))):
+                await execution.changed.after(count)
 
     async def _end(self) -> None:
         """Until the kernel lets it: what it refuses for want of something, it may do later."""
@@ -338,12 +338,12 @@ class FollowingCell(Following):
             return False
         return all(each.monitor_gone or each.record().finished for each in live_cell.programs())
 
-    def deadline(self) -> float:
-        """The agent's ``timeout``; in mode ``turn`` that is one of each run."""
+    def left(self) -> float:
+        """Until the agent's ``timeout``; in mode ``turn`` that is one of each run."""
         timeout = self._agents.settings.timeout(self._agent)
         if timeout is None or self._agent.how.run_per_message:
             return math.inf
-        return trio.current_time() + self._agent.started + timeout - time.time()
+        return timeout - clock.since(self._agent.started, self._agent.started_up)
 
     def be_late(self) -> None:
         self._ender.end(self._agent, Outcome.CANCELLED, "timeout")

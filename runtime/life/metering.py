@@ -7,7 +7,6 @@ read, or that was found now and then: looking takes at most a hundredth of a pro
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from typing import Final
 
@@ -17,6 +16,7 @@ from runtime.cell import networks
 from runtime.cell.port import Host, LiveCell, Part
 from runtime.errors import CtxError
 from runtime.ids import AgentIndex
+from runtime.kernel import clock
 from runtime.kernel.processes import Census, Place
 from runtime.records.model import Agent
 
@@ -52,7 +52,7 @@ class Meter(Part):
         live_cell = self._live_cells.get(agent.index)
         if live_cell is None or not agent.cell.cgroup:
             return agent.usage
-        started = agent.started
+        started, started_up = agent.started, agent.started_up
         found = await self._census.memory(payer, self._places_of(agent))
         current, processes = sum(used for used, _ in found), sum(count for _, count in found)
         if self._counted:
@@ -63,7 +63,7 @@ class Meter(Part):
             **self._spent(live_cell),
             "memory_current": current,
             "processes": processes,
-            "wall_msec": int((time.time() - started) * 1000),
+            "wall_msec": int(clock.since(started, started_up) * 1000),
             **networks.usage(self._places.networks, agent),
         }
 

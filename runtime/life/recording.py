@@ -12,7 +12,6 @@ bounded at the request: at most 16 waits may wait for the same task or child, an
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from typing import Final
 
@@ -22,6 +21,7 @@ from runtime import crashpoints
 from runtime.cell import networks
 from runtime.cell.port import Host, LiveCell, Part, about
 from runtime.cell.record import RunRecord
+from runtime.kernel import clock
 from runtime.life.conclusions import conclude_run
 from runtime.life.metering import Meter
 from runtime.life.residents import Listener
@@ -157,7 +157,7 @@ class Recorder(Part):
 
     @staticmethod
     def _restart_number(agent: Agent) -> int:
-        lasted = time.time() - agent.started
+        lasted = clock.since(agent.started, agent.started_up)
         return 1 if lasted >= _LAST_BACK_OFF else agent.restarts + 1
 
     def _add_restart(self, change: Change, agent: Agent, reason: str, ended: str) -> None:
@@ -169,7 +169,8 @@ class Recorder(Part):
             cell=agent.cell.gone(),
             paused_from="",
             restarts=number,
-            restart_at=time.time() + delay,
+            restart_at=clock.wall() + delay,
+            restart_up=clock.up() + delay,
         )
         change.run(agent, RunCue.OVER)
         change.move(agent, Cue.RESTARTING, reason=f"restart:{number}", after=reason)

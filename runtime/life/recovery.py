@@ -100,7 +100,8 @@ class Recovery(Part):
         change = Change()
         try:
             if agent.waits_to_run:
-                change.set(agent, cell=replace(agent.cell, boot=self._port.boot))
+                cell = replace(agent.cell, boot=self._port.boot)
+                change.set(agent, cell=cell, restart_up=0.0)  # on by the wall clock
             else:
                 _end_run(change, agents, agent, _REBOOT, last=False)
                 for task in agents.tasks.unfinished(change, agent):

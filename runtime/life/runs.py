@@ -20,7 +20,6 @@ other. The store alone determines the next run, and a new daemon finds it there.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -35,7 +34,7 @@ from runtime.cell.cell import Command
 from runtime.cell.port import Host, LiveCell, Part, Port, about, guarded
 from runtime.cell.record import RunRecord
 from runtime.errors import NoSpaceError
-from runtime.kernel import orders
+from runtime.kernel import clock, orders
 from runtime.kernel.inotify import Wakeup
 from runtime.life.conclusions import LOST, begin_run, conclude_run, judge_run, see_run
 from runtime.life.following import Follower, Following
@@ -313,13 +312,13 @@ class _FollowingRun(Following):
         why = about(agent, run=run.id, reason=reason)
         log.info("%s: %s: %s (%s)", agent.name, run.id, outcome, reason, extra=why)
 
-    def deadline(self) -> float:
+    def left(self) -> float:
         """In mode ``turn``; the lead of the cell keeps the time of other agents."""
         agent = self._agent
         timeout = self._agents.settings.timeout(agent)
         if timeout is None or not agent.how.run_per_message:
-            return super().deadline()
-        return trio.current_time() + agent.run.started + timeout - time.time()
+            return super().left()
+        return timeout - clock.since(agent.run.started, agent.run.started_up)
 
     def be_late(self) -> None:
         agent = self._agent

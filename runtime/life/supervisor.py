@@ -8,7 +8,6 @@ so that an agent adopted after a crash is led by the same code.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from typing import Final
@@ -22,6 +21,7 @@ from runtime.cell.port import Host, LiveCell, Part, Place, about, guarded
 from runtime.cell.starting import Starter
 from runtime.errors import KernelError, NoSpaceError, NotRunningError, StaleError, WrongStateError
 from runtime.ids import AgentIndex, RunId
+from runtime.kernel import clock
 from runtime.kernel.processes import Census
 from runtime.life.beginning import Beginner
 from runtime.life.ending import Ender
@@ -380,15 +380,15 @@ class Supervisor(Part, Subscriber):
         the agent is ended instead."""
         agent, registry = live_cell.agent, self._agents.registry
         live_cell.launched = live_cell.monitor_gone = True
-        moment = agent.restart_at
+        # of an older daemon's record only the wall clock is known, which may have been set back
+        left = -clock.since(agent.restart_at, agent.restart_up)
+        moment = clock.up() + min(left, clock.LOOK_AGAIN)
         while agent.status is Status.STARTING:
             if not has_turn(registry, agent):
                 await live_cell.until(
                     lambda: agent.status is not Status.STARTING or has_turn(registry, agent)
                 )
-            # a clock that was set back must not make it longer
-            left = max(0.0, min(moment - time.time(), 60.0))
-            with trio.move_on_after(left) as scope:
+            with trio.move_on_after(max(0.0, moment - clock.up())) as scope:
                 await live_cell.until(lambda: agent.status is not Status.STARTING)
             if not scope.cancelled_caught or agent.status is not Status.STARTING:
                 continue
@@ -401,7 +401,7 @@ class Supervisor(Part, Subscriber):
             except NoSpaceError as error:
                 why = about(agent)
                 log.error("%s: cannot start it yet: %s", agent.name, error, extra=why)
-                moment = time.time() + _RETRY_SECONDS
+                moment = clock.up() + _RETRY_SECONDS
                 continue
             crashpoints.reach("restart.due")
             live_cell.note_over()

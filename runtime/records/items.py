@@ -18,10 +18,12 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 from runtime.errors import MalformedError
 from runtime.ids import (
     NO_AGENT,
+    NO_BOOT,
     NO_ITEM,
     NO_RUN,
     NO_WAIT_FILE,
     AgentIndex,
+    BootId,
     ItemIndex,
     MessageId,
     RunId,
@@ -397,6 +399,11 @@ class Wait(Item):
     period: float = 0.0
     until: float = 0.0
     missed: int = 0
+    #: ``expires`` and ``due`` by CLOCK_BOOTTIME of the boot in which they were said, if as
+    #: durations
+    expires_up: float = 0.0
+    due_up: float = 0.0
+    boot: BootId = NO_BOOT
     payload: str = ""
     #: what fires it if it ``has_token``; the others never show theirs
     token: TriggerToken = field(default_factory=lambda: TriggerToken(secrets.token_hex(16)))

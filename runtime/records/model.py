@@ -157,7 +157,9 @@ class Agent(AgentConfiguration):
     run: Run = BETWEEN_RUNS
     said: Said = NOTHING
     session: SessionIndex = NO_SESSION
+    #: when its life began, and that by CLOCK_BOOTTIME (``kernel.clock``)
     started: float = 0.0
+    started_up: float = 0.0
     ended: float = 0.0
     usage: dict[str, int] = field(default_factory=dict)
     #: what it was before it was paused, and whether it is frozen since
@@ -168,9 +170,10 @@ class Agent(AgentConfiguration):
     #: whether it ends with the client that made it (``runtime.life.windows``): ``end``, or
     #: ``remove`` if it is removed then; empty if not
     window: str = ""
-    #: how often it was restarted in a row, and when the next time is due
+    #: how often it was restarted in a row, and when the next time is due, by both clocks
     restarts: int = 0
     restart_at: float = 0.0
+    restart_up: float = 0.0
     #: its place among the children of its parent that wait to start, 0 of any other agent
     queued: int = 0
     #: sessions of this incarnation besides the current one
@@ -319,11 +322,13 @@ class Space:
     entries: int = 0
     #: when that was; it is written with a change of the two
     measured: float = 0.0
+    #: the same by CLOCK_BOOTTIME, if this daemon has measured it
+    measured_up: float = 0.0
 
     def record(self) -> dict[str, Any]:
         """The fields of a row, beside the columns."""
         values = dumped(self)
-        del values["name"]
+        del values["name"], values["measured_up"]
         return values
 
     @classmethod

@@ -70,7 +70,9 @@ class Run(Value):
 
     id: RunId = NO_RUN
     status: RunStatus = RunStatus.NONE
+    #: by both clocks (``kernel.clock``)
     started: float = 0.0
+    started_up: float = 0.0
     #: its program, once that is seen to run
     pid: int = 0
     #: why it, or its message, is being ended, and who wanted that, as in ``by`` of events

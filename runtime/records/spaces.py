@@ -7,11 +7,11 @@ measured: nobody has to look at the tree to answer for it.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from runtime.ids import NO_SPACE, SpaceIndex
+from runtime.kernel import clock
 from runtime.records.model import Space, SpaceState
 from runtime.records.store import Store
 from runtime.texts.mounts import place_of, space_of
@@ -82,15 +82,15 @@ class Spaces:
 
     def add(self, name: str, *, owner: int, gid: int, mode: int) -> Space:
         """A new one, whose tree is to be made and has nothing."""
-        now, state = time.time(), SpaceState.WANTED
+        now, state = clock.wall(), SpaceState.WANTED
         return self._insert(
             Space(index=NO_SPACE, name=name, owner=owner, made=now, measured=now,
-                  gid=gid, mode=mode, state=state)
+                  measured_up=clock.up(), gid=gid, mode=mode, state=state)
         )  # fmt: skip
 
     def adopt(self, name: str, owner: int) -> Space:
         """One whose tree is there, and has what nobody knows yet."""
-        return self._insert(Space(index=NO_SPACE, name=name, owner=owner, made=time.time()))
+        return self._insert(Space(index=NO_SPACE, name=name, owner=owner, made=clock.wall()))
 
     def _insert(self, space: Space) -> Space:
         with self._store.transaction():
@@ -105,7 +105,7 @@ class Spaces:
         space = self.named(tree.rpartition("/")[2])
         if space is None or tree != tree_of_space(space.name):
             return
-        space.measured = time.time()
+        space.measured, space.measured_up = clock.wall(), clock.up()
         if (size, entries) != (space.bytes, space.entries):
             space.bytes, space.entries = size, entries
             self._put(space)

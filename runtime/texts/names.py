@@ -162,9 +162,13 @@ def parse_duration(text: str) -> float:
     return int(match[1]) * SECONDS[match[2]]
 
 
+def is_duration(text: str) -> bool:
+    return _DURATION.fullmatch(text) is not None
+
+
 def parse_moment(text: str, now: float) -> float:
     """A duration from now, or an RFC 3339 time, in epoch seconds; ``MalformedError``."""
-    if _DURATION.fullmatch(text):
+    if is_duration(text):
         moment = now + parse_duration(text)
     elif _TIME.fullmatch(text):
         try:

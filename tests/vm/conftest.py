@@ -13,7 +13,7 @@ from tests.systemd.service import Service
 #: the tests of each boot, the number of which is on the kernel's command line
 FILES = {
     "1": ["test_limits.py", "test_quotas.py"],
-    "2": ["test_after_cut.py"],
+    "2": ["test_after_cut.py", "test_clocks.py"],
     "3": ["test_after_busy_cut.py", "test_disk_errors.py"],
 }
 _wanted = FILES.get(os.environ.get("CTXFS_VM", ""), [])

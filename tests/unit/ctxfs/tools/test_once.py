@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from runtime.errors import (
     TakenError,
 )
 from runtime.ids import CallId
+from runtime.kernel import clock
 from runtime.records.items import Message, Work
 from runtime.records.store import Store
 from tests.unit.ctxfs.tools.test_tools import CALLS, Desk, _running, _work
@@ -252,15 +252,23 @@ def test_it_is_kept_for_an_hour(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> 
     used = desk.agents.accounts.use(1000, Resource.DISK)
     call(desk, "WorkFocus", {"id": None})
     assert desk.agents.accounts.use(1000, Resource.DISK) > used
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 3599)
+    now, up = clock.wall(), clock.up()
+
+    def pass_(seconds: float, *, set_by: float = 0.0) -> None:
+        monkeypatch.setattr(clock, "wall", lambda: now + seconds + set_by)
+        monkeypatch.setattr(clock, "up", lambda: up + seconds)
+
+    pass_(3599)
     desk.agents.answers.forget_old()
     assert kept(desk) == 1
-    monkeypatch.setattr(time, "time", lambda: now + 3601)
+    pass_(3599.5, set_by=86400)
+    desk.agents.answers.forget_old()
+    assert kept(desk) == 1, "the wall clock was set, and nothing is older by that"
+    pass_(3601)
     assert desk.agents.answers.find(desk.me, ONE, answers.digest("WorkFocus", {"id": None})) is None
     assert kept(desk) == 0
     call(desk, "WorkFocus", {"id": None})
-    monkeypatch.setattr(time, "time", lambda: now + 7300)
+    pass_(7300)
     assert not desk.agents.answers.forget_old()
     assert kept(desk) == 0
     assert desk.agents.accounts.use(1000, Resource.DISK) == used

@@ -733,10 +733,18 @@ class Model:
 class Clock:
     """What the waiting plane takes for the time."""
 
+    LOOK_AGAIN = 60.0
+    SET_SECONDS = 0.1
     now = _NOON
 
-    def time(self) -> float:
+    def wall(self) -> float:
         return self.now
+
+    def up(self) -> float:
+        return self.now - _NOON + 1000
+
+    def ahead(self) -> float:
+        return self.wall() - self.up()
 
 
 #: which of those there are, the elder more often; from 4 on, of those of any status
@@ -854,7 +862,7 @@ class Planes(RuleBasedStateMachine):
         self._patch = pytest.MonkeyPatch()
         self._directory = tempfile.TemporaryDirectory(prefix="planes-")
         self._clock = Clock()
-        self._patch.setattr(waiting, "time", self._clock)
+        self._patch.setattr(waiting, "clock", self._clock)
         self.world = World(Path(self._directory.name), **_SETTINGS)
         self.model = Model()
         self._histories: dict[Path, bytes] = {}

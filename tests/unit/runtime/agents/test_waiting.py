@@ -27,7 +27,7 @@ from runtime.errors import (
     TakenError,
     WrongStateError,
 )
-from runtime.ids import RunId, TriggerToken
+from runtime.ids import BootId, RunId, TriggerToken
 from runtime.records.change import Change
 from runtime.records.items import (
     Message,
@@ -48,19 +48,29 @@ NOON = 1_800_000_000.0
 
 
 class Clock:
-    """What the waiting plane takes for the time."""
+    """What the waiting plane takes for the time: ``set`` is what the wall clock was set by."""
+
+    LOOK_AGAIN = 60.0
+    SET_SECONDS = 0.1
 
     def __init__(self) -> None:
         self.now = NOON
+        self.set = 0.0
 
-    def time(self) -> float:
-        return self.now
+    def wall(self) -> float:
+        return self.now + self.set
+
+    def up(self) -> float:
+        return self.now - NOON + 1000
+
+    def ahead(self) -> float:
+        return self.wall() - self.up()
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(waiting, "time", clock)
+    monkeypatch.setattr(waiting, "clock", clock)
     return clock
 
 
@@ -1180,32 +1190,83 @@ def test_a_new_wait_wakes_whoever_sleeps_until_a_later_one(world: World, agent: 
     trio.run(run)
 
 
+def _at(seconds: float) -> str:
+    return f"timer {timestamp(NOON + seconds)}"
+
+
 def test_a_clock_that_is_set_is_looked_at_again(world: World, agent: Agent, clock: Clock) -> None:
-    """Set forward after the sleep has begun: the sleep is bounded."""
-    wait = armed(world, agent, "x", "timer 30d")
+    """Set forward after the sleep has begun: the sleep is bounded, and so it is after a suspension
+    of the machine, during which the loop's clock stood still."""
+    wait = armed(world, agent, "x", _at(30 * 86400))
+    suspended = armed(world, agent, "y", "timer 1h")
 
     async def run() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(world.agents.waiting.run)
             await trio.testing.wait_all_tasks_blocked()
-            clock.now = NOON + 40 * 86400
+            clock.set = 40.0 * 86400
+            await trio.sleep(61)
+            assert (wait.status, suspended.status) == ("fired", "armed")
+            clock.now += 3600
             await trio.sleep(61)
             nursery.cancel_scope.cancel()
 
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert suspended.status == "fired"
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 30 * 86400.0])
+def test_what_was_said_as_a_duration_takes_that_long_whatever_the_clock_is_set_to(
+    world: World, agent: Agent, clock: Clock, jump: float
+) -> None:
+    timer = armed(world, agent, "timer", "timer 2m")
+    late = armed(world, agent, "late", "trigger", deadline="2m")
+    clock.set = jump
+    later = make(world, agent, "later", deadline="2m")
+    world.agents.waiting.arm(USER, agent, later, "trigger")
+    clock.now += 119
+    settle(world)
+    assert {timer.status, late.status, later.status} == {WaitStatus.ARMED}
+    clock.now += 2
+    settle(world)
+    assert [timer.status, late.status, later.status] == ["fired", "expired", "expired"]
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 30 * 86400.0])
+def test_what_recurs_keeps_its_period_whatever_the_clock_is_set_to(
+    world: World, agent: Agent, clock: Clock, jump: float
+) -> None:
+    wait = armed(world, agent, "x", "timer every 10m until 25m")
+    clock.set = jump
+    told = []
+    for passed in (599, 601, 1199, 1201, 1501):
+        clock.now = NOON + passed
+        settle(world)
+        told.append(wait.due - NOON)
+    assert told == [600, 1200, 1200, 1200, 1200]
     assert wait.status == "fired"
 
 
-def test_a_clock_that_is_set_back_makes_a_timer_later_by_that(
-    world: World, agent: Agent, clock: Clock
+@pytest.mark.parametrize(("jump", "status"), [(-3600.0, "armed"), (3600.0, "fired")])
+def test_a_time_is_one_of_the_wall_clock(
+    world: World, agent: Agent, clock: Clock, jump: float, status: str
+) -> None:
+    wait = armed(world, agent, "x", _at(1800))
+    clock.set = jump
+    settle(world)
+    assert wait.status == status
+
+
+@pytest.mark.parametrize(("passed", "status"), [(30, "armed"), (61, "fired")])
+def test_after_a_boot_a_duration_goes_on_by_the_wall_clock(
+    world: World, agent: Agent, clock: Clock, passed: int, status: str
 ) -> None:
     wait = armed(world, agent, "x", "timer 1m")
-    clock.now = NOON - 3600
+    with world.agents.journal.changing() as change:
+        change.put(wait, boot=BootId("another"), due_up=1e9)
+    clock.now += passed
     settle(world)
-    assert wait.status == "armed"
-    clock.now = NOON + 61
-    settle(world)
-    assert wait.status == "fired"
+    assert wait.status == status
 
 
 def test_moments_of_what_was_cancelled_do_not_pile_up(

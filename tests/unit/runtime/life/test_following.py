@@ -58,8 +58,8 @@ class Followed(Following):
     def is_gone(self, record: RunRecord) -> bool:
         return self.gone
 
-    def deadline(self) -> float:
-        return trio.current_time()
+    def left(self) -> float:
+        return 0.0
 
     def be_late(self) -> None:
         self.unwanted = True
@@ -116,7 +116,7 @@ def test_a_cgroup_that_is_empty_once_it_is_watched_is_not_waited_for(tmp_path: P
         def is_gone(self, record: RunRecord) -> bool:
             return self.looks > 1
 
-        def deadline(self) -> float:
+        def left(self) -> float:
             return math.inf
 
         async def terminate(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from runtime.cell.record import RunRecord, read_record
+from runtime.kernel import clock
 from runtime.records.change import Change
 from runtime.records.items import Item, Message, Task, Wait, Work
 from runtime.records.lifecycle import Cue, Status
@@ -118,6 +119,12 @@ def test_what_they_own_is_what_it_was(world: World) -> None:
     work = world.agents.items.named(talker.index, Work, "v")
     assert work is not None and work.objective.rstrip("\n") == "long " * 1000 + "v"
     late = world.agents.items.named(talker.index, Wait, "late")
+    timer = world.agents.items.named(talker.index, Wait, "timer")
+    assert timer is not None and late is not None
+    # by the wall clock alone, as that version counted
+    for wait, moment in ((timer, timer.due), (late, late.expires)):
+        (counted,) = world.agents.waiting._moments_of(wait)
+        assert moment - clock.ahead() == pytest.approx(counted, abs=5)
     assert late is not None and late.expires > late.created > 0
     assert world.agents.waiting.with_token(late.token) is late
     boss, kid = named(world, "boss"), named(world, "kid")
