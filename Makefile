@@ -42,7 +42,7 @@ help:
 	@echo "make test-upgrade  take over the state and agents of an older version (OLD=COMMIT)"
 	@echo "make test-load     run many well-behaved users (SECONDS=300)"
 	@echo "make test-clients  have Claude Code, Codex and Gemini CLI be agents (installs 1.2 GB from npm)"
-	@echo "make test-proxy    test the proxy that adds keys, with nginx (contrib/proxy)"
+	@echo "make test-proxy    test the proxy that adds keys, and events from outside (contrib/proxy, webhook)"
 	@echo "make test-mcp      speak to ctx mcp with the client of the protocol's SDK"
 	@echo "make mutate        list small faults in the source that no test finds (NUMBER=60, SEED=1)"
 	@echo "make soak          start and kill agents and daemons at random (SECONDS=3600, SEED=1)"
@@ -145,8 +145,8 @@ test-clients: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m tests.clients $(TESTS)
 
 test-proxy: $(STAMP) $(PROGRAMS)
-	sh tests/systemd/packages.sh nginx:nginx-light openssl:openssl curl:curl
-	$(PYTHON) -m pytest tests/system/test_proxy.py
+	sh tests/systemd/packages.sh nginx:nginx-light openssl:openssl curl:curl webhook:webhook
+	$(PYTHON) -m pytest tests/system/test_proxy.py tests/system/test_webhook.py
 
 test-mcp: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[mcp]'
