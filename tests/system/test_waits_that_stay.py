@@ -37,11 +37,12 @@ def tell(agent: Path, word: str) -> None:
 def later(daemon: Daemon, seconds: float) -> None:
     """So much time passes for timers, while no daemon runs."""
     with closing(sqlite3.connect(daemon.state / "ctxfs.db")) as db:
-        db.execute(
-            "UPDATE items SET data=json_set(data, '$.due', json_extract(data, '$.due') - ?) "
-            "WHERE kind='wait'",
-            (seconds,),
-        )
+        for field in ("$.due", "$.due_up"):
+            db.execute(
+                "UPDATE items SET data=json_set(data, :at, json_extract(data, :at) - :seconds) "
+                "WHERE kind='wait'",
+                {"at": field, "seconds": seconds},
+            )
         db.commit()
 
 
