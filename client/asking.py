@@ -55,7 +55,7 @@ def cell(row: dict[str, Any], key: str) -> str:
     """Return a number of an account in the unit that people read."""
     value = row.get(key, "")
     if key in ("use", "limit", "reserve", "held") and isinstance(value, int):
-        if row.get("account") in ("memory", "disk"):
+        if row.get("account") in ("memory", "tmp", "disk"):
             return size(value)
         if row.get("account") == "time":
             return f"{value}ms"

@@ -180,7 +180,7 @@ def _check_namespaces(privilege: Privilege, spawner: Spawner) -> None:
     """``StartupError`` unless an ordinary user can make a cell, as every agent's is made;
     kernels and their security modules have several ways to refuse, so it is tried."""
     uid, gid = (privilege.uid, privilege.gid) if privilege.rootless else (65534, 65534)
-    view = [cell.bind("/", "/"), ("proc", "/proc"), ("dev", "/dev")]
+    view = [("memory", "1048576", "100"), cell.bind("/", "/"), ("proc", "/proc"), ("dev", "/dev")]
     true = shutil.which("true", path="/usr/bin:/bin") or "/bin/true"
     with ExitStack() as stack:
         plan = orders.memory_file("view", orders.message(view))

@@ -75,9 +75,11 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     Shown(name="cgroup", render=_cgroup, volatile=True, depends=("cell",),
         doc="path of its cgroup"),
     Gathered(name="usage", gather=_usage,
-        doc="cpu_usec memory_current memory_peak processes wall_msec, and net.NAME.connections "
-            "net.NAME.sent net.NAME.received of networks, of the agent and all that it owns. "
-            "Without the memory controller, memory counts shared pages in parts (PSS), and "
+        doc="cpu_usec memory_current memory_peak memory_tmp processes wall_msec, and "
+            "net.NAME.connections net.NAME.sent net.NAME.received of networks, of the agent and "
+            "all that it owns. "
+            "memory_tmp is what cells have in files in memory, such as in /tmp; the memory has it, "
+            "too. Without the memory controller, memory counts shared pages in parts (PSS), and "
             "memory_peak_sampled is the highest value that was read or sampled"),
     Gathered(name="processes", read=PARTIES, gather=_processes,
         doc="processes of the agent and of all that it owns, one JSON object per line: agent, pid "

@@ -14,7 +14,6 @@ but in one of their owner's, with limits that follow from their allowed number.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from resource import RLIMIT_NOFILE, getrlimit
 from typing import Final
 
 from runtime.errors import QuotaError
-from runtime.records.config import Config
+from runtime.records.config import Config, memory
 from runtime.texts.names import quote
 
 #: descriptors that the daemon needs for itself: its store, its helpers, what is in line to be
@@ -37,13 +36,16 @@ _DELAY_MAX: Final = 0.5
 
 
 class Resource(StrEnum):
-    """A resource that is accounted; amounts are numbers, of ``memory`` and ``disk`` bytes."""
+    """A resource that is accounted; amounts are numbers, or bytes of ``memory``, ``tmp`` and
+    ``disk``."""
 
     DESCRIPTORS = "descriptors"
     CONNECTIONS = "connections"
     MEMORY = "memory"
     TASKS = "tasks"
     MONITORS = "monitors"
+    #: files that cells have in memory, as they were measured
+    TMP = "tmp"
     DISK = "disk"
 
 
@@ -71,6 +73,7 @@ _ABOUT: Final[dict[Resource, tuple[str, str]]] = {
     ),
     Resource.TASKS: ("owner_tasks", "let tasks end, or stop some"),
     Resource.MONITORS: ("owner_monitors", "let runs and tasks end, or stop some"),
+    Resource.TMP: ("owner_tmp_max", "remove files below /tmp in cells, or stop agents"),
     Resource.DISK: ("owner_disk_max", "remove files (rm), or sessions and agents (rmdir)"),
 }
 
@@ -183,7 +186,7 @@ class Accounts:
 
     def configure(self, config: Config) -> None:
         """Other limits from now on; what is held already stays."""
-        self._limits = _limits_of(config, _descriptors() // 2)
+        self._limits = _limits_of(config)
         self.time.share = config.owner_time
 
     def set_total(self, resource: Resource, total: int) -> None:
@@ -295,19 +298,18 @@ def _descriptors() -> int:
     return max(soft // 4, soft - _OWN_DESCRIPTORS)
 
 
-def _limits_of(config: Config, descriptors: int) -> dict[Resource, int]:
-    """The limits of one owner; ``descriptors`` if nothing is said of those."""
+def _limits_of(config: Config) -> dict[Resource, int]:
+    """The limits of one owner: half of what there is where the settings say none."""
     limits = {resource: getattr(config, setting) for resource, (setting, _) in _ABOUT.items()}
-    return {name: descriptors if limit is None else limit for name, limit in limits.items()}
+    halves = {Resource.DESCRIPTORS: _descriptors() // 2, Resource.TMP: memory() // 2}
+    return {name: halves[name] if limit is None else limit for name, limit in limits.items()}
 
 
 def accounts_of(config: Config) -> Accounts:
     """Those that the settings and this process's limits make."""
-    total = _descriptors()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
     return Accounts(
-        _limits_of(config, total // 2),
-        {Resource.DESCRIPTORS: total, Resource.MEMORY: memory},
+        _limits_of(config),
+        {Resource.DESCRIPTORS: _descriptors(), Resource.MEMORY: memory() // 4},
         share=config.owner_time,
     )
 

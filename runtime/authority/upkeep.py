@@ -25,6 +25,8 @@ from runtime.texts.names import dump_json
 _DESCRIPTORS_OF_AGENT: Final = 4
 #: of a command: the pidfd of its monitor, and one while it starts
 _DESCRIPTORS_OF_TASK: Final = 2
+#: of files in memory that each cell has from the start, such as its passwd(5), in bytes
+TMP_OF_AGENT: Final = 16 << 10
 #: of what waits to be read by a resident program or a command, in bytes of memory
 INPUT_SIZE: Final = 256 << 10
 #: of a record, beside its texts, in bytes of memory
@@ -220,7 +222,11 @@ def _begun(events: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 def _of_agent(agent: Agent) -> Held:
     # one monitor of its cell, and one of a run in it
     monitors = 2 if agent.how.holds_cell else 1
-    held = {Resource.DESCRIPTORS: _DESCRIPTORS_OF_AGENT, Resource.MONITORS: monitors}
+    held = {
+        Resource.DESCRIPTORS: _DESCRIPTORS_OF_AGENT,
+        Resource.MONITORS: monitors,
+        Resource.TMP: TMP_OF_AGENT,
+    }
     return _fed(held) if agent.how.converses else held
 
 

@@ -390,7 +390,10 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     places_of: dict[mounts.Mount, int] = {}
     for number, mount in enumerate(staged):
         places_of.setdefault(mount, number)
-    view: list[tuple[str, ...]] = []
+    config = agents.settings.config
+    view: list[tuple[str, ...]] = [
+        ("memory", str(config.cell_memory()), str(config.tmp_files))
+    ]
     # not its parent's either, whose loopback it would share
     if not network_allowed(agents, agent):
         view.append(("network",))

@@ -69,6 +69,8 @@ class Execution:
         #: its end is recorded, or nobody leads it any more
         self.over = False
         self._spared: set[int] | None = None
+        #: the PID of what keeps its cell, 0 until that is known
+        self.keeper = 0
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Returns when something is so that ``changed`` tells of."""
@@ -107,6 +109,7 @@ class Execution:
         if self._spared is None:
             record = self.record()
             found = {record.chain, record.keeper, linux.parent_of(record.keeper)}
+            self.keeper = record.keeper
             if not self.settled:
                 return found
             self._spared = found

@@ -27,12 +27,23 @@ SECONDS: Final = 1.0
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where an agent's processes are. ``spared`` are PIDs of what surrounds its programs; until
-    all have ``begun``, some of those are not known."""
+    all have ``begun``, some of those are not known. ``keeper`` is PID 1 of its cell, or 0."""
 
     agent: str
+    keeper: int
     leaves: tuple[Cgroup, ...]
     spared: frozenset[int]
     begun: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Bytes that the processes of a place use, shared pages in parts (PSS), how many processes
+    they are, and bytes of the files that the cell has in memory."""
+
+    memory: int
+    processes: int
+    files: int
 
 
 class Census:
@@ -56,18 +67,17 @@ class Census:
         return await self._helpers.tell(owner, "usage", self._program, *told, seconds=SECONDS)
 
     async def memory(
-        self, owner: int, places: Sequence[Place], kind: str = "usage"
-    ) -> list[tuple[int, int]]:
-        """For each place the bytes that its processes use, shared pages in parts (PSS), and how
-        many processes they are. ``CtxError``, ``OSError``."""
-        told = ("memory", _MS, _MOST_COUNTED, *_words(places))
+        self, owner: int, places: Sequence[Place], kind: str = "usage", *, processes: bool = True
+    ) -> list[Used]:
+        """Tells what each place uses; without ``processes``, nobody looks at the memory of those.
+        ``CtxError``, ``OSError``."""
+        told = ("memory", _MS, _MOST_COUNTED * processes, *_words(places))
         said = await self._helpers.tell(owner, kind, self._program, *told, seconds=SECONDS)
-        pairs = (line.split() for line in said.splitlines())
-        return [(int(used), int(count)) for used, count in pairs]
+        return [Used(*map(int, line.split())) for line in said.splitlines()]
 
 
 def _words(places: Sequence[Place]) -> tuple[orders.Order, orders.Order]:
     """SPARED and PLACES of census.c."""
     spared = sorted(frozenset().union(*(place.spared for place in places)))
-    told = [[dump_json(place.agent), *map(str, place.leaves)] for place in places]
+    told = [[dump_json(each.agent), str(each.keeper), *map(str, each.leaves)] for each in places]
     return spared, told

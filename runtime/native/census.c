@@ -10,10 +10,11 @@
  *     list MS MOST ASKER SPARED PLACES
  *         One line of JSON for each process, as ctxfs(5) has them for processes.
  *     memory MS MOST SPARED PLACES
- *         One line for each place, the bytes and the number of its processes. Memory is PSS, or
- *         if that was not had, what is resident.
+ *         One line for each place, the bytes and the number of its processes, and the bytes of
+ *         files that it has in memory. Memory is PSS, or if that was not had, what is resident.
  *
- * PLACES are lists: the name of an agent, as JSON, and its cgroups. No process in SPARED is told
+ * PLACES are lists: the name of an agent, as JSON, the PID of its cell's keeper or 0, and its
+ * cgroups. No process in SPARED is told
  * of. After MS milliseconds or MOST processes no more is looked at. ASKER is a process, or 0,
  * in whose PID namespace PIDs are told.
  *
@@ -21,12 +22,14 @@
  * that another process that gets the PID meanwhile is never taken for it.
  */
 #define _GNU_SOURCE
+#include <linux/magic.h>
 #include <linux/nsfs.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/statfs.h>
 
 #include "groups.h"
 #include "orders.h"
@@ -108,7 +111,7 @@ static void list_place(struct place *place)
 	free(place->pids);
 	place->pids = NULL;
 	place->count = 0;
-	for (size_t i = 1; i < place->words.count; i++)
+	for (size_t i = 2; i < place->words.count; i++)
 		visit_groups(open_group(AT_FDCWD, place->words.items[i]), 0, add_processes, place);
 	if (place->pids)
 		qsort(place->pids, place->count, sizeof *place->pids, compare);
@@ -466,6 +469,26 @@ static void print_list(void)
 			print_entry(&looked->entries[i]);
 }
 
+/*
+ * The bytes of files in a cell's memory (view.c). /dev is in it in every cell; and as a mount it
+ * is found without the lock of a directory.
+ */
+static unsigned long long files_in_memory(const char *keeper)
+{
+	char path[64];
+	struct statfs found;
+	int root, dev;
+	bool had;
+
+	snprintf(path, sizeof path, "/proc/%s/root", keeper);
+	root = atoi(keeper) ? open(path, O_PATH | O_CLOEXEC) : -1;
+	dev = root < 0 ? -1 : openat(root, "dev", O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	had = dev >= 0 && fstatfs(dev, &found) == 0 && found.f_type == TMPFS_MAGIC;
+	close_quietly(dev);
+	close_quietly(root);
+	return had ? (unsigned long long)found.f_bsize * (found.f_blocks - found.f_bfree) : 0;
+}
+
 static void print_memory(void)
 {
 	size_t next = 0;
@@ -479,7 +502,8 @@ static void print_memory(void)
 			if (entry->there && is_still(entry))
 				used += entry->pss < 0 ? entry->resident : entry->pss;
 		}
-		printf("%lld %zu\n", used, places[i].count);
+		printf("%lld %zu %llu\n", used, places[i].count,
+		       files_in_memory(places[i].words.items[1]));
 	}
 }
 
@@ -521,7 +545,7 @@ int main(int argc, char **argv)
 	if (!places || looked == MAP_FAILED)
 		die("%m");
 	for (size_t i = 0; i < place_count; i++) {
-		if (!words[i].count)
+		if (words[i].count < 2)
 			die("damaged orders");
 		places[i].words = words[i];
 	}

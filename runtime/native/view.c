@@ -18,6 +18,7 @@
  * ORDERS_FD holds orders: a list of operations, performed in order. Each is a list of
  * its name and arguments.
  *
+ *     memory SIZE INODES           bounds of all that is in memory, in bytes and files
  *     network                      a network namespace with only a loopback
  *     bind OPTIONS ID SOURCE TARGET  the object at SOURCE in the initial view, with
  *                                  all mounts below it, nosuid and nodev. OPTIONS are
@@ -30,7 +31,7 @@
  *                                  and links, binds of the mounts in them, read-only
  *                                  binds of files. Changes to one of the two roots do
  *                                  not affect the other.
- *     tmpfs MODE TARGET            an empty filesystem in memory
+ *     tmpfs MODE TARGET            an empty directory in memory, a mount of its own
  *     dir MODE TARGET              a directory
  *     symlink TEXT TARGET          a symbolic link
  *     proc TARGET                  procfs with the processes of the cell
@@ -48,8 +49,9 @@
  *                                  and any other file with an empty one; does nothing
  *                                  if nothing is there
  *
- * A first bind on "/" becomes the root; otherwise, the root is a tmpfs. Missing targets
- * and their parent directories are created.
+ * A first bind on "/" becomes the root; otherwise, the root is in memory. Missing targets
+ * and their parent directories are created. All that is in memory is one filesystem, so that
+ * one bound holds for all of it, and whoever asks for its use need not know where it is.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -76,7 +78,7 @@ int umount2(const char *target, int flags);
 #define ROOT_DEPTH_MAX 64	/* far above what mount tables need */
 
 /* Directories used while the view is built. */
-static int old_root = -1, new_root = -1, hidden = -1, texts = -1;
+static int base = -1, old_root = -1, new_root = -1, hidden = -1, texts = -1;
 
 /* For calls that succeed on every machine that can make sandboxes. */
 static int must(int result, const char *what)
@@ -92,7 +94,7 @@ struct operation {
 };
 
 static const struct operation operations[] = {
-	{"network", 0}, {"bind", 4}, {"root", 1}, {"tmpfs", 2}, {"dir", 2},
+	{"memory", 2}, {"network", 0}, {"bind", 4}, {"root", 1}, {"tmpfs", 2}, {"dir", 2},
 	{"symlink", 2}, {"proc", 1}, {"dev", 1}, {"hide", 1}, {"lent", 2}, {"fix", 1},
 	{"reach", 2}, {"file", 2},
 };
@@ -115,6 +117,15 @@ struct plan {
 	size_t count;
 };
 
+/* The first operation of a name, or NULL. */
+static char **find_operation(struct plan plan, const char *name)
+{
+	for (size_t i = 0; i < plan.count; i++)
+		if (!strcmp(plan.operations[i].items[0], name))
+			return plan.operations[i].items;
+	return NULL;
+}
+
 static struct plan read_plan(int fd)
 {
 	struct orders orders = read_orders(fd);
@@ -125,15 +136,9 @@ static struct plan read_plan(int fd)
 		die("the agent's view: the runtime's plan is damaged");
 	for (size_t i = 0; i < plan.count; i++)
 		check_operation(plan.operations[i]);
+	if (!find_operation(plan, "memory"))
+		die("the agent's view: no bounds of its memory");
 	return plan;
-}
-
-static bool wants(struct plan plan, const char *name)
-{
-	for (size_t i = 0; i < plan.count; i++)
-		if (!strcmp(plan.operations[i].items[0], name))
-			return true;
-	return false;
 }
 
 static int open_below(int directory, const char *path, unsigned long long resolve)
@@ -197,11 +202,26 @@ static int make_filesystem(const char *type, const char *const *options, unsigne
 	return made;
 }
 
-static int make_tmpfs(const char *mode)
+static int make_tmpfs(const char *mode, const char *size, const char *inodes)
 {
-	const char *const options[] = {"mode", mode, NULL};
+	const char *const options[] = {"mode", mode, "size", size, "nr_inodes", inodes, NULL};
 
 	return make_filesystem("tmpfs", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+}
+
+/* Makes a directory in memory, and returns a detached mount of it. */
+static int make_directory_in_memory(const char *mode)
+{
+	static unsigned count;
+	char name[16];
+	int fd, tree;
+
+	snprintf(name, sizeof name, "memory%u", count++);
+	must(mkdirat(base, name, (mode_t)strtoul(mode, NULL, 8)), name);
+	fd = must(openat(base, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), name);
+	tree = must(clone_tree(fd, 0), name);
+	close(fd);
+	return tree;
 }
 
 /* Opens the directory of a target, created if missing; NAME returns the target's name. */
@@ -546,7 +566,7 @@ static void make_devices(const char *target)
 		{"/proc/self/fd/2", "stderr"}, {"/proc/self/fd", "fd"},
 		{"/proc/kcore", "core"}, {"pts/ptmx", "ptmx"}};
 	static const char *const terminals[] = {"ptmxmode", "0666", "mode", "620", NULL};
-	int dev = make_tmpfs("0755"), pts, made;
+	int dev = make_directory_in_memory("0755"), pts, made;
 
 	made = must(dup(dev), "dup");
 	put(made, target, true);
@@ -654,7 +674,7 @@ static void perform(char **operation)
 	else if (!strcmp(name, "root"))
 		make_root(operation[1]);
 	else if (!strcmp(name, "tmpfs"))
-		put(make_tmpfs(operation[1]), operation[2], true);
+		put(make_directory_in_memory(operation[1]), operation[2], true);
 	else if (!strcmp(name, "dir"))
 		make_directory(operation[1], operation[2]);
 	else if (!strcmp(name, "symlink"))
@@ -708,6 +728,15 @@ static void raise_loopback(void)
 	write_file(AT_FDCWD, "/proc/sys/net/ipv4/ping_group_range", "0 0");
 }
 
+/* Segments of shmget(2) have no file. Before Linux 5.19, nobody but root may bound them. */
+static void bound_shared_memory(const char *size)
+{
+	char pages[32];
+
+	snprintf(pages, sizeof pages, "%llu", strtoull(size, NULL, 10) / (unsigned)sysconf(_SC_PAGESIZE));
+	write_file(AT_FDCWD, "/proc/sys/kernel/shmall", pages);
+}
+
 /*
  * Builds the new root and makes it the only one. At first, the old and the new root
  * are beside each other in a separate directory, so that the old root stays reachable
@@ -715,9 +744,11 @@ static void raise_loopback(void)
  */
 static void build(struct plan plan)
 {
-	/* It is mounted on top of "/" and no path leads to it, until it becomes "/". */
-	int base = make_tmpfs("0755"), point, root, tree;
+	char **bounds = find_operation(plan, "memory");
+	int point, root, tree;
 
+	/* It is mounted on top of "/" and no path leads to it, until it becomes "/". */
+	base = make_tmpfs("0755", bounds[1], bounds[2]);
 	root = must(open("/", O_PATH | O_DIRECTORY | O_CLOEXEC), "/");
 	must(attach(base, root), "/");
 	must(fchdir(base), "chdir");
@@ -730,14 +761,14 @@ static void build(struct plan plan)
 	texts = must(open("texts", O_PATH | O_DIRECTORY | O_CLOEXEC), "texts");
 	close(root);
 	/* One mount for everything hidden. Not a plain directory, which its owner can change. */
-	tree = must(make_tmpfs("0"), "hidden");
+	tree = make_tmpfs("0", "4k", "1");
 	must(set_attributes(tree, MOUNT_ATTR_RDONLY, 0), "hidden");
 	point = must(open("hidden", O_PATH | O_DIRECTORY | O_CLOEXEC), "hidden");
 	must(attach(tree, point), "hidden");
 	close(point);
 	hidden = tree;
 	point = must(open("new", O_PATH | O_DIRECTORY | O_CLOEXEC), "new root");
-	new_root = make_tmpfs("0755");
+	new_root = make_directory_in_memory("0755");
 	must(attach(new_root, point), "new root");
 	close(point);
 
@@ -775,8 +806,9 @@ static void become_program(struct plan plan, const struct ids *ids, int report, 
 	/* devpts needs a uid 0 in the user namespace (devpts(5)) */
 	write_maps(self, 0, ids->uid, 0, ids->gid);
 	hand_over_mounts(self, report);
-	if (wants(plan, "network"))
+	if (find_operation(plan, "network"))
 		raise_loopback();
+	bound_shared_memory(find_operation(plan, "memory")[1]);
 	build(plan);
 	/* A second user namespace, in which the agent has its own ids again. The first
 	 * one owns the mounts, so that no process in here may change them. */
@@ -810,7 +842,7 @@ int main(int argc, char **argv)
 	must(become_groups(&ids), "setgroups");
 	must(become(&ids), "the agent's ids");
 	plan = read_plan(plan_fd);
-	if (wants(plan, "network"))
+	if (find_operation(plan, "network"))
 		flags |= CLONE_NEWNET;
 	pid = (pid_t)syscall(SYS_clone, flags, NULL, NULL, NULL, 0UL);
 	if (pid < 0)

@@ -144,6 +144,11 @@ _Text = Annotated[str, _text]
 _Texts = tuple[str, ...]
 
 
+def memory() -> int:
+    """That of the machine, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Settings of one daemon. Sizes are bytes, times seconds."""
@@ -175,6 +180,11 @@ class Config:
     #: first and count of the projects that owners get (quotactl(2))
     disk_projects: Annotated[tuple[int, int] | None, _projects] = None
     owner_disk_max: _Size = 16 << 30
+    #: of what a cell has in memory; without a size a fifth of the machine's, and half for all cells
+    #: of an owner
+    tmp_max: Annotated[int | None, _optional(_size)] = None
+    tmp_files: _Count = 1 << 18
+    owner_tmp_max: Annotated[int | None, _optional(_size)] = None
     owner_time: Annotated[float, _share] = 0.5
     owner_log_lines: _Count = 50
     grace: _Seconds = 5.0
@@ -191,6 +201,10 @@ class Config:
     #: of root agents; over what an agent makes it has the rights of its creator without a line
     policy: Annotated[_Texts, _policy] = ("agent:* create", "tool:* execute", "model:* use")
     networks: Annotated[Mapping[str, Network], _networks] = field(default_factory=dict)
+
+    def cell_memory(self) -> int:
+        """The most that one cell may have in memory."""
+        return memory() // 5 if self.tmp_max is None else self.tmp_max
 
     def agent_ids(self) -> tuple[int, int]:
         """uid and gid of agents whose creator is root (passwd(5))."""

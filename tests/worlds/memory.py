@@ -26,7 +26,7 @@ from runtime.cell.starting import Starter
 from runtime.ids import BootId
 from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.inotify import Wakeup, Watcher
-from runtime.kernel.processes import Census
+from runtime.kernel.processes import Census, Used
 from runtime.kernel.processes import Place as Looked
 from runtime.life.streams import Streams
 from runtime.life.supervisor import Supervisor
@@ -305,9 +305,9 @@ class _NoProcess(Census):
         """There is none."""
 
     async def memory(
-        self, owner: int, places: Any, kind: str = "usage"
-    ) -> list[tuple[int, int]]:
-        return [(0, 0) for _ in places]
+        self, owner: int, places: Any, kind: str = "usage", *, processes: bool = True
+    ) -> list[Used]:
+        return [Used(0, 0, 0) for _ in places]
 
     async def describe(self, owner: int, places: Iterable[Looked], asker: int) -> bytes:
         return b""

@@ -271,7 +271,7 @@ def test_a_root_agent_sees_the_configured_base_read_only(world: World, agent: Ag
 
 def test_a_child_sees_what_its_parent_sees(world: World, child: Agent) -> None:
     found = plan(world, child)
-    assert operations(found)[1:3] == [("root", "/"), ("tmpfs", "0755", "/var/tmp")]
+    assert operations(found)[2:4] == [("root", "/"), ("tmpfs", "0755", "/var/tmp")]
     assert binds(found, "rt") == []
     assert found.stage == b""
 
@@ -294,7 +294,7 @@ def test_a_root_that_the_runtime_did_not_make_is_a_childs_too(
     assert cell.has_own_root(world.agents, child)
     world.agents.journal.update(agent, **named)
     assert not cell.has_own_root(world.agents, child)
-    assert operations(plan(world, child))[1] == ("bind", "s", "-", "/", "/")
+    assert operations(plan(world, child))[2] == ("bind", "s", "-", "/", "/")
 
 
 def test_a_detached_child_knows_whose_root_its_parent_had(world: World, child: Agent) -> None:

@@ -49,17 +49,17 @@ def describe(place: Place) -> list[dict[str, Any]]:
 
 
 def memory(*places: Place) -> list[tuple[int, int]]:
-    return trio.run(CENSUS.memory, 0, places)
+    return [(each.memory, each.processes) for each in trio.run(CENSUS.memory, 0, places)]
 
 
 def told(path: Path, *pids: int, spared: frozenset[int] = frozenset()) -> list[dict[str, Any]]:
     (path / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
-    return describe(Place("a", (Cgroup(path),), spared))
+    return describe(Place("a", 0, (Cgroup(path),), spared))
 
 
 def test_a_place_is_left_out_until_its_programs_have_begun(tmp_path: Path, asleep: int) -> None:
     (tmp_path / "cgroup.procs").write_text(f"{asleep}\n")
-    place = Place("a", (Cgroup(tmp_path),), frozenset(), begun=False)
+    place = Place("a", 0, (Cgroup(tmp_path),), frozenset(), begun=False)
     assert describe(place) == []
     [(used, count)] = memory(place)
     assert used > 0
@@ -97,7 +97,7 @@ def test_a_limited_number_is_told_of(
 
 def test_for_nobody_a_process_has_no_number(tmp_path: Path, asleep: int) -> None:
     (tmp_path / "cgroup.procs").write_text(f"{asleep}\n")
-    place = Place("a", (Cgroup(tmp_path),), frozenset())
+    place = Place("a", 0, (Cgroup(tmp_path),), frozenset())
     said = trio.run(CENSUS.describe, 0, [place], 0)
     assert json.loads(said)["pid"] is None
 
@@ -155,7 +155,7 @@ def test_a_process_whose_first_thread_has_ended_is_told_of_as_ever(tmp_path: Pat
     with headless() as pid:
         wait_until(lambda: told(tmp_path, pid)[0]["state"] == "sleeping", "its second one sleeps")
         (line,) = told(tmp_path, pid)
-        [(used, count)] = memory(Place("a", (Cgroup(tmp_path),), frozenset()))
+        [(used, count)] = memory(Place("a", 0, (Cgroup(tmp_path),), frozenset()))
     assert line["memory"] > 40 << 20
     assert "pthread_exit" in line["command"]
     assert (used > 40 << 20, count) == (True, 1)
@@ -165,7 +165,7 @@ def test_who_got_the_pid_of_one_that_was_listed_is_not_told_of(
     tmp_path: Path, asleep: int
 ) -> None:
     """Nor counted: it may be anybody's, and its command line a secret."""
-    place = Place("a", (Cgroup(tmp_path),), frozenset())
+    place = Place("a", 0, (Cgroup(tmp_path),), frozenset())
     procs = tmp_path / "cgroup.procs"
     os.mkfifo(procs)
 
@@ -193,7 +193,7 @@ def test_places_below_one_another_are_apart(tmp_path: Path, asleep: int) -> None
     below.mkdir(parents=True)
     empty.mkdir()
     (below / "cgroup.procs").write_text(f"{asleep}\n{os.getpid()}\n")
-    places = [Place(name, (Cgroup(path), Cgroup(tmp_path / "none")), frozenset())
+    places = [Place(name, 0, (Cgroup(path), Cgroup(tmp_path / "none")), frozenset())
               for name, path in (("a", empty), ("b", tmp_path / "run"))]
     (nothing, none), (used, count) = memory(*places)
     assert (nothing, none, count) == (0, 0, 2)
@@ -228,7 +228,7 @@ def test_a_process_that_cannot_be_looked_into_is_told_of_and_delays_nobody(tmp_p
     program = compile_to(tmp_path / "tangled", TANGLED)
     with unfilled_file() as file, tangled_in(program, file) as pid:
         (tangled, mine) = sorted(told(tmp_path, pid, os.getpid()), key=lambda e: e["pid"] != pid)
-        [(used, count)] = memory(Place("a", (Cgroup(tmp_path),), frozenset()))
+        [(used, count)] = memory(Place("a", 0, (Cgroup(tmp_path),), frozenset()))
     assert (tangled["name"], tangled["memory"], tangled["command"]) == ("tangled", None, None)
     assert mine["memory"] > 1 << 20
     assert (used > 1 << 20, count) == (True, 2)

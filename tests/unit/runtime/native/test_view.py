@@ -21,6 +21,8 @@ GID = 61000 if os.geteuid() == 0 else os.getegid()
 
 
 View = list[tuple[str, ...]]
+SHMALL = Path("/proc/sys/kernel/shmall").read_text()
+MEMORY = ("memory", str(8 << 20), "1000")
 
 
 def base() -> View:
@@ -38,7 +40,8 @@ def build(
     view: View, script: str, *, uid: int = UID, plan: bytes | None = None
 ) -> subprocess.CompletedProcess[str]:
     """A shell as PID 1 of a cell. ``plan`` stands for the whole message that says what to build."""
-    file = orders.memory_file("view", orders.message(view) if plan is None else plan)
+    whole = orders.message([MEMORY, *view]) if plan is None else plan
+    file = orders.memory_file("view", whole)
     program = os.open("/bin/sh", os.O_PATH)
     try:
         return subprocess.run(
@@ -325,7 +328,7 @@ def test_what_is_closed_to_the_agent_is_hidden_where_it_is_closed(tree: Path) ->
     script = "ls /t; read x < /t/opened; cat /t/sub/file"
     os.mkfifo(tree / "opened")
     (tree / "opened").chmod(0o666)
-    plan = orders.memory_file("view", orders.message(view))
+    plan = orders.memory_file("view", orders.message([MEMORY, *view]))
     program = os.open("/bin/sh", os.O_PATH)
     with subprocess.Popen(
         command(plan, program, script), pass_fds=[plan, program],
@@ -389,6 +392,16 @@ def test_a_damaged_plan_is_refused(plan: bytes) -> None:
     done = build([], "true", plan=plan)
     said = "ctxfs: the agent's view: the runtime's plan is damaged\n"
     assert (done.returncode, done.stderr) == (125, said)
+
+
+def test_all_that_is_in_memory_has_one_bound() -> None:
+    """Of bytes and of files; shared memory has as much, if this kernel lets us say so."""
+    fill = "for d in / /dev/shm /tmp /more; do head -c 3m /dev/zero >$d/x 2>/dev/null; done; du -cm"
+    view = [*base(), ("tmpfs", "0777", "/more")]
+    assert said(view, f"{fill} /x /dev/shm/x /tmp/x /more/x | tail -n 1") == "8\ttotal\n"
+    touch = "n=0; while [ $n -lt 2000 ] && true >/tmp/$n; do n=$((n+1)); done 2>/dev/null; echo $n"
+    assert 800 < int(said(view, touch)) < 1000
+    assert said(view, "cat /proc/sys/kernel/shmall") in ("2048\n", SHMALL)
 
 
 @pytest.mark.parametrize(
