@@ -113,6 +113,15 @@ def test_the_environment_is_what_the_contract_lists(shared_daemon: Daemon) -> No
         "LANG": "C.UTF-8",
         "TERM": "dumb",
         "GREETING": "a b $HOME",
+        "GIT_CONFIG_SYSTEM": str(shared_daemon.runtime / "root" / "gitconfig"),
+        "npm_config_offline": "true",
+        "YARN_ENABLE_NETWORK": "0",
+        "PIP_NO_INDEX": "1",
+        "UV_OFFLINE": "1",
+        "CARGO_NET_OFFLINE": "true",
+        "GOPROXY": "off",
+        "COMPOSER_DISABLE_NETWORK": "1",
+        "HF_HUB_OFFLINE": "1",
     }
     agent.rmdir()
 
