@@ -177,8 +177,10 @@ def test_a_child_starts_nothing_below_an_ended_parent(daemon: Daemon) -> None:
 
 @pytest.mark.settings(depth=2, children=1)
 def test_depth_and_number_of_children_are_limited(daemon: Daemon) -> None:
-    deep = _script("mkdir l3.d || cat $CTX_ROOT/error")
-    lines = [*_child("l2", deep, may_create=True), "cat l2.d/wait"]
+    deep = _script("mkdir l3.d || cat $CTX_ROOT/error", "exec sleep 1000")
+    lines = [*_child("l2", deep, may_create=True)]
+    # a child that has ended does not count
+    lines.append("until grep -q EDQUOT l2.d/out; do sleep 0.01; done")
     lines.append("mkdir other.d || cat $CTX_ROOT/error")
     agent = daemon.finish("l1", _script(*lines))
     assert "EDQUOT agent/l3.d" in read(daemon.agent_dir("l2"), "out")
