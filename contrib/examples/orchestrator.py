@@ -96,6 +96,9 @@ def unless_ended(tool: str, **given: Any) -> bool:
 def ended(notice: dict[str, Any]) -> None:
     """All that there is to know about a child is in the notice of its end."""
     child, status, reason = notice["agent"], notice["status"], notice["reason"]
+    if "message" in notice:  # of its task alone: it goes on, and may answer what it is asked
+        tell(f"{child} goes on without its task: {status} ({reason})")
+        return
     text = f"{CHILDREN[child]}: {status} ({reason})\n{notice['result']}"
     if notice["truncated"]:  # head and tail are here; all of it is in a file that stays
         text += f"\n(in full: {notice['output_path']})"

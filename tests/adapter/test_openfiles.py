@@ -617,7 +617,7 @@ def test_a_run_is_aborted_by_its_name_or_without(mounted: Mounted) -> None:
         mounted.put(f"{D}/ctl", "abort\n")
     mounted.live(the_agent(mounted), run="r7")
     mounted.put(f"{D}/ctl", "abort r7\nabort\n")
-    assert mounted.get(f"{D}/status") == "paused\n"
+    assert mounted.get(f"{D}/status") == "busy\n", "until the run has ended"
     run = the_agent(mounted).run
     assert (run.id, run.ending, run.cause) == ("r7", True, "operator_aborted")
 

@@ -59,6 +59,7 @@ WORDS = {
     "acp": ["acp", "clerk"],
     "why": ["why", "coder", "create", "agent:x"],
     "audit": ["audit"],
+    "prune": ["prune", "--older", "30d"],
     "quota": ["quota"],
     "doctor": ["doctor"],
     "reexec": ["reexec", "now"],  # refused: test_reexec.py has daemons for it

@@ -401,6 +401,7 @@ def test_a_review_that_nobody_can_do_ends_too(daemon: Daemon, files: Path) -> No
     (files / "c").chmod(0)
     with telling(daemon, files) as story:
         story.until(LAST)
+        assert "longest goes on without its task: failed (exit:3)" in story.steps
         assert "longest does not answer: failed (exit:1)" in story.steps
         check_end(
             story, "long: failed (exit:3)", "longest: cancelled (supervisor_stop)",
