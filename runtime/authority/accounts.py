@@ -221,7 +221,8 @@ class Accounts:
         if reserve is Reserve.MASTER:
             return
         limit = self.limit(resource)
-        kept = {Reserve.OWNER: 0, Reserve.START: (limit // _TENTH + 1) // 2}.get(reserve, limit // _TENTH)
+        tenth = limit // _TENTH
+        kept = {Reserve.OWNER: 0, Reserve.START: (tenth + 1) // 2}.get(reserve, tenth)
         if self.use(owner, resource) + amount > limit - kept:
             raise QuotaError(self._taken(owner, resource, amount, limit))
 
