@@ -76,8 +76,11 @@ def option_lines(args: Arguments) -> dict[str, list[str]]:
 
 def by_program(args: Arguments) -> Making:
     """Return the agent for the program after --."""
-    if args.network is not None or args.name is not None:
-        raise Misuse("--name and --network need --agent")
+    if args.network is not None:
+        network = f"allow NAME_t network:{args.network} connect"
+        raise Misuse(f"--network needs --agent; without a recipe, say --set 'policy={network}'")
+    if args.name is not None:
+        raise Misuse("--name needs --agent; without a recipe, the first word is the name")
     if len(args.words) != 1:
         raise Misuse("give the NAME of the agent, and its program after --")
     if not args.program:

@@ -192,7 +192,7 @@ class Forest:
             self.below[name] = [name for name in below.get(name, ()) if name not in self.below]
             left += self.below[name]
         #: of children that die with their parents, for all others `profile` tells
-        inside = [name for name in self.below if name not in self.tops]
+        inside = [name for name in self.below if name in self.owned]
         bound = [name for name in inside if self.facts[name]["profile"] != DETACHED]
         lives = abreast(lambda name: root.field(name, "life"), bound)
         self.lives = dict(zip(bound, lives, strict=True))

@@ -794,7 +794,7 @@ WITHOUT_ROOT: Final = {
     "kid: release @boss/wait": "readlink=ok open=EACCES chmod=EROFS unlink=EROFS",
     "kid: mkdir @ctx/trigger/x": "EPERM",
     "kid: as-root write @ctx/status x": "EPERM",
-    "kid: list @shared": "ok:bin,ctx,released,wait",
+    "kid: list @shared": "ok:bin,ctx,gitconfig,released,wait",
     "kid: open wronly,creat @shared/mine": "EROFS",
     "kid: open wronly @shared/bin/keeper": "EROFS",
     "kid: history flags @history/messages.jsonl": "open=ok get=ENOTTY set=ENOTTY",

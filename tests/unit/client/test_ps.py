@@ -113,6 +113,8 @@ def test_the_tree_tells_what_does_not_live_as_others_do(root: FakeRoot, run: Run
         "├─ owned  paused",
         "└─ temp  paused (temp)",
     ]
+    for life in ("owned", "temp", "detached"):
+        assert json.loads(run("tree", life, "--json")[1])[0]["life"] == life
 
 
 def test_tree_survives_a_circle(root: FakeRoot, run: Run) -> None:

@@ -268,8 +268,8 @@ def test_a_refusal_of_the_daemon_names_the_line(
     [
         (["--agent", "none", "x"], 'no recipe "none" in '),
         (["--agent", "./none", "x"], 'no recipe "./none"; see: ctx agents'),
-        (["--network", "default", "x", "--", "true"], "--name and --network need --agent"),
-        (["--name", "x", "y", "--", "true"], "--name and --network need --agent"),
+        (["--network", "default", "x", "--", "true"], "--set 'policy=allow NAME_t network:default"),
+        (["--name", "x", "y", "--", "true"], "--name needs --agent; without a recipe, the first"),
         (["x", "y", "--", "true"], "give the NAME of the agent, and its program after --"),
         (["--", "true"], "give the NAME of the agent, and its program after --"),
     ],
