@@ -144,7 +144,7 @@ def turn_agent(setting: Setting) -> Iterator[tuple[str, int]]:
         write(f"{directory}/mode", b"turn\n")
         start(directory)
         await_busy(directory, b"idle\n")
-        cell = Path(Path(directory, "cgroup").read_text().strip(), "cell", "cgroup.procs")
+        cell = Path(Path(directory, "cgroup").read_text().strip(), "cell", "own", "cgroup.procs")
         yield name, max(map(int, cell.read_text().split()))
     finally:
         _kill(directory)
