@@ -64,6 +64,8 @@ NAMESPACES = (
 )
 #: how long a trial of ctxd and of an agent may take, in seconds
 TRIAL_SECONDS = 30.0
+#: PR_SET_PDEATHSIG (linux/prctl.h)
+SET_PDEATHSIG = 1
 #: where ctxd says what is wrong
 SEE_LOG = "wait, or see its log: journalctl -u ctxd -n 50"
 SEE_PROXY = "see the log of what listens there: journalctl -u ctxfs-proxy -n 50"
@@ -244,9 +246,15 @@ def try_daemon() -> Finding:
 
 def trial(program: str, place: str) -> str:
     """Return why no ctxd starts in an empty directory or runs an agent; empty if one does."""
+    import ctypes
+    import signal
     from subprocess import DEVNULL, PIPE, Popen, run
     from threading import Timer
 
+    def ends_with_us() -> None:
+        libc.prctl(SET_PDEATHSIG, signal.SIGTERM)
+
+    libc = ctypes.CDLL(None)
     wrong = run([program, "--check-config"], stdin=DEVNULL, stderr=PIPE, check=False)
     if wrong.returncode:
         return last_line(wrong.stderr)
@@ -264,7 +272,9 @@ def trial(program: str, place: str) -> str:
     # which starts a child: a cell in a cell
     inner = ("ctx", "spawn", "inner", "--wait", "--", "true")
     agent = [sys.argv[0], "--root", mount, "spawn", "trial", "--wait", "--", *inner]
-    with Popen(words, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE) as daemon:
+    with Popen(
+        words, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, preexec_fn=ends_with_us
+    ) as daemon:
         timer = Timer(TRIAL_SECONDS, daemon.kill)
         timer.start()
         said = b""

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import psutil
 import pytest
 
 from runtime.kernel import cgroups
-from tests.worlds.daemon import TIMEOUT, Daemon
+from tests.worlds.daemon import TIMEOUT, Daemon, wait_until
 
 _CTX: Final = str(Path(sys.executable).with_name("ctx"))
 
@@ -108,3 +109,21 @@ def test_the_doctor_tries_a_ctxd_and_an_agent(stopped: Daemon) -> None:
     )  # fmt: skip
     assert "ok    ctxd starts here, and runs an agent and a child of it\n" in done.stdout
     assert done.returncode == 0 and "FAIL" not in done.stdout
+
+
+def test_the_ctxd_of_a_doctor_that_is_killed_ends_too(stopped: Daemon) -> None:
+    environment = {**os.environ, "CTX_ROOT": str(stopped.root)}
+    with subprocess.Popen([_CTX, "doctor"], stdout=subprocess.DEVNULL, env=environment) as doctor:
+        tried: list[psutil.Process] = []
+
+        def has_begun() -> bool:
+            children = psutil.Process(doctor.pid).children()
+            tried[:] = [each for each in children if "--mount" in each.cmdline()]
+            return bool(tried)
+
+        wait_until(has_begun, "a ctxd is tried")
+        place = Path(tried[0].cmdline()[tried[0].cmdline().index("--mount") + 1]).parent
+        doctor.kill()
+        wait_until(lambda: not tried[0].is_running(), "it has ended")
+    assert not os.path.ismount(place / "mount")
+    shutil.rmtree(place)
