@@ -110,3 +110,18 @@ def test_who_asks_without_pause_holds_up_nobody(stage: Daemon, number: int) -> N
             time.sleep(max(0.0, deadline - time.monotonic()))  # what is measured is time
     finally:
         end_and_remove(stage, names & agents_of(stage))  # of an attack that won
+
+
+@pytest.mark.alone
+@pytest.mark.long
+@pytest.mark.parametrize("threads", [1, 2, 4, 16, 180])
+def test_who_only_computes_is_what_others_are_compared_with(stage: Daemon, threads: int) -> None:
+    """An agent that asks ctxd for nothing: what bystanders wait for beside it is the processor.
+
+    The table of ``make test-hostile`` has it beside the attacks.
+    """
+    compute = f"for n in $(seq {threads}); do while :; do :; done & done; echo computes; wait"
+    with guarded(stage):
+        agent = stage.run(f"computes-{threads}", f"sh -c '{compute}'")
+        wait_until(lambda: "computes" in read(agent, "out"), "it computes")
+        time.sleep(LONG_ENOUGH)  # what is measured is time

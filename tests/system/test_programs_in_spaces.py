@@ -95,8 +95,9 @@ who=${CTX_AGENT:-host}
 export GIT_AUTHOR_NAME=$who GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=$who GIT_COMMITTER_EMAIL=a@b
 umask 0
 """
+# not as a local one, which reads the directories that other users' pushes are received in
 _COMMITS: Final = _GIT + """
-git clone -q all.git $who; cd $who
+git clone -q --no-local all.git $who; cd $who
 for n in 1 2 3 4 5; do
     echo $n > $who-$n; git add .; git commit -qm "$who $n"
     until git push -q origin HEAD:main 2> /dev/null; do git pull -q --rebase origin main; done
@@ -119,7 +120,8 @@ git commit -q --allow-empty -m first; git push -q origin HEAD:main
         place.end(each)
     check = _GIT + """
 git -C all.git gc -q --prune=now; git -C all.git fsck --strict
-git -C all.git rev-list --count main; git clone -q all.git after-$who; ls after-$who | wc -l
+git -C all.git rev-list --count main; git clone -q --no-local all.git after-$who
+ls after-$who | wc -l
 """
     assert place.host(check) == "16\n15\n"
     for name in _AGENTS:

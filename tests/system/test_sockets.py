@@ -423,6 +423,8 @@ def test_so_many_operations_of_a_connection_wait(sleeper: Daemon) -> None:
         assert connection.ask({"op": "ping"}) == {"type": "pong"}
         with peer(sleeper, "sleeper") as other:
             other.send({"op": "wait"})
+            # a request that is unread when the agent ends is not answered
+            assert other.ask({"op": "ping"}) == {"type": "pong"}
             write(sleeper.agent_dir("sleeper") / "ctl", "kill")
             for waiting, count in ((connection, 16), (other, 1)):
                 answers = [waiting.receive() for _ in range(count)]
