@@ -54,6 +54,9 @@ class RunRecord:
     exit_code: int | None = None
     signal: int | None = None
     ended: int = 0
+    #: the two by CLOCK_BOOTTIME, 0 if an older monitor wrote it
+    started_up: int = 0
+    ended_up: int = 0
     #: the agent's window was closed before it had ended
     hung_up: bool = False
     #: nobody can tell what became of it: its keeper was killed, or this daemon is too old
@@ -69,6 +72,19 @@ class RunRecord:
     def over(self) -> bool:
         """Whether the program has ended or never began."""
         return bool(self.ended or self.lost or self.failed or self.finished)
+
+    @property
+    def lasted(self) -> int:
+        """How long the program ran, whatever became of the wall clock."""
+        if self.started_up and self.ended_up:
+            return self.ended_up - self.started_up
+        return self.ended - self.started
+
+    def ended_before(self, other: RunRecord) -> bool:
+        """Whether its program ended no later than another one that has ended."""
+        if self.ended_up and other.ended_up:
+            return self.ended_up <= other.ended_up
+        return self.ended <= other.ended
 
     @property
     def exit(self) -> str:
@@ -110,6 +126,10 @@ def read_record(path: Path) -> RunRecord:
                 record.keeper = pid
             case "start", [pid, when]:
                 record.program, record.started = pid, when
+            case "began", [up]:
+                record.started_up = up
+            case "ceased", [up]:
+                record.ended_up = up
             case "failed", _:
                 record.failed = record.failed or escape(rest)
             case "hold", []:

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Final
 
@@ -78,13 +79,15 @@ class WaitFiles:
         self._whose.pop(token, None)
 
     def _let_go(self, token: WaitFileName) -> None:
-        """A rename into another directory would take a lock of the whole filesystem."""
+        """Gives it to the program with the time of that, from which the program counts. A rename
+        into another directory would take a lock of the whole filesystem."""
         # what is left of no agent is nobody else's
         owner, family = self._whose.get(token, (os.geteuid(), 0))
         released = self._released_of(owner)
         released.mkdir(exist_ok=True)
+        now = time.monotonic_ns() // 1_000_000
         with contextlib.suppress(FileExistsError):
-            os.link(self.path(token), released / f"{family}.{token}")
+            os.link(self.path(token), released / f"{family}.{now}.{token}")
         self._wake.notify()
 
     def _released_of(self, owner: int) -> Path:

@@ -121,7 +121,7 @@ def _add_run_end(
     if not agent.run.pid:  # its end came before it was seen to run
         see_run(change, agent, record)
     if record.ended:
-        usage["wall_msec"] = (record.ended - record.started) // 1_000_000
+        usage["wall_msec"] = record.lasted // 1_000_000
     change.tell(
         agent,
         "run.end",

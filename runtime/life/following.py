@@ -353,7 +353,7 @@ def _ended_before(above: LiveCell, record: RunRecord) -> bool:
     """Whether an owner's run ended no later than one below it."""
     owner = above.record()
     if owner.ended:
-        return not record.ended or owner.ended <= record.ended
+        return not record.ended or owner.ended_before(record)
     # Nothing tells when: its PID 1 or its monitor was killed, and what was below
     # died of that, unless it exited by itself.
     gone = not (above.facts.has_keeper() and above.facts.has_monitor())

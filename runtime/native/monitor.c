@@ -154,11 +154,12 @@ static void record(const char *format, ...)
 	gathered.due = now_ms() + GATHER_MS;
 }
 
-static unsigned long long now_ns(void)
+/* CLOCK_REALTIME is shown; what lasts is counted by CLOCK_BOOTTIME, which nobody sets. */
+static unsigned long long ns_of(clockid_t clock)
 {
 	struct timespec t;
 
-	clock_gettime(CLOCK_REALTIME, &t);
+	clock_gettime(clock, &t);
 	return t.tv_sec * 1000000000ULL + t.tv_nsec;
 }
 
@@ -166,7 +167,7 @@ static unsigned long long now_ns(void)
 static void give_up(const char *what)
 {
 	record("failed %s: %s", what, strerror(errno));
-	record("end %llu", now_ns());
+	record("end %llu", ns_of(CLOCK_REALTIME));
 	write_record();
 	exit(1);
 }
@@ -490,7 +491,8 @@ static bool take_report(struct state *state)
 	if (!strcmp(text, "hello")) {
 		record("keeper %d", pid);
 	} else if (!strcmp(text, "start")) {
-		record("start %d %llu", pid, now_ns());
+		record("began %llu", ns_of(CLOCK_BOOTTIME));
+		record("start %d %llu", pid, ns_of(CLOCK_REALTIME));
 		state->started = true;
 	} else if (!strcmp(text, "hold")) {
 		record("hold");
@@ -499,7 +501,8 @@ static bool take_report(struct state *state)
 	} else if (!strncmp(text, "failed ", 7) || !strcmp(text, "term")) {
 		record("%s", text);
 	} else if (!strncmp(text, "exit ", 5) || !strncmp(text, "signal ", 7)) {
-		record("%s %llu", text, now_ns());
+		record("ceased %llu", ns_of(CLOCK_BOOTTIME));
+		record("%s %llu", text, ns_of(CLOCK_REALTIME));
 		state->ended = true;
 		if (state->staying)
 			write_record();
@@ -793,7 +796,7 @@ static void hang_up(int lifeline)
 {
 	close(pipes.in.window);
 	pipes.in.window = -1;
-	record("hangup %llu", now_ns());
+	record("hangup %llu", ns_of(CLOCK_REALTIME));
 	write_record();
 	hangup.due = now_ms() + (daemon_alive(lifeline) ? HANG_UP_MS : 0);
 }
@@ -958,7 +961,7 @@ int main(int argc, char **argv)
 
 		if (silent && state.started && !state.ended) {
 			/* Processes left in the leaf must not continue as if they were the run. */
-			record("lost %llu", now_ns());
+			record("lost %llu", ns_of(CLOCK_REALTIME));
 			state.ended = true;
 		}
 		if (leading && now_ms() >= next_word) {
@@ -1031,7 +1034,7 @@ int main(int argc, char **argv)
 	 * pipes. Another process may still hold a pipe, since descriptors can be passed
 	 * on; do not wait for its output. */
 	wait_drained();
-	record("end %llu", now_ns());
+	record("end %llu", ns_of(CLOCK_REALTIME));
 	write_record();
 	if (lead >= 0 && state.ended)
 		stay_for_end(lead, lifeline, sockets[0]);

@@ -6,7 +6,8 @@
  * The kernel blocks a process that opens a FIFO for reading until somebody opens it for writing.
  * The daemon does not do that: others have the FIFO open. It gives a FIFO whose end has come a
  * name in DIRECTORY. This program opens it again and again for KEPT_MS, because a reader may
- * have looked up the earlier name and open it late. It obeys what comes meanwhile at once, and
+ * have looked up the earlier name and open it late. The second part of the name says since when,
+ * by the clock of now_ms(), which nobody sets. It obeys what comes meanwhile at once, and
  * ends when the directory is empty, or after LIFE_MS: then it is started again.
  *
  * Others can also hold the lock of a FIFO (by a tee(2) that does not end), and an open sleeps for
@@ -97,8 +98,8 @@ static size_t pass(const struct work *work, DIR *listing)
 
 	rewinddir(listing);
 	while ((entry = readdir(listing))) {
-		struct timespec now;
 		struct stat found;
+		const char *since;
 		long long age;
 
 		if (entry->d_name[0] == '.')
@@ -106,10 +107,9 @@ static size_t pass(const struct work *work, DIR *listing)
 		left++;
 		if (!nudge(work, directory, entry->d_name, &found))
 			continue;
-		clock_gettime(CLOCK_REALTIME_COARSE, &now);	/* as the kernel notes changes */
-		age = (now.tv_sec - found.st_ctim.tv_sec) * 1000LL +
-		      (now.tv_nsec - found.st_ctim.tv_nsec) / 1000000;
-		/* the name was its last change; before it only if the clock was set */
+		/* an older version gave names without: no use of them is long ago or to come */
+		since = strchr(entry->d_name, '.');
+		age = now_ms() - (since ? strtoll(since + 1, NULL, 10) : 0);
 		if ((age >= work->kept_ms || age < 0) && unlinkat(directory, entry->d_name, 0) == 0)
 			left--;
 	}

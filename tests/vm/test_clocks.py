@@ -5,6 +5,7 @@ Only a machine of its own can show this: a time namespace has no wall clock.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +71,9 @@ def test_what_lasts_an_hour_does_so_whatever_the_clock_is_set_to(service: Servic
     for agent in (once, turn):
         write(agent / "ctl", "kill")
         wait_dead(agent, SECONDS)
+        events = (agent / "session" / "events.jsonl").read_text().splitlines()
+        (end,) = (event for event in map(json.loads, events) if event["type"] == "run.end")
+        assert 0 <= end["usage"]["wall_msec"] < 1000 * HOUR
         agent.rmdir()
 
 

@@ -17,7 +17,8 @@ from runtime.life.conclusions import LOST, judge_run
 from tests.worlds.records import World, operator
 
 WHOLE = (
-    "monitor 10\nchain 11\nkeeper 12\nstart 13 1000\nexit 3 2000\nend 3000\n",
+    "monitor 10\nchain 11\nkeeper 12\nbegan 100\nstart 13 1000\nceased 1100\nexit 3 2000\n"
+    "end 3000\n",
     RunRecord(
         monitor=10,
         chain=11,
@@ -26,6 +27,8 @@ WHOLE = (
         started=1000,
         exit_code=3,
         ended=2000,
+        started_up=100,
+        ended_up=1100,
         finished=True,
     ),
 )
@@ -95,6 +98,22 @@ def test_a_held_cell(tmp_path: Path) -> None:
     record = read(tmp_path, "keeper 12\nstart 13 1000\nhold\nexit 0 2000\n")
     assert (record.held, record.exit_code, record.finished) == (True, 0, False)
     assert not read(tmp_path, "keeper 12\n").held
+
+
+SET_BACK = "began 100\nstart 13 5000\nceased 1100\nexit 0 2000\n"
+
+
+def test_how_long_a_program_ran_is_counted_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
+    assert read(tmp_path, SET_BACK).lasted == 1000
+    # of a monitor of an older version
+    assert read(tmp_path, "start 13 1000\nexit 0 3000\n").lasted == 2000
+
+
+def test_which_ended_first_is_told_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
+    first, second = read(tmp_path, "ceased 1000\nexit 0 5000\n"), read(tmp_path, SET_BACK)
+    assert first.ended_before(second) and not second.ended_before(first)
+    older = read(tmp_path, "exit 0 3000\n")
+    assert older.ended_before(first) and not older.ended_before(second)
 
 
 def test_the_first_failure_is_the_one_that_counts(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,21 @@ def test_readers_of_a_release_that_a_dead_daemon_left_return(
 
     trio.run(main)
     os.close(held)
+
+
+def test_how_long_one_is_kept_is_counted_by_a_clock_that_nobody_sets(
+    wait_files: WaitFiles, tmp_path: Path
+) -> None:
+    """So the time is in the name: what the kernel notes of a file is one of the wall clock."""
+    wait_files.create(T, OWNER, FAMILY)
+    wait_files.release(T)
+    released = tmp_path / "released" / str(OWNER)
+    (name,) = os.listdir(released)
+    family, since, token = name.split(".")
+    assert 0 <= time.monotonic_ns() // 1_000_000 - int(since) < 60_000
+    (released / name).rename(released / f"{family}.{int(since) - 60_000}.{token}")
+    subprocess.run(wait_files.command(OWNER, 60), check=True, timeout=60)
+    assert not wait_files.released()
 
 
 def test_a_crowd_of_ends_starts_few_programs(wait_files: WaitFiles) -> None:

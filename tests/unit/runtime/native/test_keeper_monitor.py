@@ -337,17 +337,19 @@ def test_what_was_ignored_outside_is_not_ignored_inside(run: Run) -> None:
 
 
 def test_a_record_has_all_its_lines_in_order(run: Run) -> None:
-    before = time.time_ns()
+    before, before_up = time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     run.start(script="exit 0")
     record = run.wait_end()
     assert run.lines[0] == f"version {VERSION}"
     words = [line.split()[0] for line in run.lines[1:]]
     words.remove("monitor")  # noted beside what its program does, however late
-    assert sorted(words[:-2]) == ["chain", "keeper", "start"]
+    assert sorted(words[:-3]) == ["began", "chain", "keeper", "start"]
     assert words.index("keeper") < words.index("start")
-    assert words[-2:] == ["exit", "end"]
+    assert words[-3:] == ["ceased", "exit", "end"]
     assert len({record.monitor, record.chain, record.program}) == 3
     assert before <= record.started <= record.ended <= time.time_ns()
+    up = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    assert before_up <= record.started_up <= record.ended_up <= up
 
 
 def test_pids_are_those_of_this_namespace(run: Run, post: Signpost) -> None:
@@ -824,7 +826,9 @@ def test_a_signal_is_obeyed_that_comes_before_the_keeper_is_ready(
         run.wait_record(lambda record: record.ended)
         os.kill(record.keeper, signal.SIGHUP)
     run.wait_end()
-    surroundings = ("version", "monitor", "chain", "keeper", "start", "end")
+    surroundings = (
+        "version", "monitor", "chain", "keeper", "began", "start", "ceased", "end",
+    )
     told = [line for line in run.lines if line.split()[0] not in surroundings]
     assert [" ".join(line.split()[:2]) for line in told] == lines
 
@@ -842,7 +846,7 @@ def test_a_cell_that_was_to_be_held_when_its_program_died_is_held(
     os.kill(record.keeper, signal.SIGCONT)
     record = cell.wait_record(lambda record: record.ended)
     assert (record.held, record.signal) == (True, signal.SIGKILL)
-    assert [line.split()[0] for line in cell.lines[-2:]] == ["hold", "signal"]
+    assert [line.split()[0] for line in cell.lines[-3:]] == ["hold", "ceased", "signal"]
     run.enter(cell, script="exit 5")
     assert run.wait_end().exit_code == 5
 
@@ -935,9 +939,9 @@ def test_an_entered_runs_exit_code_is_recorded(cell: Run, run: Run, code: int) -
     assert run.lines[0] == f"version {VERSION}"
     words = [line.split()[0] for line in run.lines[1:]]
     words.remove("monitor")  # noted beside what its program does, however late
-    assert sorted(words[:-2]) == ["chain", "keeper", "start"]
+    assert sorted(words[:-3]) == ["began", "chain", "keeper", "start"]
     assert words.index("keeper") < words.index("start")
-    assert words[-2:] == ["exit", "end"]
+    assert words[-3:] == ["ceased", "exit", "end"]
     assert len({record.monitor, record.chain, record.keeper, record.program}) == 4
     assert not cell.record.finished
 
