@@ -69,7 +69,7 @@ def test_what_lasts_an_hour_does_so_whatever_the_clock_is_set_to(service: Servic
         (wall,) = (line for line in read(once, "usage").splitlines() if "wall_msec" in line)
         assert 0 <= int(wall.partition("=")[2]) < 1000 * HOUR
     for agent in (once, turn):
-        write(agent / "ctl", "kill")
+        write(agent / "ctl", "stop")
         wait_dead(agent, SECONDS)
         events = (agent / "session" / "events.jsonl").read_text().splitlines()
         (end,) = (event for event in map(json.loads, events) if event["type"] == "run.end")
