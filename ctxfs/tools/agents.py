@@ -237,11 +237,15 @@ async def _spawn(request: Request) -> dict[str, Any]:
     given, parent = request.input, request.subject
     private = given.get("preset", Profile.PRIVATE_CHILD) == Profile.PRIVATE_CHILD
     if private:
-        wanted("initial_message", given, "a private_child needs a task: write it here")
         if parent is None:
-            wanted("agent_id", given, "a private_child needs a parent: name one")
+            why = "a private_child needs a parent: name one, or choose the preset public_named"
+            raise MalformedError(f"agent_id: {why}")
+        wanted("initial_message", given, "a private_child needs a task: write it here")
     else:
         wanted("name", given, "a public_named agent needs a name: choose one")
+        if parent is None and "recipe" not in given:
+            why = "a root agent has no parent whose program it could be"
+            wanted("exec", given, f"{why}: write it here, or name a recipe")
         if "life" in given:
             raise MalformedError("life: a public_named agent is always detached: omit it")
         if given.get("wait"):

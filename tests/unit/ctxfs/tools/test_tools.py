@@ -1006,8 +1006,11 @@ def test_a_public_one_belongs_to_nobody(desk: Desk) -> None:
 
 
 def test_an_operator_makes_root_agents_and_children(desk: Desk) -> None:
-    with refused(MalformedError, "^agent_id: "):
-        desk.call("SpawnAgent", {"initial_message": "x"}, USER)
+    for given in ({}, {"initial_message": "x"}):
+        with refused(MalformedError, "^agent_id: .* or choose the preset public_named"):
+            desk.call("SpawnAgent", given, USER)
+    with refused(MalformedError, "^exec: .*, or name a recipe"):
+        desk.call("SpawnAgent", {"preset": "public_named", "name": "root"}, USER)
     given = {"preset": "public_named", "name": "root", "exec": "cat"}
     assert desk.call("SpawnAgent", given, USER) == {"agent_id": "root"}
     root = desk.agents.registry.named("root")
@@ -2002,6 +2005,25 @@ def test_an_agent_is_made_by_a_recipe(desk: Desk) -> None:
     other = desk.agents.registry.named("boss-x")
     assert other is not None
     assert (other.exec, other.mode, other.homedir) == ("tac", "once", "durable")
+
+
+def test_an_operator_makes_root_agents_and_children_by_recipes(desk: Desk) -> None:
+    boss = _recipes(desk)
+    given = {"preset": "public_named", "name": "rev", "recipe": "rev"}
+    assert desk.call("SpawnAgent", given, USER) == {"agent_id": "rev"}
+    root = desk.agents.registry.named("rev")
+    assert root is not None and root.parent is None
+    assert (root.exec, root.env, root.homedir) == ("cat -v", "", "durable")
+    assert root.policy == "allow rev_t agent:rev-* create\nallow rev_t shared:x read\n"
+    # in the name of a parent that may neither detach one nor create one of that name
+    given = {**given, "name": "other", "agent_id": "boss"}
+    desk.call("SpawnAgent", given, USER)
+    other = desk.agents.registry.named("other")
+    assert other is not None
+    assert (other.parent, other.life, other.env) == (boss.index, "detached", "KEY=k\n")
+    assert other.policy == "allow other_t agent:other-* create\n"
+    given = {"initial_message": "x", "agent_id": "boss"}
+    assert desk.call("SpawnAgent", given, USER)["agent_id"] == "boss-1"
 
 
 def test_recipes_are_listed_as_policy_allows(desk: Desk) -> None:
