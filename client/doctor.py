@@ -226,35 +226,61 @@ def try_daemon() -> Finding:
 
     Nothing that this program could look at says as surely what ctxd needs.
     """
-    import shutil
-    import tempfile
-
     beside = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "ctxd")
     program = beside if os.access(beside, os.X_OK) else find_program("ctxd")
     if not program:
         return "FAIL", "ctxd is not installed, only ctx", "install the package ctxfs"
-    run = user_directory(os.getuid()) if os.getuid() else "/run"
-    place = tempfile.mkdtemp(prefix="ctxfs-doctor-", dir=run if os.path.isdir(run) else None)
+    doctor, (read, write) = os.getpid(), os.pipe()
+    if os.fork() == 0:  # it tidies up, whatever becomes of this process
+        os.close(read)
+        try:
+            said = try_out(program, doctor)
+        except Exception as error:
+            said = str(error)
+        except BaseException:
+            os._exit(FAILED)
+        os.write(write, f"{said}\n".encode())
+        os._exit(OK)
+    os.close(write)
+    with open(read, encoding="utf-8") as answer:
+        said = answer.read() or "what tries a ctxd was killed\n"
+    what = "ctxd starts here, and runs an agent and a child of it"
+    return judge(said == "\n", what, "FAIL", said.rstrip("\n"), "")
+
+
+def try_out(program: str, doctor: int) -> str:
+    """Return why no ctxd works in a new directory, which is gone by then; empty if one does.
+
+    If the doctor is killed or interrupted, end the trial.
+    """
+    import ctypes
+    import shutil
+    import signal
+    import tempfile
+    from subprocess import DEVNULL, run
+
+    os.setsid()  # Ctrl-C is for the doctor
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    ctypes.CDLL(None).prctl(SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != doctor:
+        sys.exit()
+    above = user_directory(os.getuid()) if os.getuid() else "/run"
+    place = tempfile.mkdtemp(prefix="ctxfs-doctor-", dir=above if os.path.isdir(above) else None)
     try:
         os.chmod(place, 0o711)  # agents must get there
-        said = trial(program, place)
+        return trial(program, place)
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # of a ctxd that was killed
+        run(["fusermount3", "-uqz", os.path.join(place, "mount")], stderr=DEVNULL, check=False)
         shutil.rmtree(place, ignore_errors=True)
-    what = "ctxd starts here, and runs an agent and a child of it"
-    return judge(not said, what, "FAIL", said, "")
 
 
 def trial(program: str, place: str) -> str:
     """Return why no ctxd starts in an empty directory or runs an agent; empty if one does."""
-    import ctypes
-    import signal
     from subprocess import DEVNULL, PIPE, Popen, run
     from threading import Timer
 
-    def ends_with_us() -> None:
-        libc.prctl(SET_PDEATHSIG, signal.SIGTERM)
-
-    libc = ctypes.CDLL(None)
     wrong = run([program, "--check-config"], stdin=DEVNULL, stderr=PIPE, check=False)
     if wrong.returncode:
         return last_line(wrong.stderr)
@@ -268,24 +294,24 @@ def trial(program: str, place: str) -> str:
         scope = "systemd-run --user --scope --quiet --property Delegate=yes --"
         words = [*scope.split(), *words]
     os.mkdir(mount)
-    os.close(os.open(words[4], os.O_CREAT | os.O_WRONLY, 0o644))
+    os.close(os.open(os.path.join(place, "config.yaml"), os.O_CREAT | os.O_WRONLY, 0o644))
     # which starts a child: a cell in a cell
     inner = ("ctx", "spawn", "inner", "--wait", "--", "true")
     agent = [sys.argv[0], "--root", mount, "spawn", "trial", "--wait", "--", *inner]
-    with Popen(
-        words, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, preexec_fn=ends_with_us
-    ) as daemon:
+    with Popen(words, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE) as daemon:
         timer = Timer(TRIAL_SECONDS, daemon.kill)
         timer.start()
-        said = b""
-        for said in daemon.stderr or ():
-            if said == b"ready\n":
-                done = run(agent, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, check=False)
-                said = done.stderr if done.returncode else b""
-                daemon.terminate()
-                break
-        timer.cancel()
-    return last_line(said)
+        try:
+            said = b""
+            for said in daemon.stderr or ():
+                if said == b"ready\n":
+                    done = run(agent, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, check=False)
+                    return last_line(done.stderr) if done.returncode else ""
+            return last_line(said)
+        finally:
+            daemon.terminate()
+            daemon.wait()
+            timer.cancel()
 
 
 def last_line(said: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -111,19 +112,26 @@ def test_the_doctor_tries_a_ctxd_and_an_agent(stopped: Daemon) -> None:
     assert done.returncode == 0 and "FAIL" not in done.stdout
 
 
-def test_the_ctxd_of_a_doctor_that_is_killed_ends_too(stopped: Daemon) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_of_the_ctxd_of_a_doctor_that_is_ended(
+    stopped: Daemon, number: signal.Signals
+) -> None:
     environment = {**os.environ, "CTX_ROOT": str(stopped.root)}
-    with subprocess.Popen([_CTX, "doctor"], stdout=subprocess.DEVNULL, env=environment) as doctor:
+    mount = cgroups.unified_mount()
+    assert mount is not None
+    with subprocess.Popen([_CTX, "doctor"], stdout=subprocess.DEVNULL, env=environment,
+                          process_group=0) as doctor:  # fmt: skip
         tried: list[psutil.Process] = []
 
         def has_begun() -> bool:
-            children = psutil.Process(doctor.pid).children()
+            children = psutil.Process(doctor.pid).children(recursive=True)
             tried[:] = [each for each in children if "--mount" in each.cmdline()]
             return bool(tried)
 
         wait_until(has_begun, "a ctxd is tried")
-        place = Path(tried[0].cmdline()[tried[0].cmdline().index("--mount") + 1]).parent
-        doctor.kill()
-        wait_until(lambda: not tried[0].is_running(), "it has ended")
-    assert not os.path.ismount(place / "mount")
-    shutil.rmtree(place)
+        words = tried[0].cmdline()
+        place = Path(words[words.index("--mount") + 1]).parent
+        os.killpg(doctor.pid, number)
+    wait_until(lambda: not place.exists(), "its directory is gone")
+    assert not tried[0].is_running()
+    assert not (mount / place.name).exists()
