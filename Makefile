@@ -125,6 +125,7 @@ test-hostile: $(STAMP) $(PROGRAMS)
 test-systemd: $(STAMP) $(PROGRAMS) deb
 	sh tests/systemd/packages.sh systemd-nspawn:systemd-container \
 		/lib/systemd/system/dbus.socket:dbus nginx:nginx-light curl:curl adduser:adduser \
+		webhook:webhook openssl:openssl \
 		/usr/lib/python3/dist-packages/psutil:python3-psutil \
 		/usr/lib/python3/dist-packages/yaml:python3-yaml
 	$(PYTHON) -m tests.systemd

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -124,8 +125,9 @@ def test_nothing_is_left_of_the_ctxd_of_a_doctor_that_is_ended(
         tried: list[psutil.Process] = []
 
         def has_begun() -> bool:
-            children = psutil.Process(doctor.pid).children(recursive=True)
-            tried[:] = [each for each in children if "--mount" in each.cmdline()]
+            with contextlib.suppress(psutil.Error):  # one of them has ended meanwhile
+                children = psutil.Process(doctor.pid).children(recursive=True)
+                tried[:] = [each for each in children if "--mount" in each.cmdline()]
             return bool(tried)
 
         wait_until(has_begun, "a ctxd is tried")
