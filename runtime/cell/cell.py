@@ -47,7 +47,7 @@ from runtime.kernel import cgroups, linux, orders
 from runtime.records.model import Agent
 from runtime.records.spaces import tree_of
 from runtime.texts import mounts
-from runtime.texts.names import quote, split_command
+from runtime.texts.names import escape, quote, split_command
 
 _NATIVE: Final = Path(__file__).parents[1] / "native"
 #: descriptors as the steps find them (monitor.c); from ``_SPEC_FD`` on, those of ``Plan.passed``
@@ -458,6 +458,11 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     if bare and agent.iso != "shared":
         view.append(("symlink", str(places.fuse), str(places.mount)))
     view += [put(mount) for mount in (*hidden, *own) if mount.target != "/"]
+    view += [
+        ("expect", mount.target, _unwritable(agent, mount))
+        for mount in agents.authority.narrowed_mounts(agent)
+        if mount.mode == "rw" and not mount.tree
+    ]
     if placed or within:
         # a directory that is made there would be no tree
         view.append(("fix", trees_at.directory))
@@ -529,6 +534,15 @@ def plan_inside(agents: Agents, agent: Agent, places: Places, command: Command) 
     keeper = orders.words("keeper", _SPEC_FD, _REPORT_FD, "-")
     steps = orders.words(enter, _SPEC_FD + 2, _SPEC_FD + 1, *ids, groups, network, keeper)
     return Plan(steps=tuple(steps), spec=_spec(command.cwd, variables, command.words))
+
+
+def _unwritable(agent: Agent, mount: mounts.Mount) -> str:
+    """A sentence for the log, if the agent may not write what is mounted ``rw``."""
+    uid, source = agent.uid, escape(mount.source)
+    return (
+        f"mount: {escape(mount.target)} is rw, but uid {uid} may not write {source}: "
+        f"chown it, or give it to this uid with setfacl -m u:{uid}:rwx"
+    )
 
 
 def _kept_mounts(agents: Agents, agent: Agent, fresh: list[str]) -> Iterator[mounts.Mount]:

@@ -77,6 +77,13 @@ def may_use(agents: Agents, agent: Agent, name: str) -> bool:
     return there and agents.authority.allows(agent, "network", name, "connect")
 
 
+def unknown(agents: Agents, agent: Agent) -> list[str]:
+    """Names of networks in its effective policy that are not configured."""
+    named = agents.authority.effective_policy(agent).objects("allow", "network", "connect").names
+    patterns = {name for name in named if name.endswith("*")}
+    return sorted(named - patterns - {HOST, *agents.settings.config.networks})
+
+
 def variables(networks: Mapping[str, int]) -> dict[str, str]:
     """The variables that programs find in their environment: where each network is on the
     loopback."""

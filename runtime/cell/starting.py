@@ -80,7 +80,7 @@ class Starter(Part):
         await self._looker.complete(agent)
         self._agents.authority.check_own_mounts(agent)
         await self._make_trees(agent)
-        self._tell_left_out(agent)
+        self._tell_lacking(agent)
         plan = cell.plan(self._agents, agent, places)
         await self._port.sweeper.removed(agent.owner, live_cell.node)
         live_cell.leaf.make_own(self._port.hierarchy.controllers)
@@ -125,13 +125,16 @@ class Starter(Part):
         for tree, uid, gid in homes:
             await self._trees.have(agent.owner, tree, uid, gid, _SETTLE_SECONDS)
 
-    def _tell_left_out(self, agent: Agent) -> None:
-        """A cell has no more spaces than there is room for; its log says which it has not."""
+    def _tell_lacking(self, agent: Agent) -> None:
+        """Its log says what its policy allows and it has not: more spaces than there is room for,
+        and networks that are not configured."""
         _, left_out = self._agents.authority.trees(agent)
-        if not left_out:
-            return
-        most = mounts.SPACES_MAX
-        self._tell_log(agent, f"no room for more than {most} spaces: {' '.join(left_out)}")
+        if left_out:
+            most = mounts.SPACES_MAX
+            self._tell_log(agent, f"no room for more than {most} spaces: {' '.join(left_out)}")
+        for name in networks.unknown(self._agents, agent):
+            what = f"its policy allows network:{name}, but no such network is configured"
+            self._tell_log(agent, f"{what}: add it to networks in the configuration of ctxd")
 
     async def enter(self, live_cell: LiveCell, execution: Execution, command: Command) -> None:
         """Starts a program inside an agent's cell, as ``launch`` does the cell.

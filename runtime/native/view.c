@@ -48,6 +48,8 @@
  *     hide TARGET                  covers a directory with an empty, inaccessible one,
  *                                  and any other file with an empty one; does nothing
  *                                  if nothing is there
+ *     expect TARGET TEXT           says TEXT on standard error if the agent may not write
+ *                                  TARGET in the end
  *
  * A first bind on "/" becomes the root; otherwise, the root is in memory. Missing targets
  * and their parent directories are created. All that is in memory is one filesystem, so that
@@ -96,7 +98,7 @@ struct operation {
 static const struct operation operations[] = {
 	{"memory", 2}, {"network", 0}, {"bind", 4}, {"root", 1}, {"tmpfs", 2}, {"dir", 2},
 	{"symlink", 2}, {"proc", 1}, {"dev", 1}, {"hide", 1}, {"lent", 2}, {"fix", 1},
-	{"reach", 2}, {"file", 2},
+	{"reach", 2}, {"file", 2}, {"expect", 2},
 };
 
 static void check_operation(struct list words)
@@ -695,6 +697,20 @@ static void perform(char **operation)
 		make_file(operation[1], operation[2]);
 }
 
+/*
+ * Says what the agent may not write, as the agent. The monitor may take it for the program's, so
+ * it does not begin like what the runtime says.
+ */
+static void tell_unwritable(struct plan plan)
+{
+	for (size_t i = 0; i < plan.count; i++) {
+		char **operation = plan.operations[i].items;
+
+		if (!strcmp(operation[0], "expect") && access(operation[1], W_OK) < 0)
+			dprintf(STDERR_FILENO, "%s\n", operation[2]);
+	}
+}
+
 static void write_map(int self, const char *file, const char *text)
 {
 	/* while this process is not dumpable, these files belong to root */
@@ -818,6 +834,7 @@ static void become_program(struct plan plan, const struct ids *ids, int report, 
 	must(give_up_capabilities(), "capabilities");
 	must(setsid(), "setsid");
 	umask(022);
+	tell_unwritable(plan);
 	must(close_from((unsigned)program, CLOSE_ON_EXEC), "close_range");
 	execute(program, argv);
 	die("the cell's PID 1: %m");

@@ -79,6 +79,29 @@ def test_a_missing_mount_source_and_cwd_are_named(shared_daemon: Daemon) -> None
     agent.rmdir()
 
 
+@pytest.mark.needs_root("an ordinary user's agents have the user's own uid")
+def test_what_it_asked_for_and_has_not_is_in_its_log(shared_daemon: Daemon, tmp_path: Path) -> None:
+    closed, open_ = tmp_path / "closed", tmp_path / "open"
+    closed.mkdir()
+    open_.mkdir()
+    os.chown(open_, AGENT_UID, -1)
+    agent = shared_daemon.finish(
+        "lacking", "echo it runs",
+        mount=f"{closed} /closed rw\n{open_} /open rw\n{closed} /read ro",
+        policy="allow lacking_t network:nope connect\nallow lacking_t network:no* connect",
+    )
+    told = (
+        "ctxfs: its policy allows network:nope, but no such network is configured: add it to"
+        " networks in the configuration of ctxd",
+        f"mount: /closed is rw, but uid {AGENT_UID} may not write {closed}: chown it,"
+        f" or give it to this uid with setfacl -m u:{AGENT_UID}:rwx",
+    )
+    *said, _ = read(agent, "log").splitlines()
+    assert said == [*told]
+    assert read(agent, "out") == "it runs\n"
+    agent.rmdir()
+
+
 def test_the_result_falls_back_to_the_end_of_stdout(shared_daemon: Daemon) -> None:
     agent = shared_daemon.finish("talker", "sh -c 'seq 100000'")
     whole = "".join(f"{n}\n" for n in range(1, 100001))

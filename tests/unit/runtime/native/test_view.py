@@ -423,3 +423,17 @@ def test_too_little_and_too_much_is_refused(change: Callable[[list[str]], list[s
     words = change(orders.words(native("view"), 0, 0, 5, 5, "=", ("sh",)))
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert (done.returncode, done.stderr[:19]) == (125, b"ctxfs: usage: view ")
+
+
+def test_it_says_what_the_agent_may_not_write_in_the_end(tree: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs a directory of somebody else's")
+    os.chown(tree / "sub", 0, 0)
+    view = [
+        *base(), bind(str(tree), "/t"), ("expect", "/t", "t is closed"),
+        ("expect", "/t/sub", "sub is closed"), ("expect", "/usr", "usr is closed"),
+    ]  # fmt: skip
+    done = build(view, "echo it runs >&2")
+    # the report comes to standard error as well
+    said = [line for line in done.stderr.splitlines() if "closed" in line or "runs" in line]
+    assert said == ["sub is closed", "usr is closed", "it runs"]
