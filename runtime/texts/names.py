@@ -177,7 +177,7 @@ def parse_moment(text: str, now: float) -> float:
             raise MalformedError(f"{quote(text)} is not a time: {error}") from None
     else:
         raise MalformedError(
-            f"{quote(text)} is not a time; use a duration such as 30s, or {timestamp(0)}"
+            f"{quote(text)} is not a time; use a duration such as 30s, or 2027-01-31T09:00:00Z"
         )
     if moment <= 0:
         raise MalformedError(f"{quote(text)} is before the year 1970")
