@@ -21,13 +21,14 @@ from client.declaring import (
     option,
 )
 from client.events import ending, exit_status, identity, session_of
-from client.exits import FAILED, NOT_RUNNING, OK, Failure
+from client.exits import FAILED, OK, Failure
 from client.files import BLOCK
 from client.following import Following, Labelled, Named, Tail, allow_descriptors
 from client.loop import Lines, parse_object
 from client.output import STDOUT, complain
 from client.ps import Forest, listed
 from client.root import Root, agent, below, own_name
+from client.sockets import not_running
 
 NAME_STYLES = 6  # in output.STYLES
 LOOK = 1.0  # seconds between two looks for new agents
@@ -210,8 +211,7 @@ def do_attach(root: Root, args: Arguments) -> int:
     name, owner = args.name, agent(args.name)
     status = root.field(name, "status") if root.present(owner) else ""
     if status in ("new", "dead"):
-        message = f"{name} is not running: its status is {status}; see: ctx log {name}"
-        raise Failure(message, NOT_RUNNING)
+        raise not_running(root, name, status)
     session, mode = session_of(root, owner), root.field(name, "mode")
     pumps: list[Labelled | Tail] = [
         Labelled([Tail(root, agent(name, file), STDOUT, BEFORE) for file in ("log", "out")])

@@ -67,6 +67,15 @@ def open_socket(root: Root, path: str) -> Socket:
     return connection
 
 
+def not_running(root: Root, name: str, status: str) -> Failure:
+    """Return the failure to reach an agent in a status, with what to do about it."""
+    remedy = {"new": f"; start it: ctx start {name}", "dead": f"; see: ctx log {name}"}
+    said = f"{name} is not running: its status is {status}{remedy.get(status, '')}"
+    if status == "new" and root.field(name, "mode") == "once":
+        said += f" (a once agent takes no messages: ctx set {name} mode=turn)"
+    return Failure(said, NOT_RUNNING)
+
+
 def connect(root: Root, name: str) -> Socket:
     """Return a connection to an agent; a failure says if it is missing, not running or denied."""
     began = time.time()
@@ -80,8 +89,7 @@ def connect(root: Root, name: str) -> Socket:
                 reason or f"{name}: you may not send messages to it (EACCES)", DENIED
             ) from None
         if number in (errno.ENOENT, errno.ECONNREFUSED) and root.present(agent(name)):
-            status = root.field(name, "status") or "unknown"
-            raise Failure(f"{name} is not running: its status is {status}", NOT_RUNNING) from None
+            raise not_running(root, name, root.field(name, "status") or "unknown") from None
         failure = root.failure(error, agent(name), began)
         raise Failure(str(failure), NOT_RUNNING, failure.number) from None
 

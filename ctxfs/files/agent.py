@@ -90,7 +90,7 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         target=lambda base, agent: str(base.agents.wait_files.path(agent.wait_token)),
         doc="reading it blocks until the agent is dead; by name only, no listing has it"),
     _INBOX,
-    Shown(name="queue", polled=True, generated=True,
+    Shown(name="queue", instead="inbox", polled=True, generated=True,
         render=lambda base, agent, caller: base.agents.messages.lines(agent),
         doc="waiting messages, one JSON object per line"),
     Shown(name="message", polled=True, generated=True, render=_message,
@@ -167,8 +167,8 @@ def _is_unsettled(agent: Agent, row: Row[Agent]) -> bool:
 
 
 LAYOUT: Final[Layout[Agent]] = Layout(
-    number=1, name="agent", rows=ROWS, told=True, find=_find_with_documents, path=_path,
-    agent=_itself, asked=_is_asked, unsettled=_is_unsettled,
+    number=1, name="agent", rows=ROWS, told=True, removable=True, find=_find_with_documents,
+    path=_path, agent=_itself, asked=_is_asked, unsettled=_is_unsettled,
 )  # fmt: skip
 #: links to the directories of children
 CHILD: Final[Layout[Agent]] = Layout(

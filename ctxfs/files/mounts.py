@@ -229,7 +229,7 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         paths=_mount_paths, check_found=_check_mounts, commit_found=_set_mount,
         doc="mount table: SOURCE TARGET ro|rw|hide [OPTIONS]; a SOURCE is a path, shared:SPACE "
         "or home:"),
-    Shown(name="mount.effective", generated=True,
+    Shown(name="mount.effective", instead="mount", generated=True,
         render=lambda base, agent, caller: mounts.render(
             base.agents.authority.effective_mounts(agent)
         ),

@@ -98,6 +98,6 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         checking=_PolicyCheck, commit=_set_policy,
         doc="its authority: allow LABEL CLASS:OBJECT PERM[,PERM...], at most 256 "
         "lines; can be extended only while new"),
-    Shown(name="policy.effective", render=_policy_effective, generated=True,
+    Shown(name="policy.effective", instead="policy", render=_policy_effective, generated=True,
         doc="its policy, as far as its parent's effective policy permits"),
 )

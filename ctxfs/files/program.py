@@ -16,6 +16,8 @@ from runtime.texts import names
 from runtime.texts.names import quote
 
 _CONTEXTS: Final = ("fresh", "fork")
+#: a refusal goes on so
+_LINES: Final = r"""; a line break in it is \n within $'...', as in: sh -c $'date\nls'"""
 _RESTARTS: Final = ("no", "on-failure", "always")
 
 
@@ -103,7 +105,8 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     fields.single("model", "free text for the program; its policy must allow it", _parse_model,
                   shape=shapes.word(_check_model), public=True, guard=fields.BETWEEN_RUNS),
     fields.single("exec", "the program and its arguments, one line, quoted as in bash, without "
-                  "expansions", fields.alone(_check_exec), shape=shapes.word(_check_exec),
+                  "expansions", fields.alone(_check_exec),
+                  shape=shapes.word(_check_exec, hint=_LINES),
                   default="the parent's", guard=fields.BETWEEN_RUNS),
     fields.word("mode", "once, turn or resident", tuple(MODES), "once"),
     fields.word("homedir", "private: HOME is empty at first and goes with the agent; durable: "

@@ -146,7 +146,7 @@ ROWS: Final[tuple[Row[Session], ...]] = (
 
 
 LAYOUT: Final[Layout[Session]] = Layout(
-    number=3, name="session", rows=ROWS, closed=True, asked=only_top,
+    number=3, name="session", rows=ROWS, closed=True, removable=True, asked=only_top,
     find=lambda base, index, row: base.agents.sessions.get(SessionIndex(index)),
     path=lambda base, session: (
         f"home/{session.owner}/agent/{session.agent}/session/{session.name}"

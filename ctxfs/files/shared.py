@@ -68,6 +68,7 @@ LAYOUT: Final[Layout[Space]] = Layout(
     path=lambda base, space: f"shared/{space.name}",
     created=lambda space: space.made,
     owner=lambda space: (space.owner, space.gid),
+    removable=True,
 )  # fmt: skip
 
 

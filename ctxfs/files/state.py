@@ -61,8 +61,8 @@ def _printed(name: str, doc: str) -> Output[Agent]:
 
 
 ROWS: Final[tuple[Row[Agent], ...]] = (
-    Shown(name="status", public=True, polled=True, changed=_since, render=fields.value("status"),
-        doc="new starting ready busy idle paused stopping dead"),
+    Shown(name="status", instead="ctl", public=True, polled=True, changed=_since,
+        render=fields.value("status"), doc="new starting ready busy idle paused stopping dead"),
     Shown(name="outcome", public=True, render=fields.value("outcome"),
         doc="done error cancelled interrupted, once it is dead"),
     Shown(name="reason", render=fields.value("reason"), doc="why, such as exit:3 or operator_stop"),

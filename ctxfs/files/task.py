@@ -162,7 +162,7 @@ ROWS: Final[tuple[Row[Task], ...]] = (
     _single("accepts_input", "0, or 1: input is its standard input", _parse_flag,
             default="0",
             render=lambda base, task, caller: f"{int(accepts_input(base.agents, task))}\n"),
-    Shown(name="status", polled=True,
+    Shown(name="status", instead="ctl", polled=True,
         render=lambda base, task, caller: f"{base.agents.tasks.status(task)}\n",
         doc="queued running cancelling completed failed cancelled interrupted"),
     Shown(name="exit", render=fields.value("exit"), doc="exit:N or signal:N, once it has ended"),

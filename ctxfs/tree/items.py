@@ -91,5 +91,5 @@ def item_layout(
     return ItemLayout(
         number=number, name=name, rows=rows, kind=kind, records=records, find=find,
         path=lambda base, item: f"agent/{agent_with(base, item).name}.d/{name}/{item.name}",
-        agent=agent_with, created=lambda item: item.created,
+        agent=agent_with, created=lambda item: item.created, removable=True,
     )  # fmt: skip

@@ -37,7 +37,8 @@ class Layout(Generic[_O]):
     A name is looked up for each caller if it is ``asked`` for: not all may see it, and nothing
     above it hides it already. One that is ``unsettled`` may still become such a name. In a
     ``closed`` layout a caller finds only what it may read. When a control of a ``told`` layout is
-    written, that is an event of its agent.
+    written, that is an event of its agent. The object of a ``removable`` one goes by
+    rmdir(2) of its directory, with all that is there by itself.
     """
 
     number: int
@@ -52,6 +53,7 @@ class Layout(Generic[_O]):
     unsettled: Callable[[_O, Row[_O]], bool] = lambda obj, row: False
     closed: bool = False
     told: bool = False
+    removable: bool = False
 
     # rows
 

@@ -17,7 +17,7 @@ from ctxfs.tree.nodes import Attributes, Node
 from ctxfs.tree.rows import Control, Inlet, Kind, PathControl, Rendered
 from runtime.authority.guard import Act
 from runtime.caller import NOBODY, Caller, Role
-from runtime.errors import DeniedError, MissingError
+from runtime.errors import DeniedError, ForbiddenError, MissingError
 from runtime.ids import Incarnation
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
@@ -54,6 +54,13 @@ class Member(Node, Generic[_O]):
     @property
     def path(self) -> str:
         return self.layout.path_of(self.base, self.obj, self.row)
+
+    @property
+    def instead(self) -> str:
+        row, where = self.row, self.path
+        if row.kind is not Kind.DIRECTORY:
+            where = where.rpartition("/")[0]
+        return f": use {where}/{row.instead}" if row.instead else ""
 
     @property
     def agent(self) -> Agent | None:
@@ -193,6 +200,8 @@ class Member(Node, Generic[_O]):
         """
         row, guard, agent = self.row, self.row.guard, self.agent
         agents = self.base.agents
+        if not guard.who:
+            raise ForbiddenError(f"{row.name} cannot be written{self.instead}")
         guard.check_who(Act.WRITE, row.name, agents, self.roles(caller), agent)
         if agent is not None:
             guard.check_when(Act.WRITE, row.name, agent)

@@ -340,11 +340,14 @@ class Node:
     def mknod(self, call: Call, name: str, mode: int) -> Node:
         raise self.unmakable("nodes")
 
+    def unremovable(self, name: str) -> ForbiddenError:
+        return ForbiddenError(f"{self.shown(name)} cannot be removed from {self.path or '/'}")
+
     def rmdir(self, call: Call, name: str) -> None:
-        raise ForbiddenError(f"{self.shown(name)} cannot be removed from {self.path or '/'}")
+        raise self.unremovable(name)
 
     def unlink(self, call: Call, name: str) -> None:
-        raise ForbiddenError(f"{self.shown(name)} cannot be removed from {self.path or '/'}")
+        raise self.unremovable(name)
 
     def rename(self, call: Call, name: str, target: Node, new_name: str, flags: int = 0) -> None:
         """With the flags of renameat2(2)."""

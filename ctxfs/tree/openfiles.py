@@ -340,10 +340,12 @@ class OpenControl(OpenRow[_O]):
         if end < 0:
             end = staged.rfind(b"\n", begin)
             self._check_length(len(staged) - max(begin, end + 1))
+        row = self._row
+        if row.single and b"\n" in staged.removesuffix(b"\n"):
+            hint = row.shape.hint if row.shape is not None else ""
+            raise MalformedError(f"{row.name} takes one value, on one line{hint}")
         if end < 0:
             return
-        if self._row.single and staged.count(b"\n") > 1:
-            raise MalformedError(f"{self.node.row.name} takes one value, on one line")
         if self._row.first and begin > 0:
             return
         if self._row.checking is not None:

@@ -149,10 +149,6 @@ class DirectoryNode(RowNode[_O]):
 
     # making and removing
 
-    @property
-    def instead(self) -> str:
-        return f": use {self.path}/{self.row.instead}" if self.row.instead else ""
-
     def mkdir(self, call: Call, name: str, mode: int) -> Node:
         making = self.row.make
         if making is None:
@@ -170,6 +166,13 @@ class DirectoryNode(RowNode[_O]):
                 f"{quote(self.shown(name))}: no such file in {self.path}; it may have been used"
             )
         return super().create(call, name, mode, flags)
+
+    def unremovable(self, name: str) -> ForbiddenError:
+        """It goes with the directory of its object, if that can be removed."""
+        if not self.layout.removable:
+            return super().unremovable(name)
+        whole = self.layout.path(self.base, self.obj)
+        return ForbiddenError(f"{name} cannot be removed alone: rmdir {whole} removes all of it")
 
     def rmdir(self, call: Call, name: str) -> None:
         if self.row.remove is None:

@@ -85,7 +85,8 @@ class Row(Generic[_O]):
     only. The kernel may keep a name that is ``kept``;
     a name is not if only some callers see it, or if it goes soon. All may read ``public``
     rows of a public agent; the roles in ``read`` may read the others. The ``guard`` says who
-    may write, and when. A row shows the field of its name, and those in ``depends``.
+    may write, and when. A row shows the field of its name, and those in ``depends``. Where
+    nothing can be written, or made, ``instead`` is the name beside it, or below it, where it can.
     """
 
     kind: ClassVar[Kind] = Kind.FILE
@@ -101,6 +102,7 @@ class Row(Generic[_O]):
     public: bool = False
     read: Role = INSIDERS
     depends: tuple[str, ...] = ()
+    instead: str = ""
     guard: Guard[_O] = field(default=NEVER, init=False)
     #: it changes by itself, so that attributes are never kept; poll(2) tells of changes
     volatile: bool = field(default=False, init=False)
@@ -184,8 +186,7 @@ class Directory(Row[_O]):
 
     ``receive`` takes files that are renamed into it. ``bind`` finds the socket that the
     binder makes in it by another name. As a ``folder`` it is one of real files. No reason shows
-    a name in a ``secret`` one. Where nothing can be made, ``instead`` is the name below it where
-    it can.
+    a name in a ``secret`` one.
     """
 
     kind: ClassVar[Kind] = Kind.DIRECTORY
@@ -201,7 +202,6 @@ class Directory(Row[_O]):
     bind: Callable[[Base, _O, str], Node | None] | None = None
     folder: FolderRow[Any] | None = None
     secret: bool = False
-    instead: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

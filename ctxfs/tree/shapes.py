@@ -10,6 +10,7 @@ import grp
 import pwd
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from runtime.errors import MalformedError
@@ -33,25 +34,30 @@ def _unchecked(line: str, label: str) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """``schema`` is the JSON schema of a value, and ``lines`` says one that satisfies it, or
-    raises ``MalformedError``. Without ``lined`` it is one text, newlines and all."""
+    raises ``MalformedError``. Without ``lined`` it is one text, newlines and all. ``hint`` tells
+    how a value that is one line says a line break."""
 
     form: str
     schema: Schema
     lines: Callable[[Any], Lines]
     check: Check = _unchecked
     lined: bool = True
+    hint: str = ""
 
 
-def _word(value: Any) -> Lines:
+def _word(value: Any, hint: str = "") -> Lines:
     text = str(value).removesuffix("\n")
     if "\n" in text:
-        raise MalformedError("write one value, on one line")
+        raise MalformedError(f"write one value, on one line{hint}")
     return [((), text)]
 
 
-def word(check: Check = _unchecked, **schema: Any) -> Shape:
+def word(check: Check = _unchecked, hint: str = "", **schema: Any) -> Shape:
     """One value on one line."""
-    return Shape(form="word", schema={"type": "string", **schema}, lines=_word, check=check)
+    return Shape(
+        form="word", schema={"type": "string", **schema}, lines=partial(_word, hint=hint),
+        check=check, hint=hint,
+    )  # fmt: skip
 
 
 def choice(choices: Collection[str]) -> Shape:

@@ -24,7 +24,7 @@ from typing import Final, Generic, Never, TypeVar
 
 from runtime.authority.facts import Facts
 from runtime.caller import Caller, Role
-from runtime.errors import CtxError, DeniedError, ForbiddenError, WrongStateError
+from runtime.errors import CtxError, DeniedError, WrongStateError
 from runtime.records.lifecycle import AGENT_MOVES, Cue, Status
 from runtime.records.model import Agent
 from runtime.texts.names import quote
@@ -120,10 +120,8 @@ class Guard(Generic[_O_contra]):
     def check_who(
         self, act: Act, what: str, facts: Facts, roles: Role, agent: Agent | None
     ) -> None:
-        """``ForbiddenError`` if nobody may, ``DeniedError`` if these may not."""
-        infinitive, participle = act.value
-        if not self.who:
-            raise ForbiddenError(f"{what} cannot be {participle}")
+        """``DeniedError`` if these may not."""
+        infinitive, _ = act.value
         wanted = self.wanted(facts, agent)
         if not roles & wanted:
             raise DeniedError(f"the caller may not {infinitive} {what}; {said(wanted)} may")
@@ -137,7 +135,16 @@ class Guard(Generic[_O_contra]):
         _, participle = act.value
         raise WrongStateError(
             f"{what} can be {participle} {times(self.when)}; {quote(agent.name)} is {agent.status}"
+            f"{self._remedy(agent.status)}"
         )
+
+    def _remedy(self, status: Status) -> str:
+        """How an agent that has ended, or not begun, gets into a status that does."""
+        if status is Status.NEW:
+            return ": start it first"
+        if status is Status.DEAD:
+            return ": reset it first" if Status.NEW in self.when else ": reset and start it first"
+        return ""
 
     def check_object(self, facts: Facts, caller: Caller, obj: _O_contra) -> None:
         """The error of the first thing that stands in the way."""

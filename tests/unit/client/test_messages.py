@@ -89,7 +89,16 @@ def test_ctrl_c_cancels_the_message(root: FakeRoot, spawned: Any) -> None:
 
 def test_not_running(root: FakeRoot, run: Run) -> None:
     root.agent("x", status="dead")
-    assert run("send", "x", "hi")[::2] == (69, "ctx: x is not running: its status is dead\n")
+    dead = "ctx: x is not running: its status is dead; see: ctx log x\n"
+    assert run("send", "x", "hi")[::2] == (69, dead)
+    root.agent("z", status="new", mode="turn")
+    new = "ctx: z is not running: its status is new; start it: ctx start z"
+    assert run("send", "z", "hi")[::2] == (69, f"{new}\n")
+    root.agent("once", status="new", mode="once")
+    once = "ctx: once is not running: its status is new; start it: ctx start once"
+    once += " (a once agent takes no messages: ctx set once mode=turn)\n"
+    assert run("send", "once", "hi")[::2] == (69, once)
+    assert run("attach", "once")[::2] == (69, once)
     assert run("send", "y", "hi")[::2] == (69, 'ctx: no agent "y"\n')
 
 
