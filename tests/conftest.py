@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from hypothesis import settings
 
 from runtime.kernel import linux
+from runtime.records.spaces import Spaces
+from runtime.records.store import Store
 from tests.worlds.daemon import MARK, REMOVALS, Daemon, begun, running, sampled
 from tests.worlds.membership import WATCH
 from tests.worlds.preloaded import PRELOADED
@@ -126,6 +129,13 @@ def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
     """Records: agents over a store, without processes or a mount."""
     with world_in(tmp_path, **_settings(request.node)) as made:
         yield made
+
+
+@pytest.fixture
+def spaces(tmp_path: Path) -> Iterator[Spaces]:
+    """The durable trees of a store that has nothing else."""
+    with closing(Store(tmp_path / "ctxfs.db")) as store:
+        yield Spaces(store)
 
 
 @pytest.fixture

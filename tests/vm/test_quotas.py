@@ -16,7 +16,6 @@ from runtime.authority.disk import Disk
 from runtime.kernel.quotas import Quotas, are_enforced
 from runtime.kernel.rooms import Rooms
 from runtime.records.spaces import Spaces
-from runtime.records.store import Store
 from tests.worlds.natives import measure_all
 
 OWNER = 4000
@@ -70,7 +69,7 @@ def fill(path: Path) -> int:
 
 
 def test_the_kernel_bounds_trees_by_what_the_account_has_left(
-    state: Path, tmp_path: Path
+    state: Path, spaces: Spaces
 ) -> None:
     assert are_enforced(state)
     home, agents = state / f"tree/home/{OWNER}", state / f"tree/agent/{OWNER}/coder"
@@ -81,8 +80,7 @@ def test_the_kernel_bounds_trees_by_what_the_account_has_left(
     (home / "below" / "old").write_bytes(bytes(4 * MIB))
     disk = Disk(
         Accounts(dict.fromkeys(Resource, LIMIT)), state, Rooms(state),
-        Spaces(Store(tmp_path / "ctxfs.db")), lambda names: {}, lambda: {},
-        lambda caller: Payer(caller.uid),
+        spaces, lambda names: {}, lambda: {}, lambda caller: Payer(caller.uid),
     )  # fmt: skip
     disk.quotas = Quotas(state, 1000, 10)
     disk.note(OWNER, 2 * MIB)  # a message, say

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def call(
 
 def rows(desk: Desk, table: str) -> list[Any]:
     path = desk.mounted.world.state / "ctxfs.db"
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db:
         return db.execute(f"SELECT * FROM {table} ORDER BY idx").fetchall()
 
 
@@ -314,7 +315,7 @@ def test_what_makes_room_ends_or_removes() -> None:
 
 def test_answers_of_agents_that_are_gone_are_dropped_at_the_start(desk: Desk) -> None:
     call(desk, "WorkFocus", {"id": None})
-    with sqlite3.connect(desk.mounted.world.state / "ctxfs.db") as db:
+    with closing(sqlite3.connect(desk.mounted.world.state / "ctxfs.db")) as db, db:
         db.execute("UPDATE answers SET caller='nobody'")
     agents = desk.mounted.world.reopen()
     assert isinstance(agents.answers, Answers)

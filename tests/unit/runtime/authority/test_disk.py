@@ -19,7 +19,6 @@ from runtime.errors import QuotaError
 from runtime.kernel.rooms import Rooms
 from runtime.records.model import Agent
 from runtime.records.spaces import Spaces
-from runtime.records.store import Store
 from tests.worlds.held import held
 from tests.worlds.natives import measure_all, walker_of
 from tests.worlds.records import World, inside, operator, rmdir, world_in
@@ -38,12 +37,11 @@ def _payer(caller: Caller) -> Payer:
 
 
 def disk_in(
-    path: Path, limit: int = 100 * SIZE, *, stored: bool = False,
-    spaces: Spaces | None = None,
+    path: Path, spaces: Spaces, limit: int = 100 * SIZE, *, stored: bool = False
 ) -> Disk:
     accounts = Accounts(dict.fromkeys(Resource, limit))
     return Disk(
-        accounts, path, Rooms(path), spaces or Spaces(Store(path / "ctxfs.db")),
+        accounts, path, Rooms(path), spaces,
         lambda names: {"abc": (OWNER, "coder")} if "abc" in names else {},
         lambda: {(OWNER, "newer"): (3, 100)} if stored else {}, _payer,
     )
@@ -57,14 +55,16 @@ def use(disk: Disk, owner: int = OWNER) -> int:
     return disk._accounts.use(owner, Resource.DISK)
 
 
-def test_what_has_no_files_counts_as_well(tmp_path: Path) -> None:
-    disk = disk_in(tmp_path, stored=True)
+def test_what_has_no_files_counts_as_well(tmp_path: Path, spaces: Spaces) -> None:
+    disk = disk_in(tmp_path, spaces, stored=True)
     measure(disk, tmp_path)
     assert use(disk) == 3 * INCARNATION_SIZE + 100
 
 
-def test_what_is_open_without_a_name_counts_until_it_is_closed(tmp_path: Path) -> None:
-    disk, unnamed = disk_in(tmp_path), {OWNER: 5 * SIZE}
+def test_what_is_open_without_a_name_counts_until_it_is_closed(
+    tmp_path: Path, spaces: Spaces
+) -> None:
+    disk, unnamed = disk_in(tmp_path, spaces), {OWNER: 5 * SIZE}
     disk.unnamed = lambda: unnamed
     disk.note(OWNER, 5 * SIZE)  # as it was written
     for _ in range(2):
@@ -75,15 +75,14 @@ def test_what_is_open_without_a_name_counts_until_it_is_closed(tmp_path: Path) -
     assert use(disk) == 0
 
 
-def test_what_is_below_the_state_is_its_owners(tmp_path: Path) -> None:
+def test_what_is_below_the_state_is_its_owners(tmp_path: Path, spaces: Spaces) -> None:
     write(tmp_path / "agent/abc/out/1")
     write(tmp_path / f"tree/home/{OWNER}/file")
     write(tmp_path / f"home/{OWNER}/agent/coder/default/events.jsonl")
     write(tmp_path / "tree/home/1001/file")
     write(tmp_path / "tree/space/space/space/file")
-    spaces = Spaces(Store(tmp_path / "ctxfs.db"))
     space = spaces.adopt("space", 1002)
-    disk = disk_in(tmp_path, spaces=spaces)
+    disk = disk_in(tmp_path, spaces)
     measure(disk, tmp_path)
     assert 3 * SIZE <= use(disk) < 4 * SIZE
     assert SIZE <= use(disk, 1001) < 2 * SIZE
@@ -93,8 +92,8 @@ def test_what_is_below_the_state_is_its_owners(tmp_path: Path) -> None:
         disk.check(OWNER, 100 * SIZE)
 
 
-def test_what_was_written_counts_until_it_is_measured(tmp_path: Path) -> None:
-    disk = disk_in(tmp_path)
+def test_what_was_written_counts_until_it_is_measured(tmp_path: Path, spaces: Spaces) -> None:
+    disk = disk_in(tmp_path, spaces)
     disk.note(OWNER, 50 * SIZE)
     with pytest.raises(QuotaError, match="owner_disk_max"):
         disk.check(OWNER, 41 * SIZE)
@@ -111,9 +110,13 @@ def test_what_was_written_counts_until_it_is_measured(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["_incarnations", "_stored"])
 def test_what_counted_goes_on_to_count_while_the_store_cannot_be_read(
-    tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    spaces: Spaces,
+    broken: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    disk = disk_in(tmp_path, stored=True)
+    disk = disk_in(tmp_path, spaces, stored=True)
     write(tmp_path / f"tree/home/{OWNER}/file")
     measure(disk, tmp_path)
     measured = use(disk)
@@ -133,13 +136,13 @@ def test_what_counted_goes_on_to_count_while_the_store_cannot_be_read(
 
 @pytest.mark.skipif(os.getuid() != 0, reason="userfaultfd(2) for what the kernel writes, as root")
 def test_who_holds_up_a_measure_holds_up_no_other_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, spaces: Spaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runtime.kernel.walker._SECONDS", 1.0)
     for owner in (OWNER, OWNER + 1):
         write(tmp_path / f"tree/home/{owner}/file")
     write(tmp_path / f"home/{OWNER}/agent/coder/file")
-    disk = disk_in(tmp_path)
+    disk = disk_in(tmp_path, spaces)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -208,8 +211,8 @@ def keep(rooms: Path, size: int) -> None:
     (rooms / str(OWNER)).write_bytes(struct.pack("=Qqq", 1, kept + size, most))
 
 
-def test_monitors_share_the_room_of_their_owner(tmp_path: Path) -> None:
-    disk = disk_in(tmp_path)
+def test_monitors_share_the_room_of_their_owner(tmp_path: Path, spaces: Spaces) -> None:
+    disk = disk_in(tmp_path, spaces)
     disk.note(OWNER, 40 * SIZE)
     disk.output(OWNER)
     assert counted(tmp_path) == (0, 50 * SIZE)
@@ -223,11 +226,11 @@ def test_monitors_share_the_room_of_their_owner(tmp_path: Path) -> None:
     assert counted(tmp_path) == (20 * SIZE, 80 * SIZE)
 
 
-def test_a_daemon_gives_no_room_before_it_has_measured(tmp_path: Path) -> None:
-    first = disk_in(tmp_path)
+def test_a_daemon_gives_no_room_before_it_has_measured(tmp_path: Path, spaces: Spaces) -> None:
+    first = disk_in(tmp_path, spaces)
     first.output(OWNER)
     keep(tmp_path, 70 * SIZE)
-    next_one = disk_in(tmp_path)
+    next_one = disk_in(tmp_path, spaces)
     next_one.output(OWNER)
     assert counted(tmp_path) == (70 * SIZE, 90 * SIZE)
     write(tmp_path / f"tree/home/{OWNER}/file", 30 * SIZE)
@@ -238,11 +241,11 @@ def test_a_daemon_gives_no_room_before_it_has_measured(tmp_path: Path) -> None:
     assert most - kept <= 60 * SIZE
 
 
-def test_a_tenth_of_what_the_filesystem_has_left_is_roots(tmp_path: Path) -> None:
+def test_a_tenth_of_what_the_filesystem_has_left_is_roots(tmp_path: Path, spaces: Spaces) -> None:
     """Two owners, each below its own limit, cannot fill it together."""
     free = os.statvfs(tmp_path)
     there = free.f_bavail * free.f_frsize
-    disk = disk_in(tmp_path, limit=there)
+    disk = disk_in(tmp_path, spaces, limit=there)
     write(tmp_path / "agent" / "abc" / "file")
     measure(disk, tmp_path)
     part = int(there * 0.6)

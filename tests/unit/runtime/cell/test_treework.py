@@ -11,17 +11,16 @@ from runtime.cell.cell import Places, native
 from runtime.cell.treework import Trees
 from runtime.records.model import SpaceState
 from runtime.records.spaces import Spaces
-from runtime.records.store import Store
 from tests.worlds.natives import Children
 
 
-def test_the_disk_is_told_of_each_new_tree(tmp_path: Path) -> None:
+def test_the_disk_is_told_of_each_new_tree(tmp_path: Path, spaces: Spaces) -> None:
     """So that it joins its owner's project before much is in it."""
     places = Places(mount=Path("/ctx"), state=tmp_path, runtime=tmp_path / "run")
     places.trees.mkdir()
     places.runtime.mkdir()
     places.tree.symlink_to(places.trees)
-    spaces, told = Spaces(Store(tmp_path / "ctxfs.db")), list[int]()
+    told = list[int]()
     trees = Trees(places, native("tree"), Children(), spaces, told.append)
     uid, gid = os.getuid(), os.getgid()
     space = spaces.add("data", owner=uid, gid=gid, mode=0o700)
