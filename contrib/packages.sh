@@ -17,6 +17,7 @@ python:include           python3-dev       build  pyfuse3
 command:git              git               tests  and the demo
 command:bwrap            bubblewrap        tests  and a reference for benchmarks
 command:setpriv          util-linux        tests
+command:ps               procps            tests  and the examples of man pages
 command:mandoc           mandoc            tests  the man page lint
 command:shellcheck       shellcheck        tests  the lint of scripts
 command:tmux             tmux              tests  ctx top

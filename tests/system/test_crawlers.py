@@ -43,6 +43,9 @@ HARMLESS: Final = (
     "Resource temporarily unavailable",
 )
 
+# of a program that is missing the run tells at its end, and goes on with the others
+pytestmark = pytest.mark.filterwarnings("default:not tried")
+
 
 @pytest.fixture(scope="module")
 def crawled(shared_daemon: Daemon) -> Iterator[Path]:
