@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections import deque
 
 from client.declaring import duration
 from client.exits import Failure
@@ -129,7 +128,7 @@ class Calls:
         self.loop = loop
         self.root = root
         self.path = path
-        self.waiting: deque[Call] = deque()  # for a connection that has room
+        self.waiting: list[Call] = []  # for a connection that has room
         self.links: list[Carrier] = []
 
     def add(self, call: Call) -> None:
@@ -146,7 +145,7 @@ class Calls:
     def distribute(self) -> None:
         """Give the calls that wait to connections, as far as these have room."""
         while self.waiting and (link := self.link_for(self.waiting[0])):
-            link.carry(self.waiting.popleft())
+            link.carry(self.waiting.pop(0))
 
     def link_for(self, call: Call) -> Carrier | None:
         """Return a connection that has room for a call, None if there is none now."""
@@ -189,7 +188,7 @@ class Calls:
         self.drop(link)
         for call in reversed(link.calls.values()):
             call.link, call.alone = None, True
-            self.waiting.appendleft(call)
+            self.waiting.insert(0, call)
         self.distribute()
 
     def rest(self, link: Carrier) -> None:

@@ -10,7 +10,7 @@ import sys
 from client.declaring import DECLARED, Arguments, Command
 from client.exits import Failure, Misuse
 from client.output import STDERR, STDOUT
-from client.types import ArgumentParser, Iterable, Sequence
+from client.types import Any, ArgumentParser, Iterable, Sequence
 from client.words import VERBS
 
 #: the module of each command by the first word of its name, by chapter, in the order of help
@@ -144,24 +144,70 @@ def parser_for(command: Command) -> ArgumentParser:
     return parser
 
 
-def arguments_without_words(command: Command) -> Arguments | None:
-    """Return the arguments of a command with no words after it; None where argparse has to look.
+#: the name of the value of an argument, and what else is declared of it
+Declared = tuple[str, dict[str, Any]]
 
-    Importing argparse takes a tenth of the start of this program.
+
+def destination(flags: Sequence[str], options: dict[str, Any]) -> str:
+    """Return the name of the value of an argument."""
+    return str(options.get("dest") or flags[-1].lstrip("-").replace("-", "_"))
+
+
+def plain_arguments(command: Command, words: Sequence[str]) -> Arguments | None:
+    """Return the arguments that `words` give; None where argparse has to look.
+
+    This knows options by their whole names, and their values as words of their own or after `=`.
+    argparse knows the rest, says what is wrong, and takes a third of a start to import.
     """
-    args = Arguments()
-    for flags, options in command.arguments:
-        default = options.get("default")
-        if isinstance(default, str) or options.get("required") or "dest" in options:
+    args, options, operands = Arguments(), dict[str, Declared](), list[Declared]()
+    for flags, more in command.arguments:
+        name = destination(flags, more)
+        if not flags[0].startswith("-"):
+            operands.append((name, more))
+        elif more.get("required") or isinstance(more.get("default"), str):
             return None
-        if options.get("action") == "store_true":
-            default = False
-        elif not flags[0].startswith("-"):
-            if options.get("nargs") not in ("?", "*"):
-                return None
-            default = [] if options["nargs"] == "*" else default
-        setattr(args, flags[-1].lstrip("-").replace("-", "_"), default)
-    return args
+        else:
+            default = more.get("default")
+            setattr(args, name, False if more.get("action") == "store_true" else default)
+            options |= dict.fromkeys(flags, (name, more))
+    plain = []
+    left = iter(words)
+    for word in left:
+        if not word.startswith("-") or word == "-":
+            plain.append(word)
+            continue
+        flag, equals, value = word.partition("=")
+        name, more = options.get(flag, ("", {}))
+        action = more.get("action", "")
+        if action == "store_true" and not equals:
+            setattr(args, name, True)
+            continue
+        value = value if equals else next(left, "--")
+        is_flag = value.startswith("-") and value != "-" and not equals
+        if is_flag or not name or action not in ("", "append"):
+            return None
+        if value not in more.get("choices", (value,)):
+            return None
+        given = more.get("type", str)(value)
+        setattr(args, name, [*getattr(args, name), given] if action else given)
+    return args if take_operands(args, operands, plain) else None
+
+
+def take_operands(args: Arguments, operands: Sequence[Declared], words: Sequence[str]) -> bool:
+    """Give words to operands, as many as each takes and the next ones leave; return whether there
+    are enough, all may be given, and none is left."""
+    kinds = [more.get("nargs", "") for _, more in operands]
+    spare = len(words) - sum(kind in ("", "+") for kind in kinds)
+    at = 0
+    for (name, more), kind in zip(operands, kinds, strict=True):
+        optional = max(0, min(spare, 1) if kind == "?" else spare if kind else 0)
+        end = at + (kind in ("", "+")) + optional
+        taken = list(words[at:end])
+        if not set(taken) <= set(more.get("choices", taken)):
+            return False
+        setattr(args, name, taken if kind in ("*", "+") else taken[0] if taken else None)
+        at, spare = end, spare - optional
+    return spare == 0
 
 
 def parse_options(argv: Sequence[str]) -> tuple[str, list[str]]:
@@ -185,7 +231,7 @@ def parse_command(words: list[str]) -> tuple[Command, Arguments]:
     if command.rest and "--" in words:  # argparse would parse the words after it
         split = words.index("--")
         words, rest = words[:split], words[split + 1 :]
-    args = arguments_without_words(command) if not words else None
+    args = plain_arguments(command, words)
     if args is None:
         args = parser_for(command).parse_intermixed_args(words, Arguments())
     first, _, second = command.name.partition(" ")

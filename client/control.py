@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # signal itself takes a millisecond to import
 import errno
 
 from client.exits import FAILED, OK, USAGE, Failure, Misuse
@@ -27,10 +28,6 @@ def catch_interrupts(action: Callable[[int], None]) -> Callable[[], object]:
     Unlike KeyboardInterrupt, this loses no data that is being copied.
     """
     # what `control` needs, before a signal can cut its import off
-    import json  # noqa: F401
-    import signal
-    import socket  # noqa: F401
-
     import client.sockets  # noqa: F401
 
     count = 0
@@ -40,8 +37,8 @@ def catch_interrupts(action: Callable[[int], None]) -> Callable[[], object]:
         count += 1
         action(count)
 
-    previous = signal.signal(signal.SIGINT, handle)
-    return lambda: signal.signal(signal.SIGINT, previous)
+    previous = _signal.signal(_signal.SIGINT, handle)
+    return lambda: _signal.signal(_signal.SIGINT, previous)
 
 
 def interrupt(root: Root, owner: str, count: int) -> None:

@@ -8,6 +8,7 @@ from client.declaring import FOLLOW, LISTING, OWN, Arguments, command
 from client.exits import CANNOT_START, FAILED, INTERRUPTED, OK, OUT_OF_MEMORY, TIMED_OUT, Failure
 from client.files import BLOCK, Opened, first_line
 from client.following import Tail, follow
+from client.jsontext import dumps
 from client.loop import parse_object
 from client.output import STDOUT, Part, decode
 from client.root import Root, agent, label, own_name
@@ -52,8 +53,6 @@ def block_for(histories: int) -> int:
 
 def show_event(event: dict[str, Any]) -> list[Part]:
     """Return an event as one readable line."""
-    import json
-
     parts: list[Part] = [
         (str(event.get("ts", "-")), "faint"),
         " ",
@@ -61,7 +60,7 @@ def show_event(event: dict[str, Any]) -> list[Part]:
     ]
     for key, value in event.items():
         if key not in ("id", "ts", "type"):
-            text = value if isinstance(value, str) else json.dumps(value)
+            text = value if isinstance(value, str) else dumps(value)
             parts += [f" {key}=", (text, text if key in ("status", "outcome") else "")]
     return parts
 

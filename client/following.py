@@ -128,12 +128,13 @@ Pumps = Sequence[Tail | Labelled]
 
 def allow_descriptors() -> None:
     """Let this process have as many descriptors as it may: each agent takes a few."""
-    import contextlib
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
+    try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    except (OSError, ValueError):
+        return
 
 
 def open_wait(root: Root, owner: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from client.exits import Failure
+from client.jsontext import loads
 from client.loop import LINE_MAX, Lines, Loop, encode
 from client.types import Any, Callable, TypeGuard
 
@@ -33,10 +34,8 @@ def parse(line: bytes) -> object:
 
     What it returns can be said again, as a part of another line.
     """
-    import json
-
     try:
-        found = json.loads(line.decode(), parse_constant=refuse_constant, parse_float=finite)
+        found: object = loads(line.decode(), parse_constant=refuse_constant, parse_float=finite)
     except RecursionError:
         raise ValueError("nested too deep") from None
     if line.count(b"[") + line.count(b"{") > DEPTH_MAX:  # perhaps in a string, or side by side

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from client.jsontext import dumps, loads
 from client.types import Any, Callable
 
 BLOCK = 1 << 16
@@ -21,17 +22,13 @@ POLLIN, POLLPRI, POLLOUT = 1, 2, 4  # of poll(2); select is imported where it is
 
 def encode(value: object) -> bytes:
     """Return one line of JSON; half of a surrogate pair is escaped, as JSON can have it."""
-    import json
-
-    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+    return dumps(value).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def parse_object(line: bytes) -> dict[str, Any] | None:
     """Return what a line of JSON says; None if that is no object."""
-    import json
-
     try:
-        found = json.loads(line)
+        found = loads(line.decode()) if line else None
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

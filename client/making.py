@@ -39,19 +39,18 @@ def mount_line(text: str) -> str:
 
 def command_of(words: Sequence[str]) -> str:
     """Return words of a command as a part of an `exec` line."""
-    import shlex
-
-    return " ".join(escaped(word) or shlex.quote(word) for word in words)
+    return " ".join(map(quoted, words))
 
 
-def escaped(word: str) -> str:
-    """Return a word as $'...' if only that can hold it on a line of text, else nothing."""
+def quoted(word: str) -> str:
+    """Return a word as in sh(1), or as $'...' if only that can hold it on a line of text."""
 
     def special(char: str) -> bool:
         return char < " " or "\udc80" <= char <= "\udcff"  # a byte that is not UTF-8
 
     if not any(map(special, word)):
-        return ""
+        plain = word.isascii() and all(char.isalnum() or char in "-@%_+=:,./" for char in word)
+        return word if word and plain else "'" + word.replace("'", "'\"'\"'") + "'"
     shown = word.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
     shown = "".join(f"\\x{ord(char) & 255:02x}" if special(char) else char for char in shown)
     return f"$'{shown}'"

@@ -22,6 +22,7 @@ from client.jsonrpc import (
     Refused,
     is_id,
 )
+from client.jsontext import loads
 from client.links import LOST_MAX, RETRY_MAX, Frame
 from client.loop import POLLPRI, Loop, encode
 from client.output import decode, escape
@@ -82,8 +83,6 @@ def is_name(name: object) -> TypeGuard[str]:
 
 def read_tool(root: Root, name: str) -> Object | None:
     """Return a tool as clients see it; None if it is not the caller's any more."""
-    import json
-
     files = ("description", "schema", "output_schema")
     texts = readable(lambda: [root.read(tool(name, file)) for file in files], list[bytes]())
     if not texts:
@@ -91,8 +90,8 @@ def read_tool(root: Root, name: str) -> Object | None:
     shown: Object = {
         "name": name,
         "description": decode(texts[0]).rstrip("\n"),
-        "inputSchema": json.loads(texts[1]),
-        "outputSchema": json.loads(texts[2]),
+        "inputSchema": loads(texts[1].decode()),
+        "outputSchema": loads(texts[2].decode()),
     }
     if name in TOOLS:
         shown["annotations"] = {hint: name in names for hint, names in HINTS.items()}

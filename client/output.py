@@ -179,10 +179,10 @@ STDERR = Output(2)
 
 def complain(message: str) -> None:
     """Print a line on standard error, if somebody can read it there."""
-    import contextlib
-
-    with contextlib.suppress(OSError):
+    try:
         STDERR.lines([f"ctx: {message}"])
+    except OSError:
+        return
 
 
 # tables

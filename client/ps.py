@@ -8,6 +8,7 @@ import time
 from client.declaring import LISTING, Arguments, command, flag, operand
 from client.exits import Misuse
 from client.files import timestamp
+from client.jsontext import loads
 from client.output import STDOUT, Part, age, as_json, headed, show, show_rows, show_table, size
 from client.root import Root, agent, own_agent
 from client.types import Any, Callable, Item, Iterator, Result, Sequence
@@ -25,6 +26,8 @@ def abreast(function: Callable[[Item], Result], items: Sequence[Item]) -> list[R
 
     This is `map` of ThreadPoolExecutor, whose import takes longer than the whole `ps`.
     """
+    if len(items) < 2:
+        return [*map(function, items)]
     import threading
 
     results: dict[int, Result] = {}
@@ -55,11 +58,10 @@ def listed(root: Root) -> Iterator[list[dict[str, Any]]]:
     memory costs more than parsing.
     """
     import gc
-    import json
 
     gc.disable()  # it would look at all rows again and again
     for lines in root.lines("agents"):
-        rows: list[dict[str, Any]] = json.loads("[" + lines.replace("\n", ",") + "]")
+        rows: list[dict[str, Any]] = loads("[" + lines.replace("\n", ",") + "]")
         for row in rows:
             if "run" not in row:
                 row.update({key: row.get(key, "") for key in ("reason", "run", "supervisor")})
@@ -94,10 +96,8 @@ def cells(row: dict[str, Any], now: float) -> tuple[str, ...]:
 
 def processes(root: Root, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the processes of agents and of all that they own."""
-    import json
-
-    lines = b"".join(root.read(agent(name, "processes")) for name in names).splitlines()
-    return [json.loads(line) for line in lines]
+    lines = b"".join(root.read(agent(name, "processes")) for name in names).decode().splitlines()
+    return [loads(line) for line in lines]
 
 
 def show_processes(root: Root, args: Arguments) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import _socket  # socket itself takes as long to import as all of this program
 import errno
 import os
+import sys
 import time
 
 from client.exits import DENIED, FAILED, NOT_RUNNING, Failure
 from client.files import BLOCK
 from client.following import TICK
-from client.loop import POLLPRI, Loop, encode, parse_object
+from client.loop import POLLPRI, Lines, Loop, encode, parse_object
 from client.root import DEFAULT_ROOT, Root, agent, label, own_agent
-from client.types import Any, Iterator, Socket
+from client.types import Any, Iterator
 
 TYPE = "fuse.ctxfs"  # of the filesystem, as the kernel tells
 NO_ANSWER = "the daemon did not answer"
@@ -21,6 +23,16 @@ MESSAGE_CODES = {
     **dict.fromkeys(("EACCES", "EPERM"), DENIED),
     **dict.fromkeys(("ESRCH", "ENOTCONN", "ECONNREFUSED"), NOT_RUNNING),
 }
+
+
+class Connection(_socket.socket):
+    """A connection, closed at the end of a `with` statement."""
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def socket_beside(root: Root) -> str:
@@ -41,7 +53,7 @@ def socket_beside(root: Root) -> str:
     return f"{own[0]}/ctxd.sock" if own else ""
 
 
-def open_beside(root: Root) -> Socket:
+def open_beside(root: Root) -> Connection:
     """Return a connection to the daemon by that socket; `OSError` if this fails."""
     path = socket_beside(root)
     if not path:
@@ -49,12 +61,10 @@ def open_beside(root: Root) -> Socket:
     return open_socket(Root("/"), path)
 
 
-def open_socket(root: Root, path: str) -> Socket:
+def open_socket(root: Root, path: str) -> Connection:
     """Return a connection to a socket below the root; `OSError` if this fails."""
-    import socket
-
     directory, name = os.path.split(root.join(path))
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = Connection(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:  # through the directory's descriptor: a socket address has at most 107 bytes
         directory_fd = os.open(directory, os.O_PATH)
         try:
@@ -76,7 +86,7 @@ def not_running(root: Root, name: str, status: str) -> Failure:
     return Failure(said, NOT_RUNNING)
 
 
-def connect(root: Root, name: str) -> Socket:
+def connect(root: Root, name: str) -> Connection:
     """Return a connection to an agent; a failure says if it is missing, not running or denied."""
     began = time.time()
     try:
@@ -94,7 +104,7 @@ def connect(root: Root, name: str) -> Socket:
         raise Failure(str(failure), NOT_RUNNING, failure.number) from None
 
 
-def connect_started(root: Root, name: str) -> Socket:
+def connect_started(root: Root, name: str) -> Connection:
     """Return a connection to an agent that was just started, once it accepts one."""
     status = agent(name, "status")
     status_fd = root.open(status)
@@ -113,7 +123,7 @@ def connect_started(root: Root, name: str) -> Socket:
         os.close(status_fd)
 
 
-def connect_daemon(root: Root) -> Socket:
+def connect_daemon(root: Root) -> Connection:
     """Return a connection to the daemon's own socket, which is only for operators."""
     began = time.time()
     try:
@@ -128,16 +138,15 @@ def connect_daemon(root: Root) -> Socket:
         raise Failure(str(failure), status, failure.number) from None
 
 
-def frames(connection: Socket) -> Iterator[dict[str, Any]]:
+def frames(connection: Connection) -> Iterator[dict[str, Any]]:
     """Yield the frames that arrive on a connection, until it breaks or has something else."""
-    try:
-        for line in connection.makefile("rb"):
+    arriving = Lines(connection.fileno())
+    while (lines := arriving.read()) is not None:
+        for line in lines:
             frame = parse_object(line)
             if frame is None:
                 return
             yield frame
-    except ConnectionResetError:
-        return
 
 
 def refusal(frame: dict[str, Any], codes: dict[str, int]) -> Failure:
@@ -148,7 +157,7 @@ def refusal(frame: dict[str, Any], codes: dict[str, int]) -> Failure:
     return Failure(f"{detail} ({code})" if code else detail, codes.get(code, FAILED))
 
 
-def ask(connection: Socket, **fields: object) -> None:
+def ask(connection: Connection, **fields: object) -> None:
     """Send a request."""
     try:
         connection.sendall(encode(fields))
@@ -156,7 +165,7 @@ def ask(connection: Socket, **fields: object) -> None:
         return  # read what the peer sent before it closed
 
 
-def connect_own(root: Root, name: str = "") -> Socket:
+def connect_own(root: Root, name: str = "") -> Connection:
     """Return a connection for a request about `name`.
 
     In an agent, connect to the agent `name`, or to the own agent without a name. Outside of
@@ -168,7 +177,7 @@ def connect_own(root: Root, name: str = "") -> Socket:
     return connect(root, name or own) if own else connect_daemon(root)
 
 
-def only_frame(connection: Socket, lost: str, fields: dict[str, object]) -> dict[str, Any]:
+def only_frame(connection: Connection, lost: str, fields: dict[str, object]) -> dict[str, Any]:
     """Send a request and return its only answer, which may be an error; a `Failure` if `lost`."""
     with connection:
         ask(connection, **fields)
@@ -179,7 +188,7 @@ def only_frame(connection: Socket, lost: str, fields: dict[str, object]) -> dict
 
 
 def answer(
-    connection: Socket,
+    connection: Connection,
     /,
     codes: dict[str, int] = MESSAGE_CODES,
     lost: str = NO_ANSWER,
@@ -196,19 +205,16 @@ def open_window(root: Root, owner: str) -> int:
     """Have a new agent end, and be removed, once the returned descriptor is closed, as the kernel
     does when this process ends, whatever ends it; -1 if a ctxd of an earlier version has no such
     thing."""
-    import socket
-    import struct
-
     with connect_own(root) as connection:
         ask(connection, op="window", agent=label(owner), remove=True)
         data, rights, _, _ = connection.recvmsg(
-            BLOCK, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC
+            BLOCK, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC
         )
     frame = parse_object(data)
     if frame is None:
         raise Failure(NO_ANSWER, NOT_RUNNING, errno.ENOTCONN)
     if rights:
-        return int(struct.unpack("i", rights[0][2])[0])
+        return int.from_bytes(rights[0][2], sys.byteorder)
     if frame.get("code") == "EINVAL":
         return -1
     raise refusal(frame, MESSAGE_CODES)

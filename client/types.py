@@ -10,7 +10,6 @@ from _collections_abc import Sequence as Sequence
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    import socket
     import sqlite3
     import types
     from typing import Any as Any
@@ -18,12 +17,14 @@ if TYPE_CHECKING:
     from typing import TypeGuard as TypeGuard
     from typing import TypeVar
 
+    import client.sockets
+
     ArgumentParser = argparse.ArgumentParser
     Database = sqlite3.Connection
     FrameType = types.FrameType
     Item = TypeVar("Item")
     Result = TypeVar("Result")
-    Socket = socket.socket
+    Socket = client.sockets.Connection
 else:
     Any = NoReturn = TypeGuard = object
     ArgumentParser = Database = FrameType = Item = Result = Socket = object

@@ -16,6 +16,7 @@ from client.declaring import (
     option,
 )
 from client.exits import FAILED, OK, TIMED_OUT
+from client.jsontext import dumps
 from client.output import STDOUT, complain
 from client.planes import path_of
 from client.root import Root, agent, label
@@ -44,8 +45,6 @@ def do_wait(root: Root, args: Arguments) -> int:
 
     Prints NAME, outcome and reason of each. Exits 0 if all are done, 1 if not, 124 on timeout.
     """
-    import json
-
     from client.events import ending, session_of, task_ending
     from client.following import wait_ended
 
@@ -62,7 +61,7 @@ def do_wait(root: Root, args: Arguments) -> int:
             if args.json:
                 keys = ("status", "exit") if args.group else ("outcome", "reason")
                 ended = {"name": label(owner), **dict(zip(keys, (outcome, reason), strict=True))}
-                STDOUT.text(json.dumps(ended) + "\n")
+                STDOUT.text(dumps(ended) + "\n")
             else:
                 end = (outcome or "-", outcome)
                 STDOUT.lines([[f"{label(owner)} ", end, f" {reason or '-'}"]])

@@ -1,12 +1,14 @@
 """The client as one file: what `bin/ctx` is, and every handle of an agent or a tool.
 
 The file is a Python program of its own, since a sandbox has no more of ctxfs than that: the source
-of ``client.unpack``, then every module of the package ``client``, as source and as byte code.
+of ``client.unpack``, then every module of the package ``client``, as byte code and as source.
 It is one file that is read once, rather than a zip archive, because a module that is imported
-later would not be found any more when the daemon died or was replaced meanwhile.
+later would not be found any more when the daemon died or was replaced meanwhile. The modules are
+comments, since Python would need longer to parse them all than to run the few that are used.
 
 The first line opens the file and exits with 69 if it cannot, since then the daemon has died after
-exec(2). Python itself would exit with 2, which tells a caller that the input is wrong.
+exec(2). Python itself would exit with 2, which tells a caller that the input is wrong. It executes
+what is before the modules, which finds the whole file in ``c``.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _OPEN: Final = r"\n".join((
     "import sys",
     "try:c=open(sys.argv[1],'rb').read()",
     f"except OSError as e:print('ctx:',e,file=sys.stderr);sys.exit({NOT_RUNNING})",
-    "del sys.argv[0];exec(c)",
+    r"del sys.argv[0];exec(c.split(b'\\n#client',1)[0])",
 ))
 _HEAD: Final = f"""\
 #!/usr/bin/env -S python3 -ISc "{_OPEN}"
@@ -39,11 +41,10 @@ import _signal
 if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
-MODULES = {}
-"""
-_TAIL: Final = """
 if __name__ == "__main__":
-    install({magic!r}, MODULES, {home!r})
+    if "c" not in globals():  # not by the first line
+        c = open(sys.argv[0], "rb").read()
+    install({magic!r}, c, {home!r})
     from client.main import program
 
     program()
@@ -55,14 +56,12 @@ def pack(modules: dict[str, str], unpack: str, home: str = "") -> bytes:
 
     ``home`` is the directory that they come from.
     """
-    parts = [_HEAD, unpack, _FIRST]
+    parts = [_HEAD, unpack, _FIRST.format(magic=MAGIC_NUMBER, home=home)]
     for name, source in modules.items():
-        if "'''" in source:
-            raise ValueError(f"{name} has three single quotes, which would end it here")
-        code = compile(source, f"{name}.py", "exec", dont_inherit=True, optimize=1)
-        text = binascii.b2a_base64(marshal.dumps(code), newline=False)
-        parts.append(f"\nMODULES[{name!r}] = r'''{source}''', {text!r}\n")
-    parts.append(_TAIL.format(magic=MAGIC_NUMBER, home=home))
+        source += "\n"  # or there would be no word for an empty one
+        code = marshal.dumps(compile(source, f"{name}.py", "exec", dont_inherit=True, optimize=1))
+        words = [binascii.b2a_base64(data, newline=False) for data in (code, source.encode())]
+        parts.append(f"#{name} {b' '.join(words).decode()}\n")
     return "".join(parts).encode()
 
 

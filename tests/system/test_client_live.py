@@ -139,6 +139,40 @@ def test_spawn_hands_over_follows_and_exits_with_the_outcome(daemon: Daemon) -> 
     assert (result.returncode, result.stdout) == (0, "content\n")
 
 
+def test_what_is_slow_to_import_is_not_imported(daemon: Daemon) -> None:
+    """Python takes as long for these as for all else that a command does."""
+    slow = ("argparse", "collections", "contextlib", "dataclasses", "enum", "functools", "json",
+            "re", "shlex", "signal", "socket", "subprocess", "threading", "typing")
+    code = (
+        "import os, sys\n"
+        "def end(status, end=os._exit):\n"
+        f"    print([name for name in {slow} if name in sys.modules], flush=True)\n"
+        "    end(status)\n"
+        "os._exit = end\n"
+        "del sys.argv[0]\n"
+        "c = open(sys.argv[0], 'rb').read()\n"
+        "exec(c)\n"
+    )
+    wait_status(daemon.run("talker", "cat", mode="turn"), "idle")
+    for line in (
+        "spawn --wait --rm --set label=it's worker -- sh -c true;\n",
+        "run asked --message it's -- cat",
+        "send talker --priority=next it's",
+        "status talker",
+        "stop talker --wait",
+        "wait --timeout 9s talker",
+        "mcp --agent talker",
+        "ps --all",
+    ):
+        client = str(daemon.root / "bin" / "ctx")
+        done = subprocess.run(
+            [sys.executable, "-IS", "-c", code, client, *line.split(" ")],
+            env={"CTX_ROOT": str(daemon.root)}, stdin=subprocess.DEVNULL, text=True,
+            capture_output=True,
+        )
+        assert done.stdout.splitlines()[-1:] == ["[]"], (line, done.stdout, done.stderr)
+
+
 def test_ctrl_c_stops_what_spawn_waits_for(daemon: Daemon) -> None:
     with started(daemon, "spawn", "s", "--wait", "--", "sleep", "1000") as client:
         try:
