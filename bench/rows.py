@@ -28,6 +28,8 @@ from bench.agents import (
     whole_life,
     write,
 )
+from bench.clients import FEW as CALM
+from bench.clients import mcp_sides, ps_sides, spawn_sides
 from bench.durable import agent_clone_pairs, agent_sides, clone_pairs, create_sides
 from bench.many import FEW, MANY, measure_many
 from bench.measure import Pair, Part, Ratio, Side, compare, compare_episodes
@@ -413,6 +415,22 @@ ROWS: Final = (
         doc="mkdir, exec=true, start, wait, rmdir of an agent, against bubblewrap with the same "
         "namespaces, view and ids run to its end",
         measure=_in_batches(_run_sides),
+    ),
+    Row(
+        name="spawn",
+        doc="ctx spawn --wait --rm of true, against the same by files, as in run, and against "
+        "podman run --rm, without network and cgroups, where it is installed",
+        measure=_in_batches(spawn_sides),
+    ),
+    Row(
+        name="ps",
+        doc=f"ctx ps of {CALM} agents, against the start of Python",
+        measure=_in_batches(ps_sides),
+    ),
+    Row(
+        name="mcp",
+        doc="ctx mcp until its first answer, against Python until its first line",
+        measure=_in_batches(mcp_sides),
     ),
     Row(
         name="child",

@@ -63,9 +63,13 @@ def print_with_python(file: Path) -> list[str]:
     return [sys.executable, "-c", program, str(file)]
 
 
-def spawn(command: list[str]) -> int:
-    """Starts it, with nothing to read and nowhere to write, and returns its pid."""
-    null = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (0, 1)]
+def spawn(command: list[str], quiet: bool = False) -> int:
+    """Starts it, with nothing to read and nowhere to write, and returns its pid.
+
+    One that is ``quiet`` does not even tell of errors.
+    """
+    fds = (0, 1, 2) if quiet else (0, 1)
+    null = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in fds]
     return os.posix_spawnp(command[0], command, {"PATH": os.defpath}, file_actions=null)
 
 

@@ -1,6 +1,6 @@
-"""Others' ways to run a program and to see it through: crun(1) and s6-supervise.
+"""Others' ways to run a program and to see it through: crun(1), podman(1) and s6-supervise.
 
-Neither is needed; who lacks one is told, and its reference is left out.
+None is needed; who lacks one is told, and its reference is left out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,6 +98,31 @@ def crun(base: Path, program: Sequence[str]) -> Callable[[int], list[int]] | Non
         return [spawn([*command, "-b", str(base), next(names)]) for _ in range(count)]
 
     return lambda count: thread.submit(start, count).result()
+
+
+def podman(
+    base: Path, program: Sequence[str], stack: ExitStack
+) -> Callable[[], int] | None:
+    """Starts the program in a container that is removed, without a network and cgroups.
+
+    What is returned is the process of podman, which ends with its container.
+    """
+    if not _is_there("podman", "podman"):
+        return None
+    (base / "rootfs").mkdir(parents=True)
+    command = ["podman", "--root", str(base / "root"), "--runroot", str(base / "run"), "run",
+               "--rm", "--network=none", "--cgroups=disabled", "--log-driver=none",
+               "--ulimit=nofile=1024:1024", "--ulimit=nproc=4000:4000"]
+    for entry in BASE_VIEW:
+        if os.path.islink(entry):
+            (base / "rootfs" / entry[1:]).symlink_to(os.readlink(entry))
+        elif os.path.isdir(entry):
+            command.append(f"--volume={entry}:{entry}:ro")
+    command += ["--rootfs", str(base / "rootfs"), *program]
+    thread = ThreadPoolExecutor(1, initializer=_see_only_cgroup2)
+    stack.callback(shutil.rmtree, base, ignore_errors=True)
+    stack.callback(thread.shutdown)
+    return lambda: thread.submit(spawn, command).result()
 
 
 def s6(base: Path, most: int, program: Sequence[str]) -> Callable[[int], list[int]] | None:
