@@ -10,7 +10,7 @@ from client.declaring import LISTING, Arguments, command
 from client.exits import FAILED, OK, Failure
 from client.files import find_program, first_line, pairs, read_file
 from client.output import Part, decode, show
-from client.root import DEFAULT_ROOT, Root, agent, start_hint, user_directory
+from client.root import DEFAULT_ROOT, Root, start_hint, user_directory
 from client.types import Iterator, Sequence
 from client.words import CONTROLLERS
 
@@ -73,8 +73,6 @@ SEE_HOLDER = "end it, and who serves its memory; the log names it: journalctl -u
 #: how long the socket of a network may take to answer, and a name that is not there
 ANSWER_SECONDS = 2.0
 LANDLOCK = 444, 1  # landlock_create_ruleset(2), LANDLOCK_CREATE_RULESET_VERSION
-#: the policy of root agents before version 0.2, unless one was configured
-OLD_DEFAULTS = ("agent:* create,start,stop,read,write", "tool:* execute", "model:* use")
 
 
 def judge(good: bool, what: str, level: str, problem: str, remedy: str) -> Finding:
@@ -543,34 +541,10 @@ def findings(root: Root) -> Iterator[Finding]:
     yield from check_room(root)
     yield from check_trees(status)
     yield from check_networks(status)
-    yield from list(check_names(root)) or check_policies(root)
+    yield from check_names(root)
     if rootless:
         for sentence in WEAKER:
             yield "weak", sentence, ""
-
-
-def check_policies(root: Root) -> Iterator[Finding]:
-    """Find root agents that still have the old default rights over all other agents."""
-    try:
-        names = root.names("agent")
-    except Failure:
-        return
-    for name in names:
-        try:
-            lines = decode(root.read(agent(name, "policy"))).splitlines()
-            subject = root.value(agent(name, "label"))
-            made_by = root.value(agent(name, "parent"))
-            over = root.value(agent(name, "status")) == "dead"
-        except Failure:
-            continue  # not readable by the caller, or gone
-        if over or not made_by.startswith("operator"):
-            continue
-        if lines == [f"allow {subject} {line}" for line in OLD_DEFAULTS]:
-            what = f"{name} has the default policy of version 0.1: it may read, write to and stop "
-            what += "every agent of its owner"
-            wanted = [f"allow {subject} {line}" for line in ("agent:* create", *OLD_DEFAULTS[1:])]
-            words = " ".join(f"'{line}'" for line in wanted)
-            yield "warn", what, f"printf '%s\\n' {words} > {root.join(agent(name, 'policy'))}"
 
 
 @command("doctor", *LISTING)

@@ -81,7 +81,7 @@ def _title(base: Base, task: Task, caller: Caller) -> str:
 
 
 def _started(base: Base, task: Task, caller: Caller) -> str:
-    started = base.agents.tasks.started(task)
+    started = task.started
     return timestamp(started) + "\n" if started else ""
 
 

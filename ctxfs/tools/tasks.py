@@ -81,7 +81,7 @@ _FACTS: Final[View[Task]] = View({
     "work": text("id of the work item that it is for"),
     "started_at": (
         text("RFC 3339 time, empty before"),
-        lambda request, task: _time(request.agents.tasks.started(task)),
+        lambda _, task: _time(task.started),
     ),
     "ended_at": (text("RFC 3339 time, empty before"), lambda _, task: _time(task.ended)),
 }, {"worktree": _WORKTREE})  # fmt: skip

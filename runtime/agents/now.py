@@ -89,7 +89,7 @@ def _thing(agents: Agents, thing: Task | Agent) -> context.Entry:
         status = thing.outcome or thing.status.value
     else:
         kind, work, title = thing.task_kind, thing.work, agents.results.title(thing)
-        started, exit_text = agents.tasks.started(thing), thing.exit
+        started, exit_text = thing.started, thing.exit
         status = agents.tasks.status(thing)
     # what changes least comes first
     return context.entry(

@@ -296,11 +296,6 @@ class TaskPlane(Plane[Task], Subscriber):
             return TaskStatus.QUEUED.shown
         return _OF_STATUS.get(child.status, TaskStatus.RUNNING).shown
 
-    def started(self, task: Task) -> float:
-        """When it was started, 0 before; what earlier versions wrote of a child lacks it."""
-        child = self._results.child_of(task)
-        return task.started or (child.started if child is not None else 0.0)
-
     def facts(self, agent: Agent, task: Task) -> dict[str, Any]:
         """The facts that the end of a task was told with, as they are now."""
         return self._results.of_task(Change(), agent, task)

@@ -59,6 +59,7 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.records.model import Agent
+from runtime.records.stored import loaded
 from runtime.texts.mounts import Mount
 from runtime.texts.names import check_absolute, check_name, escape, quote
 
@@ -226,14 +227,8 @@ class Worktree:
 
     @classmethod
     def load(cls, values: dict[str, Any]) -> Self:
-        """The worktree that ``dump`` wrote, of any version: that of version 0.1 was a git worktree
-        of its parent, of which nothing is taken over."""
-        if "objects" not in values:
-            found = cls(**{key: values[key] for key in ("name", "root", "common", "base")})
-            return found.kept("an earlier ctxd made it, as a git worktree of its parent")
-        values = {key: value for key, value in values.items() if key != "earlier"}
-        state = WorktreeState(values["state"])
-        return cls(**{**values, "objects": tuple(values["objects"]), "state": state})
+        """The worktree that ``dump`` wrote, of any version."""
+        return loaded(cls, values)
 
 
 def check_possible(agent: Agent) -> None:

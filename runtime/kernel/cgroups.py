@@ -434,11 +434,9 @@ class Hierarchy:
         return found
 
     def holds_monitors(self, path: str) -> bool:
-        """Whether a process's cgroup path is one where monitors are; earlier versions had
-        one for all."""
-        below = self.agent_path(path) or ""
-        user, _, leaf = below.rpartition("/")
-        return leaf == "monitor" and (not user or (user.startswith("user-") and "/" not in user))
+        """Whether a process's cgroup path is one where monitors are."""
+        user, _, leaf = (self.agent_path(path) or "").partition("/")
+        return user.startswith("user-") and leaf == "monitor"
 
     def is_own(self, path: str) -> bool:
         """Whether a cgroup path belongs to the daemon or its helpers."""
@@ -475,8 +473,7 @@ class Hierarchy:
         A monitor records the end of a program, and then ends itself: it may still be there. So may
         a helper that was just killed.
         """
-        ending = (*self.root.path.glob("user-*"), self.root.child("monitor").path)
-        for path in (*ending, self.helpers.path):
+        for path in (*self.root.path.glob("user-*"), self.helpers.path):
             Cgroup(path).remove_when_empty(_MONITOR_SECONDS)
         made_here = _has_mark(self.root.path, _MADE_HERE)
         if self._came_from or (made_here and self.root.path in self.daemon.path.parents):

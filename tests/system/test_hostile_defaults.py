@@ -225,19 +225,3 @@ def test_signals_without_a_meaning_end_no_daemon(shared_daemon: Daemon, number: 
     if number != signal.SIGALRM:  # the daemon's own timers send it
         wait_until(lambda: f"{name} is refused" in shared_daemon.log.read_text(), "it is logged")
     assert "state=ready" in read(shared_daemon.root, "status")
-
-
-def test_doctor_names_agents_with_the_default_policy_of_before(daemon: Daemon) -> None:
-    lines = "agent:* create,start,stop,read,write", "tool:* execute", "model:* use"
-    old = daemon.make("old", SLEEP, policy="".join(f"allow old_t {line}\n" for line in lines))
-    daemon.make("young", SLEEP)
-    said = [line for line in daemon.ctx("doctor").stdout.split("\n")
-            if "default policy" in line]
-    assert len(said) == 1
-    assert said[0].startswith("warn  old has the default policy of version 0.1")
-    remedy = said[0].partition("; ")[2]
-    assert os.system(remedy) == 0
-    assert read(old, "policy").startswith("allow old_t agent:* create\n")
-    assert "default policy" not in daemon.ctx("doctor").stdout
-
-

@@ -142,19 +142,12 @@ def test_one_that_has_no_room_is_left_out(
 
 def test_a_handle_starts_with_its_child(world: World, parent: Agent, child: Agent) -> None:
     handle, tasks = handle_of(world, parent), world.agents.tasks
-    assert (handle.started, tasks.started(handle)) == (0.0, 0.0)
+    assert handle.started == 0.0
     with world.agents.journal.changing() as change:
         tasks.child_started(change, child, 5.0)
-    assert (handle.started, tasks.started(handle)) == (5.0, 5.0)
+    assert handle.started == 5.0
     (event,) = [json.loads(line) for line in world.lines(parent) if "task.start" in line]
     assert (event["task"], event["pid"], event["agent"]) == ("rev", "", "boss")
-
-
-def test_a_handle_of_an_earlier_version_shows_the_start_of_its_child(
-    world: World, parent: Agent, child: Agent
-) -> None:
-    world.agents.journal.update(child, started=7.0)
-    assert world.agents.tasks.started(handle_of(world, parent)) == 7.0
 
 
 def say(world: World, child: Agent, data: bytes) -> None:
