@@ -29,7 +29,7 @@ from runtime.errors import MalformedError, MissingError, WrongStateError
 from runtime.records.items import Task, Work
 from runtime.records.model import Agent
 from runtime.texts import names
-from runtime.texts.names import parse_usage, quote, timestamp
+from runtime.texts.names import parse_usage, quote
 
 _TITLE_MAX: Final = 200
 _PARTIES: Final[Guard[Task]] = Guard(who=PARTIES)
@@ -78,11 +78,6 @@ def _set_work(base: Base, task: Task, caller: Caller, text: str) -> None:
 def _title(base: Base, task: Task, caller: Caller) -> str:
     title = base.agents.results.title(task)
     return title + "\n" if title else ""
-
-
-def _started(base: Base, task: Task, caller: Caller) -> str:
-    started = task.started
-    return timestamp(started) + "\n" if started else ""
 
 
 def _send(base: Base, task: Task, caller: Caller, text: str) -> None:
@@ -194,7 +189,8 @@ ROWS: Final[tuple[Row[Task], ...]] = (
         render=lambda base, task, caller: base.agents.tasks.worktree(task),
         doc="for a child's handle: state= path= branch= base= commit= reason= of its "
         "worktree"),
-    Shown(name="started_at", render=_started, depends=("started",), doc="RFC 3339 time"),
+    Shown(name="started_at", render=fields.time("started"), depends=("started",),
+        doc="RFC 3339 time"),
     Shown(name="ended_at", render=fields.time("ended"), depends=("ended",), doc="RFC 3339 time"),
 )
 

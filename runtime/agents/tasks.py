@@ -192,14 +192,6 @@ def _no_input(facts: Facts, caller: Caller, task: Task) -> str:
     return f"the task {quote(task.name)} takes no input: accepts_input is 0"
 
 
-def stop_reason(agent: Agent, by: str) -> str:
-    """Why an agent, or a command of it, was stopped by somebody, as in ``by`` of events."""
-    who = by.partition(" ")[0]
-    if who == "operator":
-        return "operator_stop"
-    return "self_stop" if who == f"agent:{agent.name}" else "supervisor_stop"
-
-
 @unless("it has ended", WrongStateError)
 def _over(facts: Facts, caller: Caller, task: Task) -> str:
     return f"the task {quote(task.name)} is {task.status.shown}" if task.over else ""
@@ -397,7 +389,7 @@ class TaskPlane(Plane[Task], Subscriber):
         self.check_command(guard, cue.value, caller, agent, task)
         with self._journal.changing() as change:
             if task.status is TaskStatus.MADE:  # nothing of it runs
-                self.end(change, agent, task, cue, reason=stop_reason(agent, self._journal.actor))
+                self.end(change, agent, task, cue, reason=self._journal.stop_reason(agent))
                 return
             change.step(task, cue)
             change.put(task, given_up=task.given_up or kill, by=self._journal.actor)

@@ -20,7 +20,6 @@ from typing import ClassVar, Final
 import trio
 
 from runtime import crashpoints
-from runtime.agents.tasks import stop_reason
 from runtime.cell import cell
 from runtime.cell.cell import Command
 from runtime.cell.port import Execution, Host, LiveCell, Part, about
@@ -413,7 +412,7 @@ class FollowingTask(Following):
                 output.append_line(directory, reason, self._agents.settings.log_max(agent))
         change = Change(by=task.by if cue is TaskCue.CANCELLED else RUNTIME)
         self._agents.tasks.end(
-            change, agent, task, cue, exit_text=exit_text, reason=_why(agent, task, cue, reason)
+            change, agent, task, cue, exit_text=exit_text, reason=self._why(cue, reason)
         )
         self._agents.journal.note(change)
         crashpoints.reach("task.recorded")
@@ -421,14 +420,13 @@ class FollowingTask(Following):
         why = about(agent, reason=exit_text)
         log.info("%s: task %s: %s %s", agent.name, task.name, task.status, exit_text, extra=why)
 
-
-def _why(agent: Agent, task: Task, cue: TaskCue, failure: str) -> str:
-    """The reason of an end that its exit does not tell, as of an agent."""
-    if cue is TaskCue.CANCELLED:
-        return stop_reason(agent, task.by)
-    if cue is TaskCue.INTERRUPTED:
-        return LOST[1]
-    return f"start_failed: {failure}" if cue is TaskCue.ERROR and failure else ""
+    def _why(self, cue: TaskCue, failure: str) -> str:
+        """The reason of an end that its exit does not tell, as of an agent."""
+        if cue is TaskCue.CANCELLED:
+            return self._agents.journal.stop_reason(self._agent, self._task.by)
+        if cue is TaskCue.INTERRUPTED:
+            return LOST[1]
+        return f"start_failed: {failure}" if cue is TaskCue.ERROR and failure else ""
 
 
 class Inside(Part):

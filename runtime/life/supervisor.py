@@ -15,7 +15,6 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
-from runtime.agents.tasks import stop_reason
 from runtime.cell import oldinputs
 from runtime.cell.port import Host, LiveCell, Part, Place, about, guarded
 from runtime.cell.starting import Starter
@@ -161,7 +160,7 @@ class Supervisor(Part, Subscriber):
         ``KernelError`` if the kernel refused SIGKILL: the agent is stopping all the same, and
         SIGKILL is tried again after the grace.
         """
-        reason = stop_reason(agent, self._agents.journal.actor)
+        reason = self._agents.journal.stop_reason(agent)
         # what stays to be spoken to ends well when it says so itself
         done = reason == "self_stop" and agent.how.holds_cell
         outcome = Outcome.DONE if done else Outcome.CANCELLED

@@ -265,6 +265,14 @@ class Journal:
             return RUNTIME
         return f"agent:{agent.name}" + (f" run:{agent.run.id}" if agent.run.id else "")
 
+    def stop_reason(self, agent: Agent, by: str = "") -> str:
+        """Why an agent, or a command of it, is stopped by who acts now, or was by who is named as
+        in ``by`` of events."""
+        who = (by or self.actor).partition(" ")[0]
+        if who == "operator":
+            return "operator_stop"
+        return "self_stop" if who == f"agent:{agent.name}" else "supervisor_stop"
+
     def _attribute(self, change: Change) -> None:
         demand, answer, by = self.cause.demand, self.cause.answer, self.actor
         if answer is not None and answer.output is None:

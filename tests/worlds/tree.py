@@ -17,7 +17,6 @@ import trio
 from ctxfs.errnos import name_of
 from ctxfs.filesystem import ROOT_INODE, Filesystem
 from ctxfs.operations import Operations
-from runtime.agents.tasks import stop_reason
 from runtime.authority.identity import Identity
 from runtime.authority.loop import Gentle, LoopMeter
 from runtime.caller import Caller
@@ -69,7 +68,7 @@ class Noted(Supervisor):
 
     def stop(self, agent: Agent, *, kill: bool) -> None:
         super().stop(agent, kill=kill)
-        reason = stop_reason(agent, self._agents.journal.actor)
+        reason = self._agents.journal.stop_reason(agent)
         self.said.append(("kill" if kill else reason, agent.name))
 
     def fetch(self, task: Task) -> None:
