@@ -10,7 +10,7 @@ GONE = ImportError, AttributeError, TypeError
 
 
 class Rules:
-    """What the scanner of `json` asks about how to read, see `json.JSONDecoder`."""
+    """The rules by which the scanner of `json` reads, see `json.JSONDecoder`."""
 
     strict = True
     object_hook = object_pairs_hook = None

@@ -6,7 +6,8 @@ import time
 
 from client.exits import Failure
 from client.loop import Lines, Loop, encode, parse_object
-from client.types import Any, Callable, Socket
+from client.sockets import Connection
+from client.types import Any, Callable
 
 Frame = dict[str, Any]
 
@@ -17,10 +18,10 @@ LOST_MAX = 60.0  # seconds after which what could not be said has failed
 class Link:
     """A connection; if it is lost, it is made again, later each time, until it is closed."""
 
-    def __init__(self, loop: Loop, connect: Callable[[], Socket]) -> None:
+    def __init__(self, loop: Loop, connect: Callable[[], Connection]) -> None:
         self.loop = loop
         self.connect = connect
-        self.connection: Socket | None = None
+        self.connection: Connection | None = None
         self.lines = Lines(-1)
         self.delay = RETRY
         self.lost: float | None = None  # since when nobody answers

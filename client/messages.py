@@ -11,8 +11,8 @@ from client.files import given
 from client.loop import parse_object
 from client.output import STDOUT, complain, escape, gist, headed, show_rows
 from client.root import Root, agent, own_name
-from client.sockets import MESSAGE_CODES, ask, connect, frames, refusal
-from client.types import Any, Iterator, Sequence, Socket
+from client.sockets import MESSAGE_CODES, Connection, ask, connect, frames, refusal
+from client.types import Any, Iterator, Sequence
 from client.words import PRIORITIES
 
 #: the final statuses of a message, with exit statuses
@@ -45,7 +45,7 @@ class Reply:
 
 
 def converse(
-    connection: Socket, name: str, text: str, priority: str | None = None
+    connection: Connection, name: str, text: str, priority: str | None = None
 ) -> tuple[int, str]:
     """Send a message to an agent and show its reply.
 

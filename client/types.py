@@ -17,14 +17,11 @@ if TYPE_CHECKING:
     from typing import TypeGuard as TypeGuard
     from typing import TypeVar
 
-    import client.sockets
-
     ArgumentParser = argparse.ArgumentParser
     Database = sqlite3.Connection
     FrameType = types.FrameType
     Item = TypeVar("Item")
     Result = TypeVar("Result")
-    Socket = client.sockets.Connection
 else:
     Any = NoReturn = TypeGuard = object
-    ArgumentParser = Database = FrameType = Item = Result = Socket = object
+    ArgumentParser = Database = FrameType = Item = Result = object
