@@ -13,7 +13,7 @@ from client.commands import SUBJECTS
 from client.control import Terminated, terminate
 from client.declaring import Arguments, command, flag, operand, option
 from client.exits import FAILED, OK, Failure, Misuse
-from client.files import Opened, read_file
+from client.files import Opened, json_object, read_file
 from client.jsonrpc import NO_METHOD, Peer, Refused, object_in, objects_in, text_in
 from client.loop import Lines, Loop, parse_object
 from client.output import complain, write_all
@@ -437,15 +437,11 @@ def own_servers(root: Root) -> dict[str, dict[str, Any]]:
 
 def servers_of(path: str) -> dict[str, dict[str, Any]]:
     """Return the MCP servers in a file of the form that their clients share."""
-    import json
-
     try:
-        found = json.loads(read_file(path))
+        found = json_object(read_file(path), path)
     except OSError as error:
         raise Misuse(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise Misuse(f"{path}: not JSON: {error}") from None
-    servers = object_in(found, "mcpServers") if isinstance(found, dict) else {}
+    servers = object_in(found, "mcpServers")
     if not servers:
         raise Misuse(f'{path}: write {{"mcpServers": {{"NAME": {{"command": ...}}}}}}')
     for name, server in servers.items():

@@ -7,8 +7,10 @@ import os
 import time
 
 from client.exits import Failure, Misuse
-from client.output import decode, write_all
-from client.types import Iterator, Sequence
+from client.jsontext import dumps, loads
+from client.output import decode, gist, write_all
+from client.types import Any, Iterator, Sequence
+from client.words import JSON_MISTAKES
 
 BLOCK = 1 << 16
 LARGE = 1 << 20  # as much as the kernel asks ctxd for at a time
@@ -150,6 +152,27 @@ def given(words: Sequence[str]) -> bytes:
     if not words and os.isatty(0):
         raise Misuse("nothing to send: give a text, or pipe one to standard input")
     return os.fsencode(" ".join(words)) if words and list(words) != ["-"] else read_stdin()
+
+
+def json_object(data: bytes, what: str) -> dict[str, Any]:
+    """Return what a text of JSON says; a failure names what it is, and the place."""
+    try:
+        value = loads(data.decode())
+    except UnicodeDecodeError:
+        raise Misuse(f"{what} is not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        import json
+
+        if not isinstance(error, json.JSONDecodeError):
+            message = f"{what} is not JSON that can be read: too long a number, or nested too deep"
+            raise Misuse(message) from None
+        said = next(said for begin, said in JSON_MISTAKES.items() if error.msg.startswith(begin))
+        where = f"line {error.lineno}, column {error.colno}"
+        raise Misuse(f"{what} is not JSON: {where}: {said}") from None
+    if not isinstance(value, dict):
+        shown = gist(dumps(value))
+        raise Misuse(f'{what} is not a JSON object such as {{"key": "value"}}: {shown}')
+    return value
 
 
 def value_of(text: str) -> bytes:

@@ -447,7 +447,7 @@ def do_mcp(root: Root, args: Arguments) -> int:
     if own and args.agent not in (None, own):
         raise Misuse(f"this is inside the agent {own}: leave out --agent")
     if not own and not args.agent and root.present("agent"):
-        raise Misuse("you are not in an agent: name one with --agent")
+        raise Misuse("you are not in an agent: say which one with --agent NAME")
     loop = Loop()
     server = Server(loop, root, own or args.agent or "", outside=bool(args.agent and not own))
     try:

@@ -64,7 +64,7 @@ PLANES = {
 
 def plane_path(root: Root, args: Arguments) -> str:
     """Return the path of the command's plane in the agent that it names."""
-    return agent(args.agent or own_name(root), PLANES[args.group].directory)
+    return agent(args.agent or own_name(root, "-a NAME"), PLANES[args.group].directory)
 
 
 def path_of(root: Root, args: Arguments, name: str, file: str = "") -> str:

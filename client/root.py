@@ -314,9 +314,10 @@ def own_agent(root: Root) -> str:
         return ""
 
 
-def own_name(root: Root) -> str:
-    """Return the name of the caller's own agent; fail outside of agents."""
+def own_name(root: Root, option: str = "its NAME") -> str:
+    """Return the name of the caller's own agent; fail outside of agents, where one is named with
+    an option."""
     name = own_agent(root)
     if not name:
-        raise Misuse("you are not in an agent: name one")
+        raise Misuse(f"you are not in an agent: say which one with {option}")
     return name

@@ -6,13 +6,13 @@ import os
 
 from client.declaring import LISTING, Arguments, command, operand
 from client.exits import DENIED, NOT_RUNNING, USAGE, Misuse
-from client.files import read_stdin
+from client.files import is_unread, json_object, read_stdin
 from client.loop import encode
-from client.output import STDOUT, gist, headed, show_rows
+from client.output import STDOUT, complain, headed, show_rows
 from client.planes import describe
 from client.root import Root, tool
 from client.sockets import answer, connect_own
-from client.types import Any, Sequence
+from client.types import Sequence
 
 TOOL_CODES = {
     "EINVAL": USAGE,
@@ -23,25 +23,11 @@ TOOL_CODES = {
 TOOL = operand("name", "TOOL", "the tool")
 
 
-def tool_input(words: Sequence[str]) -> dict[str, Any]:
-    """Return the input of a tool: the argument; standard input without one, or for `-`, which may
-    be empty."""
-    import json
-
-    asked = list(words) == ["-"] or not (words or os.isatty(0))
-    data = read_stdin() if asked else os.fsencode("".join(words))
-    try:
-        value = json.loads(data.decode() if data.strip() else "{}")
-    except (ValueError, RecursionError) as error:
-        raise Misuse(f"the input is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise Misuse(f"the input is not a JSON object: {gist(json.dumps(value))}")
-    return value
-
-
-def call_tool(root: Root, name: str, words: Sequence[str]) -> None:
-    """Call a tool and print its output as one line; its errors become exit statuses."""
-    value = tool_input(words)
+def call_tool(root: Root, name: str, text: str) -> None:
+    """Call a tool with a text of JSON, or that of standard input for `-`, and print its output as
+    one line; its errors become exit statuses."""
+    data = read_stdin() if text == "-" else os.fsencode(text)
+    value = json_object(data, "the input") if data.strip() else {}
     absent = {} if root.present(f"tool/{name}") else {"ENOENT": NOT_RUNNING}
     lost = f"{name}: the connection ended before the answer"
     # without an id: nobody asks again for the answer, so ctxd need not keep it
@@ -74,7 +60,7 @@ def run_tool_handle(root: Root, name: str, words: Sequence[str]) -> None:
     words = words[1:] if words[:1] == ["--"] else words
     if len(words) > 1:
         raise Misuse(f"{name} takes one argument: a JSON object, quoted")
-    call_tool(root, name, words)
+    call_tool(root, name, words[0] if words else "" if os.isatty(0) else "-")
 
 
 @command("tool list", *LISTING)
@@ -91,11 +77,13 @@ def do_tool_show(root: Root, args: Arguments) -> None:
     STDOUT.copy(describe_tool(root, args.name).encode("utf-8", "backslashreplace"))
 
 
-@command("tool call", TOOL, operand("input", "[JSON]", "an object; default, and -: standard input"))
+@command("tool call", TOOL, operand("input", "[JSON]", "an object, default {}; -: standard input"))
 def do_tool_call(root: Root, args: Arguments) -> None:
     """Call a tool.
 
     Prints the output as one line. Exits 1 on errors, 2 on invalid input, 13 if denied, 69 if
     there is no such tool.
     """
-    call_tool(root, args.name, [] if args.input is None else [args.input])
+    if args.input is None and is_unread():  # until 0.2, it was read
+        complain("standard input is not read: for the input of the tool, say -")
+    call_tool(root, args.name, args.input or "")

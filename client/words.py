@@ -85,6 +85,17 @@ VERBS = {
     "resume": "let paused agents continue",
     "reset": "replace dead agents with new ones",
 }
+#: what is wrong with a text of JSON, by how Python's words for it begin
+JSON_MISTAKES = {
+    "Expecting value": "a value is missing here, or a text is not in double quotes",
+    "Expecting property name": "a key in double quotes belongs here",
+    "Expecting ": "a comma or a colon belongs here, or the end of a list or an object",
+    "Extra data": "the text ought to end here",
+    "Unterminated string": "the text that begins here has no closing double quote",
+    "Invalid control character": "a text cannot have a line break or TAB: write \\n or \\t",
+    "Invalid \\": "JSON has no such escape: write \\\\ for a backslash",
+    "": "nothing that JSON knows is here",
+}
 #: in each unit of a duration
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 #: the tools

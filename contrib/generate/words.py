@@ -34,7 +34,7 @@ from runtime.records.modes import MODES
 from runtime.records.store import SCHEMA
 from runtime.runtime import VERSION
 from runtime.texts import mounts
-from runtime.texts.names import SECONDS
+from runtime.texts.names import JSON_MISTAKES, SECONDS
 
 _HEAD: Final = '''\
 """The words of the runtime's tables: do not edit.
@@ -132,6 +132,9 @@ WORDS: Final[dict[str, tuple[str, Any]]] = {
     "VERBS": (
         "the verbs that take no word, as commands",
         {verb.name: verb.told for verb in VERBS.values() if verb.told},
+    ),
+    "JSON_MISTAKES": (
+        "what is wrong with a text of JSON, by how Python's words for it begin", JSON_MISTAKES
     ),
     "SECONDS": ("in each unit of a duration", SECONDS),
     "TOOLS": ("the tools", tuple(tool.name for tool in TOOLS)),

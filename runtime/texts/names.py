@@ -168,17 +168,17 @@ def is_duration(text: str) -> bool:
 
 def parse_moment(text: str, now: float) -> float:
     """A duration from now, or an RFC 3339 time, in epoch seconds; ``MalformedError``."""
-    if is_duration(text):
-        moment = now + parse_duration(text)
-    elif _TIME.fullmatch(text):
-        try:
+    try:
+        if is_duration(text):
+            moment = now + parse_duration(text)
+        elif _TIME.fullmatch(text):
             moment = datetime.fromisoformat(text.upper()).timestamp()
-        except (ValueError, OverflowError) as error:
-            raise MalformedError(f"{quote(text)} is not a time: {error}") from None
-    else:
+        else:
+            raise ValueError(text)
+    except (ValueError, OverflowError):
         raise MalformedError(
             f"{quote(text)} is not a time; use a duration such as 30s, or 2027-01-31T09:00:00Z"
-        )
+        ) from None
     if moment <= 0:
         raise MalformedError(f"{quote(text)} is before the year 1970")
     if moment >= _END_OF_TIMES:
@@ -300,6 +300,17 @@ def _finite(text: str) -> float:
     return value
 
 
+#: what is wrong, by how Python's words for it begin
+JSON_MISTAKES: Final = {
+    "Expecting value": "a value is missing here, or a text is not in double quotes",
+    "Expecting property name": "a key in double quotes belongs here",
+    "Expecting ": "a comma or a colon belongs here, or the end of a list or an object",
+    "Extra data": "the text ought to end here",
+    "Unterminated string": "the text that begins here has no closing double quote",
+    "Invalid control character": "a text cannot have a line break or TAB: write \\n or \\t",
+    "Invalid \\": "JSON has no such escape: write \\\\ for a backslash",
+    "": "nothing that JSON knows is here",
+}
 _DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 #: brackets as steps down and up
 _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -351,8 +362,12 @@ def parse_json(text: str) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise MalformedError("the JSON contains a lone surrogate") from None
-    except (ValueError, RecursionError) as error:
-        raise MalformedError(f"not JSON: {error}") from None
+    except json.JSONDecodeError as error:
+        said = next(said for begin, said in JSON_MISTAKES.items() if error.msg.startswith(begin))
+        line = f"line {error.lineno}, " if "\n" in text.strip() else ""
+        raise MalformedError(f"not JSON: {line}column {error.colno}: {said}") from None
+    except (ValueError, RecursionError):  # of a short text: these bounds are Python's
+        raise MalformedError("the JSON has too long a number, or is nested too deep") from None
     return value
 
 

@@ -31,6 +31,21 @@ _NUMBER: Final = re.compile(
 #: what no text has that is written somewhere
 _HALF: Final = re.compile("[\ud800-\udfff]")
 _HALF_SAID: Final = "half of a character, as by \\ud800, means nothing here"
+#: what to do, by how PyYAML's words for the problem begin
+_REMEDIES: Final = {
+    "mapping values are not": "put a text with a colon into quotes, or indent this line less",
+    "sequence entries are not": "begin a list on a line of its own",
+    "could not find expected ':'": "write key: value",
+    "found character '\\t'": "indent with blanks, not with TABs",
+    "found character": "put a text that begins so into quotes",
+    "found unexpected end of stream": "a quote is not closed",
+    "expected ',' or": "a bracket is not closed, or a comma is missing",
+    "expected the node content": "a value is missing, or a bracket is not closed",
+    "expected <block end>": "indent this line as those above it, and close quotes at the end only",
+    "found undefined alias": "put a text that begins with * into quotes",
+    "found unknown escape": r"write \\ for a backslash, or use single quotes",
+    "but found another document": "a file has one document: leave out ---",
+}
 _KNOWN: Final = {f"{_TAG}{name}" for name in
                  ("str", "int", "float", "bool", "null", "timestamp", "value")}  # fmt: skip
 
@@ -175,10 +190,19 @@ def read(file: str, text: str) -> Marked:
             marked.values = _Reader(marked).value(node, ())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        words = " ".join(filter(None, (error.context, error.problem)))
+        problem = str(error.problem)
+        remedies = (said for begin, said in _REMEDIES.items() if problem.startswith(begin))
+        words = next(remedies, " ".join(filter(None, (error.context, problem))))
         marked.mistakes = [Mistake(file, mark.line + 1 if mark else 0, "", f"not YAML: {words}")]
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        marked.mistakes = [Mistake(file, 0, "", f"not YAML: {' '.join(str(error).split())}")]
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        what = f"not YAML: it cannot have the character U+{error.character:04X}"
+        marked.mistakes = [Mistake(file, line, "", what)]
+    except (ValueError, OverflowError):
+        what = "not YAML: an escape in it, as by \\U, stands for no character"
+        marked.mistakes = [Mistake(file, 0, "", what)]
+    except RecursionError:
+        marked.mistakes = [Mistake(file, 0, "", "not YAML: it is nested too deep")]
     return marked
 
 

@@ -346,7 +346,7 @@ def test_a_bad_file_of_mcp_servers(
     words += ["--", "true"]
     process = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT)
     assert process.returncode == 2
-    assert process.stderr.startswith(f"ctx: {path}: ")
+    assert process.stderr.startswith(f"ctx: {path}")
     assert why in process.stderr
 
 

@@ -804,7 +804,7 @@ def test_a_reader_that_is_late_gets_all(client: McpClient, tools: FakeRoot) -> N
 
 def test_outside_of_agents_one_is_named(root: FakeRoot, run: Run) -> None:
     status, out, err = run("mcp")
-    assert (status, out) == (2, "") and "name one with --agent" in err
+    assert (status, out) == (2, "") and "say which one with --agent NAME" in err
     make_tool(root, "TaskList")
     discover = json.dumps(request(1, "server/discover", MODERN)).encode() + b"\n"
     status, out, _ = run("mcp", "--agent", "x", stdin=discover)

@@ -52,8 +52,9 @@ OUTPUT = {"agent_id": "ü", "text": "a\nb\ud800"}
     ("argv", "stdin", "given"),
     [
         (["Get", '{"agent_id": "x"}'], b"", {"agent_id": "x"}),
-        (["call", "Get"], b'{\n"a": 1}\n', {"a": 1}),
-        (["call", "Get"], b" \n", {}),
+        (["call", "Get", "-"], b'{\n"a": 1}\n', {"a": 1}),
+        (["call", "Get", "-"], b" \n", {}),
+        (["call", "Get"], b"", {}),
         (["call", "Get", "{}"], b"not read", {}),
     ],
 )
@@ -105,11 +106,40 @@ def test_tools_that_are_not_there(root: FakeRoot, run: Run) -> None:
     assert run("tool", "Get", "{}") == (69, "", said)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "3", "null", "[" * 60_000, "{'a': 1}", '{"a": \xff}'])
-def test_bad_tool_input(root: FakeRoot, run: Run, text: str) -> None:
-    status, out, err = run("tool", "Get", stdin=text.encode("latin-1"))
-    assert (status, out) == (2, "")
-    assert err.startswith("ctx: the input is not ") and "Traceback" not in err
+BAD = [
+    ("{", "not JSON: line 1, column 2: a key in double quotes belongs here"),
+    ("[]", 'not a JSON object such as {"key": "value"}: []'),
+    ("3", 'not a JSON object such as {"key": "value"}: 3'),
+    ("[" * 60_000, "not JSON that can be read: too long a number, or nested too deep"),
+    ("9" * 5000, "not JSON that can be read: too long a number, or nested too deep"),
+    ("{'a': 1}", "not JSON: line 1, column 2: a key in double quotes belongs here"),
+    ("{\n\"a\": b}", "not JSON: line 2, column 6: a value is missing here, or a text is not in "
+                     "double quotes"),
+    ('{"a" 1}', "not JSON: line 1, column 6: a comma or a colon belongs here, or the end of a list"
+                " or an object"),
+    ('{"a": 1', "not JSON: line 1, column 8: a comma or a colon belongs here, or the end of a list"
+                " or an object"),
+    ("{} {}", "not JSON: line 1, column 4: the text ought to end here"),
+    ('{"a": "b', "not JSON: line 1, column 7: the text that begins here has no closing double "
+                 "quote"),
+    ('{"a": "b\nc"}', "not JSON: line 1, column 9: a text cannot have a line break or TAB: write "
+                      "\\n or \\t"),
+    (r'{"a": "\d"}', "not JSON: line 1, column 8: JSON has no such escape: write \\\\ for a "
+                     "backslash"),
+    ('{"a": \xff}', "not UTF-8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said"), BAD)
+def test_bad_tool_input(root: FakeRoot, run: Run, text: str, said: str) -> None:
+    status, out, err = run("tool", "Get", "-", stdin=text.encode("latin-1"))
+    assert (status, out, err) == (2, "", f"ctx: the input is {said}\n")
+
+
+def test_a_call_leaves_the_input_of_a_loop_alone(root: FakeRoot, run: Run) -> None:
+    FakeAgent(root, ASKED, answer({}), path="ctxd.sock")
+    said = "ctx: standard input is not read: for the input of the tool, say -\n"
+    assert run("tool", "Get", stdin=b"b\nc\n") == (0, "{}\n", said)
 
 
 def test_a_tool_is_its_own_command(root: FakeRoot, program: Path) -> None:

@@ -28,6 +28,7 @@ from runtime.texts.names import (
     parse_env_line,
     parse_json,
     parse_json_object,
+    parse_moment,
     parse_number,
     parse_size,
     quote,
@@ -279,6 +280,37 @@ def test_a_pair_of_surrogates_is_a_character() -> None:
 def test_a_number_of_many_digits_is_refused_not_computed() -> None:
     with pytest.raises(MalformedError):
         parse_json("1" * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{a: 1}", "not JSON: column 2: a key in double quotes belongs here"),
+        ("{}\n", None),
+        ("", "not JSON: column 1: a value is missing here, or a text is not in double quotes"),
+        ('{\n"a": 1,\n}', "not JSON: line 3, column 1: a key in double quotes belongs here"),
+        ("[1 2]", "not JSON: column 4: a comma or a colon belongs here, or the end of a list or an "
+                  "object"),
+        ("9" * 5000, "the JSON has too long a number, or is nested too deep"),
+    ],
+)  # fmt: skip
+def test_what_is_not_json_is_told_by_place_and_what_belongs_there(
+    text: str, said: str | None
+) -> None:
+    if said is None:
+        assert parse_json(text) == {}
+        return
+    with pytest.raises(MalformedError) as raised:
+        parse_json(text)
+    assert raised.value.sentence == said
+
+
+@pytest.mark.parametrize("text", ["2026-13-01T00:00:00Z", "2026-02-30T00:00:00Z", "soon", "5"])
+def test_what_is_no_time_is_shown_one(text: str) -> None:
+    with pytest.raises(MalformedError) as raised:
+        parse_moment(text, 0)
+    remedy = "use a duration such as 30s, or 2027-01-31T09:00:00Z"
+    assert raised.value.sentence == f'"{text}" is not a time; {remedy}'
 
 
 @pytest.mark.parametrize("text", ["[]", "1", '"a"', "null"])

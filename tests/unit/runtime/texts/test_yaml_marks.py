@@ -71,12 +71,25 @@ def test_plain_words_are_what_they_look_like(text: str, value: object) -> None:
         ("a: !x [1]", ['f:1: a: the tag "!x" means nothing here']),
         ("a: !x {b: 1}", ['f:1: a: the tag "!x" means nothing here']),
         ("a:\n  ? [b]\n  : 1", ["f:2: a: a key must be a word, not a list or a map"]),
-        ("a: 1\nb: [", ["f:2: not YAML: while parsing a flow node expected the node content, but "
-                        "found '<stream end>'"]),
-        ("a: 1\n\tb: 2", ["f:2: not YAML: while scanning for the next token found character '\\t' "
-                          "that cannot start any token"]),
-        ("a: 1\n--- \nb: 2", ["f:2: not YAML: expected a single document in the stream but found "
-                              "another document"]),
+        ("a: 1\nb: [", ["f:2: not YAML: a value is missing, or a bracket is not closed"]),
+        ("a: [1 2\nb: 1", ["f:2: not YAML: a bracket is not closed, or a comma is missing"]),
+        ("a: 1\n\tb: 2", ["f:2: not YAML: indent with blanks, not with TABs"]),
+        ("a: 1\nb: @x", ["f:2: not YAML: put a text that begins so into quotes"]),
+        ("a: 1\nb: *x", ["f:2: not YAML: put a text that begins with * into quotes"]),
+        ("a: 1\nb", ["f:2: not YAML: write key: value"]),
+        ("a: x: y", ["f:1: not YAML: put a text with a colon into quotes, or indent this line "
+                     "less"]),
+        ("a: - b", ["f:1: not YAML: begin a list on a line of its own"]),
+        ("a: 'it's'", ["f:1: not YAML: indent this line as those above it, and close quotes at "
+                       "the end only"]),
+        ("a: 1\nb: 'c", ["f:2: not YAML: a quote is not closed"]),
+        ('a: "\\q"', [r"f:1: not YAML: write \\ for a backslash, or use single quotes"]),
+        ("a: 1\n--- \nb: 2", ["f:2: not YAML: a file has one document: leave out ---"]),
+        ("a: 1\nb: \0", ["f:2: not YAML: it cannot have the character U+0000"]),
+        (r'a: "\Uffffffff"', [r"f: not YAML: an escape in it, as by \U, stands for no character"]),
+        ("[" * 2000, ["f: not YAML: it is nested too deep"]),
+        # in PyYAML's words
+        ("a: !<x 1", ["f:1: not YAML: while parsing a tag expected '>', but found ' '"]),
     ],
 )  # fmt: skip
 def test_what_is_wrong_names_file_line_and_key(text: str, wrong: list[str]) -> None:
