@@ -6,7 +6,7 @@ import time
 
 from client.declaring import LISTING, NAME, Arguments, command, operand
 from client.exits import DENIED, OK
-from client.output import STDOUT, Part, headed, show, show_rows, size
+from client.output import STDOUT, Part, complain, headed, show, show_rows, size
 from client.root import Root
 from client.sockets import answer, connect, connect_daemon, connect_own
 from client.types import Any
@@ -80,9 +80,12 @@ def do_reexec(root: Root, args: Arguments) -> None:
 
     Agents, open files and connections go on, and callers wait for less than a second or two.
     ctxd first runs the program with --check. If that fails, nothing happens, and this command
-    says why. Only for root, or for the user that runs ctxd.
+    says why. What is wrong in the files of declared agents is told, too. Only for root, or for
+    the user that runs ctxd.
     """
     lost = "ctxd has ended meanwhile; its log says why"
     frame = answer(connect_daemon(root), lost=lost, op="reexec")
     before, version = frame.get("before"), frame.get("version")
+    for wrong in frame.get("wrong", ()):
+        complain(str(wrong))
     STDOUT.lines([f"ctxd {version}{f' (was {before})' if before != version else ''}"])

@@ -26,7 +26,7 @@ import trio
 
 from ctxfs import recipes
 from ctxfs.collecting import Collecting
-from ctxfs.declared import read_directory, schema
+from ctxfs.declared import read_directory, schema, unread
 from ctxfs.declaring import Declaring
 from ctxfs.errnos import name_of
 from ctxfs.filesystem import Filesystem
@@ -249,6 +249,7 @@ class Daemon:
             say=partial(say, self.base, self.fs.root),
             refusals=self.base.reasons.recent,
             reexecute=self.reexecution.ask,
+            complaints=self._complaints,
             version=VERSION,
         )
         self.sockets = Sockets(
@@ -304,7 +305,7 @@ class Daemon:
         """The first daemon of a process: agents are as a crash, or an end, has left them."""
         await _wait_answering(self.runtime, self.given.places.mount)
         await self._recover(await self.declaring.started_at_boot())
-        await self.declaring.read(booting=True)
+        await self._declare(booting=True)
         self._settle()
 
     async def take_over(self, before: dict[str, Any]) -> None:
@@ -323,7 +324,7 @@ class Daemon:
             base.cache.distrust, lambda inode: not base.folders.owns(inode)
         )
         # who was stopped meanwhile is not started: this is no boot
-        await self.declaring.read(booting=False)
+        await self._declare(booting=False)
 
     async def _recover(self, declared: Collection[str] = ()) -> None:
         """Callers do not wait for the last agent longer than a while."""
@@ -406,9 +407,19 @@ class Daemon:
         try:
             await self.taken_over.wait()
             with self.base.calls.one_more():
-                await self.declaring.read(booting=False)
+                await self._declare(booting=False)
         finally:
             self.service.reloaded()
+
+    async def _declare(self, *, booting: bool) -> None:
+        for mistake in unread(self.given.config_file):
+            log.warning("%s", mistake)
+        await self.declaring.read(booting=booting)
+
+    async def _complaints(self) -> list[str]:
+        """Sentences on what was not read, or is wrong, beside the settings."""
+        await self.declaring.known.wait()
+        return [*map(str, unread(self.given.config_file)), *self.declaring.complaints]
 
 
 def _declared_in(config_file: Path) -> Path:
@@ -420,9 +431,10 @@ def _check_config(config_file: Path, *, required: bool) -> int:
     """Prints everything that is wrong with the settings and the declared agents."""
     _, mistakes = read_config(config_file, required=required)
     declared = read_directory(_declared_in(config_file), trusted={0, os.geteuid()})
-    for mistake in (*mistakes, *declared.mistakes):
+    mistakes += [*unread(config_file), *declared.mistakes]
+    for mistake in mistakes:
         print(mistake, file=sys.stderr)
-    return 1 if mistakes or declared.mistakes else 0
+    return 1 if mistakes else 0
 
 
 def check(config_file: Path, state: Path, *, required: bool) -> int:

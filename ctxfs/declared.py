@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 SUFFIX: Final = ".yaml"
 START: Final = "start"
+#: of the settings, and what is written by those who remember the manual page, or the program
+_NAME: Final = "config.yaml"
+_MISNAMED: Final = ("config.yml", "ctxd.yaml", "ctxd.yml", "ctxfs.yaml", "ctxfs.yml")
 _TYPES: Final = {
     "string": "a text",
     "integer": "a whole number",
@@ -121,6 +124,13 @@ class Declared:
                 line.append(parent)
             found.update((each.name, each) for each in reversed(line) if each.name not in found)
         return list(found.values())
+
+
+def unread(settings: Path) -> list[Mistake]:
+    """Names files beside that of the settings that look as if they were it."""
+    beside = [settings.with_name(name) for name in _MISNAMED] if settings.name == _NAME else []
+    what = f"this file is not read: settings are in {settings}, agents in agents.d beside it"
+    return [Mistake(str(path), 0, "", what) for path in beside if os.path.lexists(path)]
 
 
 def read_directory(directory: Path, *, trusted: Collection[int]) -> Declared:

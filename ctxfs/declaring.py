@@ -57,6 +57,10 @@ class Declaring(Subscriber):
         self._agents = fs.base.agents
         self._directory = directory
         self._declared = Declared()
+        #: sentences on what was wrong, or could not be, when it was read last
+        self.complaints: list[str] = []
+        #: something was read
+        self.known = trio.Event()
         #: that live, and are to be changed when they have ended
         self._changing: set[str] = set()
         #: what somebody's children wait for, by name: the incarnation that was live last
@@ -96,8 +100,9 @@ class Declaring(Subscriber):
         """
         async with self._turn:
             found = await self._read()
+            self.complaints = []
             for mistake in found.mistakes:
-                log.error("%s", mistake)
+                self._complain(mistake)
             self._keep_broken(found)
             self._declared = found
             self._changing.clear()
@@ -105,9 +110,14 @@ class Declaring(Subscriber):
             for declaration in found.ordered():
                 await self._bring(declaration, booting=booting)
             self._look_at_parents()
+            self.known.set()
         if found.agents or found.mistakes:
             wrong = f", {len(found.mistakes)} mistakes" if found.mistakes else ""
             log.info("%s: %d agents are declared%s", self._directory, len(found.agents), wrong)
+
+    def _complain(self, what: object, level: int = logging.ERROR) -> None:
+        log.log(level, "%s", what)
+        self.complaints.append(str(what))
 
     async def _read(self) -> Declared:
         trusted = {0, self._agents.privilege.uid}
@@ -137,11 +147,8 @@ class Declaring(Subscriber):
                     agent.name, agent.declared, agent.declaration
                 )
             else:
-                log.warning(
-                    "%s is gone: the agent %s stays until it is removed",
-                    agent.declared,
-                    agent.name,
-                )
+                gone = f"{agent.declared} is gone: the agent {agent.name} stays until it is removed"
+                self._complain(gone, logging.WARNING)
 
     async def run(self) -> None:
         """Goes on with what waits for agents to begin or to end."""
@@ -201,10 +208,10 @@ class Declaring(Subscriber):
         try:
             await self._agree(declaration, booting=booting)
         except _Refused as refused:
-            log.error("%s", refused)
+            self._complain(refused)
         except (CtxError, OSError) as error:
             sentence = error.sentence if isinstance(error, CtxError) else str(error)
-            log.error("%s: %s: %s", declaration.file, declaration.name, sentence)
+            self._complain(f"{declaration.file}: {declaration.name}: {sentence}")
         except Exception:
             log.exception("%s: a bug in ctxfs", declaration.file)
 
@@ -221,17 +228,15 @@ class Declaring(Subscriber):
                 await self._say(name, "start")
             return
         if agent.declared != declaration.file:
-            log.warning(
-                "%s: an agent %s exists that this file did not declare: it is left alone",
-                declaration.file,
-                name,
-            )
+            other = f"an agent {name} exists that this file did not declare: it is left alone"
+            self._complain(f"{declaration.file}: {other}", logging.WARNING)
             return
         changed = agent.declaration != declaration.values
         if agent.live:
             if changed:
                 self._changing.add(name)
-                log.warning("%s: %s runs: it is changed when it has ended", declaration.file, name)
+                later = f"{name} runs: it is changed when it has ended"
+                self._complain(f"{declaration.file}: {later}", logging.WARNING)
             return
         renewed = booting and agent.reason == "shutdown"
         due = declaration.start and (renewed or _is_due(agent, booting=booting))
@@ -274,7 +279,7 @@ class Declaring(Subscriber):
         try:
             await self._make(declaration)
         except _Refused as refused:
-            log.error("%s; the agent %s remains as it was", refused, agent.name)
+            self._complain(f"{refused}; the agent {agent.name} remains as it was")
             await self._make(before)
         else:
             log.info("%s: %s was changed", declaration.file, agent.name)

@@ -56,6 +56,8 @@ from runtime.texts.names import check_name, parse_duration, quote
 
 #: characters of a reply in one frame
 _DELTA_MAX: Final = 16 << 10
+#: sentences on declared agents in an answer; the log has all
+_COMPLAINTS_MAX: Final = 100
 
 #: what a tool of this name answers to a caller's input; with an id, once. It notes its progress
 ToolCall = Callable[
@@ -114,6 +116,7 @@ class Services:
     say: Say
     refusals: Refusals
     reexecute: Reexecute
+    complaints: Callable[[], Awaitable[list[str]]]
     version: str
     calls: Calls = field(default_factory=Calls)
 
@@ -421,7 +424,8 @@ async def _reexec(request: Request) -> None:
         await request.services.reexecute()
     request.progress["done"] = True
     frame = {"type": "reexec", "version": request.services.version, "before": before}
-    await request.answer(frame)
+    wrong = (await request.services.complaints())[:_COMPLAINTS_MAX]
+    await request.answer({**frame, "wrong": wrong} if wrong else frame)
 
 
 # guards

@@ -541,3 +541,32 @@ def test_hidden_files_and_copies_of_editors_declare_nothing(described: Described
         (described.directory / name).write_text("exec: sleep 1\n")
     described.read()
     assert list(described.mounted.agents.registry) == []
+
+
+def test_whoever_asks_is_told_of_what_was_read_last(described: Described) -> None:
+    """As ``ctx reexec`` does, whose caller reads no log."""
+    described.say("bad", "limts: {}\n")
+    described.say("good", "exec: 'true'\n")
+    described.mounted.make("mine")
+    described.say("mine", "exec: 'true'\n")
+    described.read()
+    assert described.declaring.known.is_set()
+    directory = described.directory
+    mine = f"{directory}/mine.yaml: an agent mine exists that this file did not declare"
+    assert described.declaring.complaints == [
+        f"{directory}/bad.yaml:1: limts: unknown key; did you mean limits?",
+        f"{mine}: it is left alone",
+    ]
+    for name in ("bad", "mine"):
+        (directory / f"{name}.yaml").unlink()
+    described.run("good")
+    described.say("good", "exec: 'false'\n")
+    described.read()
+    assert described.declaring.complaints == [
+        f"{directory}/good.yaml: good runs: it is changed when it has ended"
+    ]
+    (directory / "good.yaml").unlink()
+    described.read()
+    assert described.declaring.complaints == [
+        f"{directory}/good.yaml is gone: the agent good stays until it is removed"
+    ]

@@ -346,6 +346,26 @@ def test_a_program_that_does_not_do_leaves_the_old_one_serving(
                 db.execute(f"PRAGMA user_version={version - 1}")
 
 
+def test_who_asks_is_told_what_is_wrong_beside_the_settings() -> None:
+    with replaceable(config="depth: 8\n") as daemon:
+        directory, pid = sleeper(daemon, "x")
+        (daemon.base / "agents.d").mkdir(mode=0o755, exist_ok=True)
+        bad = daemon.base / "agents.d" / "bad.yaml"
+        bad.write_text("limts: {}\n")
+        bad.chmod(0o644)
+        misnamed = daemon.base / "ctxfs.yaml"
+        misnamed.write_text("grace: 1s\n")
+        told = daemon.ctx("reexec")
+        assert told.returncode == 0 and told.stdout.startswith("ctxd "), told
+        first, second = told.stderr.splitlines()
+        assert first.startswith(f"ctx: {misnamed}: this file is not read: settings are in ")
+        assert second == f"ctx: {bad}:1: limts: unknown key; did you mean limits?"
+        assert read(directory, "pid") == pid
+        bad.unlink()
+        misnamed.unlink()
+        assert daemon.ctx("reexec").stderr == ""
+
+
 def test_a_program_that_would_lack_descriptors_is_not_executed(daemon: Replaceable) -> None:
     directory, pid = sleeper(daemon, "x")
     before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)

@@ -253,6 +253,7 @@ def sockets_of(mounted: Mounted, nursery: trio.Nursery, **given: Any) -> Sockets
         replays=Replays(agents.sessions),
         refusals=mounted.base.reasons.recent,
         reexecute=_refuse,
+        complaints=_refuse,
         version="0",
         **{"status": dict, "call_tool": _refuse, "say": _refuse, **given},
     )

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from ctxfs.declared import ROWS, START, Declared, parse, read_directory, schema
+from ctxfs.declared import ROWS, START, Declared, parse, read_directory, schema, unread
 from ctxfs.files import agent
 from ctxfs.tree.rows import Control, PathControl
 
@@ -134,3 +134,15 @@ def test_what_is_no_directory_is_told(tmp_path: Path) -> None:
     (tmp_path / "agents.d").touch()
     found = read_directory(tmp_path / "agents.d", trusted={0})
     assert [str(mistake) for mistake in found.mistakes] == [f"{tmp_path}/agents.d: Not a directory"]
+
+
+def test_a_file_that_looks_like_the_settings_is_told_of(tmp_path: Path) -> None:
+    settings = tmp_path / "config.yaml"
+    assert unread(settings) == []
+    for name in ("config.yaml", "ctxfs.yaml", "config.yml", "other.yaml"):
+        (tmp_path / name).touch()
+    what = f"this file is not read: settings are in {settings}, agents in agents.d beside it"
+    told = [str(mistake) for mistake in unread(settings)]
+    assert told == [f"{tmp_path}/config.yml: {what}", f"{tmp_path}/ctxfs.yaml: {what}"]
+    # another one is given by --config, and they may be those of another ctxd
+    assert unread(tmp_path / "ctxfs.yaml") == []
