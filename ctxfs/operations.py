@@ -114,7 +114,7 @@ class Operations(pyfuse3.Operations):
         self._fs = fs
         self._base = fs.base
         self.opened = Opened(fs)
-        self.scheduler = Scheduler(handshake)
+        self.scheduler = Scheduler(fs.base.runtime.loop, handshake)
         self._pace = Pace(fs.base.runtime, self.scheduler)
         #: set while no request is at hand
         self.idle = trio.Event()

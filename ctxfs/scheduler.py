@@ -15,10 +15,12 @@ turn; by itself it sends a dozen at once for all owners.
 
 from __future__ import annotations
 
+import math
 import select
 import time
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
@@ -27,7 +29,7 @@ import trio
 
 from ctxfs.handshake import Handshake
 from runtime.authority.accounts import Payer, Reserve
-from runtime.authority.loop import Holding
+from runtime.authority.loop import Holding, LoopMeter, OwnLoop
 
 #: read at most in a row, and for so long before more is served
 _READ_MAX: Final = 16
@@ -73,7 +75,8 @@ class _Waiting:
 class Scheduler:
     """Reads requests and lets them go on. Until ``run`` runs nobody waits."""
 
-    def __init__(self, handshake: Handshake | None = None) -> None:
+    def __init__(self, meter: LoopMeter, handshake: Handshake | None = None) -> None:
+        self._meter = meter
         self._handshake = handshake
         #: who reads, while nothing is to be read
         self.reading = Holding()
@@ -84,6 +87,9 @@ class Scheduler:
         self._turnless = 0
         #: what requests are read from, once it is known
         self._device: select.poll | None = None
+        self._loop: OwnLoop | None = None
+        #: that, and what the loop waits for
+        self._either = select.poll()
         self._wake = trio.Event()
 
     # reading
@@ -93,13 +99,16 @@ class Scheduler:
         itself it reads one request in two passes of the event loop."""
         lowlevel = _Instead(trio.lowlevel, wait_readable=self._wait_readable)
         pyfuse3.trio = _Instead(  # type: ignore[attr-defined]
-            trio, lowlevel=lowlevel, Lock=_ReadLock
+            trio, lowlevel=lowlevel, Lock=partial(_ReadLock, self._meter)
         )
 
     async def _wait_readable(self, fd: int) -> None:
         if self._device is None:
             self._device = select.poll()
             self._device.register(fd, select.POLLIN)
+            self._loop = OwnLoop()
+            for each in (fd, self._loop.fd):
+                self._either.register(each, select.POLLIN)
         if self._handshake is not None and not self._handshake.done:
             await self._handshake.go_on(fd)
             if self._handshake is not None and not self._handshake.done:
@@ -114,9 +123,19 @@ class Scheduler:
         while self.reading.holds or not self._is_more():
             if self.reading.holds:
                 await self.reading.passed()
-            else:
+            elif self._meter.runnable > 1 or not self._wait_here():
                 await trio.lowlevel.wait_readable(fd)
             self._note_pass()
+
+    def _wait_here(self) -> bool:
+        """Waits for the next request as the loop would, where no other task can go on: a pass of
+        the loop takes as long as a small request. Whether only a request has come."""
+        assert self._loop is not None
+        patience = self._loop.patience()
+        self._meter.before_io_wait(patience)
+        ready = self._either.poll(math.ceil(patience * 1e3))
+        self._meter.after_io_wait(patience)
+        return bool(ready) and self._loop.fd not in dict(ready)
 
     def _note_pass(self) -> None:
         self._read, self._passed = 0, time.monotonic()
@@ -170,7 +189,7 @@ class Scheduler:
             await trio.lowlevel.checkpoint()
 
 
-class _ReadLock(trio.abc.Instrument):
+class _ReadLock:
     """The turn to read the next request. A lock of trio would cost a pass of the loop for each:
     here who has served one reads the next at once, and another task only if that one waits.
 
@@ -178,12 +197,10 @@ class _ReadLock(trio.abc.Instrument):
     mostly find the lock taken again, and a step in vain costs as much as a small request.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, meter: LoopMeter) -> None:
+        self._meter = meter
         self._taken = False
-        #: whether it was given back since somebody was woken for it
-        self._free = False
         self._lot = trio.lowlevel.ParkingLot()
-        trio.lowlevel.add_instrument(self)
 
     async def __aenter__(self) -> None:
         while self._taken:
@@ -191,11 +208,11 @@ class _ReadLock(trio.abc.Instrument):
         self._taken = True
 
     async def __aexit__(self, *error: object) -> None:
-        self._taken, self._free = False, True
+        self._taken = False
+        self._meter.afterwards = self._let_next
 
-    def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        if self._free and not self._taken:
-            self._free = False
+    def _let_next(self) -> None:
+        if not self._taken:
             self._lot.unpark()
 
 

@@ -29,6 +29,8 @@ from runtime.kernel.lanes import Lanes
 _R = TypeVar("_R")
 _T = TypeVar("_T")
 
+#: more tasks than there can be
+_UNKNOWN: Final = 1 << 40
 #: the last minute, in parts that are forgotten one by one
 _PART_SECONDS: Final = 10.0
 _PARTS: Final = 6
@@ -36,6 +38,8 @@ _PARTS: Final = 6
 _PAUSE: Final = 4
 #: of one owner that sleep; more only take turns
 _LATE_MAX: Final = 256
+#: seconds of one wait for events
+_LONGEST: Final = 86_400.0
 
 
 class LoopMeter(trio.abc.Instrument):
@@ -48,7 +52,15 @@ class LoopMeter(trio.abc.Instrument):
     Reading the processor time costs as much as a short step. So it is read once in a pass, before
     the loop looks for events, which therefore counts with the pass that follows; and again for a
     step that seems to be the longest: such a step cannot have used more than the pass so far.
+
+    It also counts the tasks that can go on, and calls whoever waits for the end of a step.
     """
+
+    #: tasks that can go on: the one whose step this is, and those whose step is to come; before the
+    #: first pass nobody knows
+    runnable = _UNKNOWN
+    #: called once, after the step in which it is set
+    afterwards: Callable[[], object] | None = None
 
     def __init__(self) -> None:
         #: since the daemon is ready: the longest step, the time of all, and their number
@@ -66,7 +78,14 @@ class LoopMeter(trio.abc.Instrument):
         """Forgets what was measured: how it was started is nobody's request."""
         self.__init__()  # type: ignore[misc]
 
+    def task_scheduled(self, task: trio.lowlevel.Task) -> None:
+        self.runnable += 1
+
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.runnable -= 1
+        if self.afterwards is not None:
+            then, self.afterwards = self.afterwards, None
+            then()
         # the next step begins at once, or in the next pass
         now = time.monotonic()
         took, self._begun = now - self._begun, now
@@ -77,6 +96,8 @@ class LoopMeter(trio.abc.Instrument):
             self.longest = max(took, self.longest)
 
     def before_io_wait(self, timeout: float) -> None:
+        if self.runnable > _UNKNOWN // 2:
+            self.runnable = trio.lowlevel.current_statistics().tasks_runnable
         used = time.thread_time()
         self.total += used - self._used
         self._used = used
@@ -101,6 +122,20 @@ class LoopMeter(trio.abc.Instrument):
         """(longest step, longest pass) of about the last minute, in seconds."""
         parts = [*self._parts, (self._step, self._pass)]
         return max(step for step, _ in parts), max(whole for _, whole in parts)
+
+
+class OwnLoop:
+    """What the loop of trio waits for between two passes; only a test knows if these names go."""
+
+    def __init__(self) -> None:
+        self._runner = trio._core._run.GLOBAL_RUN_CONTEXT.runner
+        #: becomes readable by events
+        self.fd: int = self._runner.io_manager._epoll.fileno()
+
+    def patience(self) -> float:
+        """The seconds until the next deadline."""
+        deadline = self._runner.deadlines.next_deadline()
+        return min(_LONGEST, max(0.0, self._runner.clock.deadline_to_sleep_time(deadline)))
 
 
 class Turns:

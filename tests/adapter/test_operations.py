@@ -26,6 +26,7 @@ from ctxfs.reasons import Reasons
 from ctxfs.tree.nodes import Attributes, Call, NewAttributes, Node, OpenFile
 from runtime import errors
 from runtime.authority.accounts import Payer, Reserve, Resource, accounts_of
+from runtime.authority.loop import LoopMeter
 from runtime.caller import Caller
 from runtime.ids import AgentIndex, Incarnation
 from runtime.kernel import linux
@@ -138,6 +139,7 @@ class FakeFilesystem:
             registry=SimpleNamespace(get=lambda index: None),
         )
         self.runtime = SimpleNamespace(
+            loop=LoopMeter(),
             agents=agents,
             places=SimpleNamespace(state="/"),
             config=Config(),

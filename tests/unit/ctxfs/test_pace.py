@@ -17,7 +17,7 @@ from ctxfs.pace import Meant, Pace
 from ctxfs.scheduler import Scheduler
 from runtime.authority import loop
 from runtime.authority.accounts import Payer, Reserve, TimeAccounts
-from runtime.authority.loop import Gentle
+from runtime.authority.loop import Gentle, LoopMeter
 from runtime.caller import Caller
 from runtime.errors import OverTimeError
 
@@ -28,7 +28,7 @@ def paced(share: float = 0.5) -> Pace:
     accounts = SimpleNamespace(time=TimeAccounts(share))
     agents = SimpleNamespace(identity=SimpleNamespace(payer=lambda caller: AGENT))
     runtime = SimpleNamespace(accounts=accounts, agents=agents)
-    return Pace(cast(Any, runtime), Scheduler())
+    return Pace(cast(Any, runtime), Scheduler(LoopMeter()))
 
 
 async def admit(made: Pace, operation: str = "statfs") -> None:

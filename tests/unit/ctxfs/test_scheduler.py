@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ import trio.testing
 
 from ctxfs.scheduler import Scheduler, _ReadLock
 from runtime.authority.accounts import Payer, Reserve
+from runtime.authority.loop import LoopMeter
 
 ROOT = Payer(0, reserve=Reserve.MASTER)
 
@@ -20,7 +22,7 @@ class Line:
     """Requests that all wait because the kernel has one more."""
 
     def __init__(self) -> None:
-        self.scheduler = Scheduler()
+        self.scheduler = Scheduler(LoopMeter())
         self.served: list[str] = []
         self._read, self._write = os.pipe()
         os.write(self._write, b".")
@@ -122,7 +124,7 @@ def test_those_who_take_turns_keep_up_with_those_who_take_none(
 def test_who_asks_alone_does_not_wait() -> None:
     async def run() -> None:
         with trio.testing.assert_no_checkpoints():
-            await Scheduler().turn(ROOT, reads=True)
+            await Scheduler(LoopMeter()).turn(ROOT, reads=True)
 
     trio.run(run)
 
@@ -148,6 +150,12 @@ def test_what_is_there_is_read_at_once_but_not_without_end() -> None:
         assert 5 <= passes <= 40
 
 
+def lock_of_this_loop() -> _ReadLock:
+    meter = LoopMeter()
+    trio.lowlevel.add_instrument(meter)
+    return _ReadLock(meter)
+
+
 def test_who_serves_at_once_reads_on_and_another_reads_while_one_waits() -> None:
     order: list[str] = []
 
@@ -159,7 +167,7 @@ def test_who_serves_at_once_reads_on_and_another_reads_while_one_waits() -> None
                 await waits.wait()
 
     async def main() -> None:
-        lock, answered = _ReadLock(), trio.Event()
+        lock, answered = lock_of_this_loop(), trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reader, lock, "a", answered)
             await trio.testing.wait_all_tasks_blocked()
@@ -177,7 +185,7 @@ def test_one_who_waits_for_the_lock_gets_it() -> None:
     order: list[str] = []
 
     async def main() -> None:
-        lock = _ReadLock()
+        lock = lock_of_this_loop()
 
         async def wait() -> None:
             async with lock:
@@ -191,3 +199,68 @@ def test_one_who_waits_for_the_lock_gets_it() -> None:
         assert order == ["first", "second", "second"]
 
     trio.run(main)
+
+
+@contextmanager
+def device() -> Iterator[tuple[int, int]]:
+    read, write = os.pipe()
+    try:
+        yield read, write
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+class Passes(trio.abc.Instrument):
+    """How often the loop waits for events."""
+
+    number = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.number += 1
+
+
+def test_who_is_alone_waits_in_its_step_for_what_is_asked_next() -> None:
+    meter, passes = LoopMeter(), Passes()
+
+    async def main() -> None:
+        scheduler = Scheduler(meter)
+        await trio.lowlevel.checkpoint()  # from here on, tasks are counted
+        with device() as (read, write):
+            before = passes.number + 1  # which the first to read takes
+            asking = threading.Timer(0.1, os.write, (write, b"."))
+            asking.start()
+            await scheduler._wait_readable(read)
+            assert (passes.number, os.read(read, 1)) == (before, b".")
+            asking.join()
+
+    trio.run(main, instruments=[meter, passes])
+
+
+@pytest.mark.parametrize("event", ["a deadline", "a thread", "another task"])
+def test_others_go_on_while_nothing_is_asked(event: str) -> None:
+    meter = LoopMeter()
+
+    async def main() -> None:
+        scheduler, went_on = Scheduler(meter), trio.Event()
+
+        async def other(token: trio.lowlevel.TrioToken) -> None:
+            if event == "a deadline":
+                await trio.sleep(0.1)
+                went_on.set()
+            elif event == "a thread":
+                await trio.to_thread.run_sync(lambda: token.run_sync_soon(went_on.set))
+            else:
+                for _ in range(10):
+                    await trio.lowlevel.checkpoint()
+                went_on.set()
+
+        with device() as (read, write):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(other, trio.lowlevel.current_trio_token())
+                nursery.start_soon(scheduler._wait_readable, read)
+                with trio.fail_after(10):
+                    await went_on.wait()
+                os.write(write, b".")
+
+    trio.run(main, instruments=[meter])
