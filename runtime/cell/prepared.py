@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -164,17 +165,25 @@ def led_to(
     """
     view = tuple(base_view)
     closed = (*_CLOSED, *own, *(() if network else (_RUN,)))
-    shown: set[tuple[str, ...]] = set()
     for top in (entry for entry in view if inside(entry, [_ETC])):
-        for target in links.targets(top):
-            path = target.removeprefix("/var") if inside(target, ["/var/run"]) else target
-            if inside(path, (*view, *closed)) or _holds(path, closed):
-                continue
-            directory = os.path.dirname(path)
-            deep = _DEEP["/var/" if path.startswith("/var/") else "/"]
-            whole = directory.count("/") >= deep and not _holds(directory, closed)
-            shown.add(("reach", directory if whole else "-", path))
-    yield from sorted(shown)
+        yield from _reached(links.targets(top), view, closed)
+
+
+@lru_cache(maxsize=64)
+def _reached(
+    targets: Sequence[str], view: Sequence[str], closed: Sequence[str]
+) -> list[tuple[str, ...]]:
+    """Those operations for some targets, of which there are hundreds, and mostly the same."""
+    shown: set[tuple[str, ...]] = set()
+    for target in targets:
+        path = target.removeprefix("/var") if inside(target, ["/var/run"]) else target
+        if inside(path, (*view, *closed)) or _holds(path, closed):
+            continue
+        directory = os.path.dirname(path)
+        deep = _DEEP["/var/" if path.startswith("/var/") else "/"]
+        whole = directory.count("/") >= deep and not _holds(directory, closed)
+        shown.add(("reach", directory if whole else "-", path))
+    return sorted(shown)
 
 
 def _holds(directory: str, paths: Iterable[str]) -> bool:
