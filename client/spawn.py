@@ -73,8 +73,8 @@ def do_spawn(root: Root, args: Arguments) -> int:
     session = session_of(root, owner)
     run_foreground(root, owner, {"out": STDOUT, "log": STDERR})
     outcome, reason = ending(root, owner, session)
-    if outcome != "done" and not reason.startswith("exit:"):
-        complain(f"{label(owner)}: {outcome or 'gone'} {reason}".rstrip())
+    if not outcome:  # else its log has told
+        complain(f"{label(owner)}: gone {reason}".rstrip())
     if args.rm and root.present(owner):
         for_each([owner], root.remove)
     return exit_status(outcome, reason)

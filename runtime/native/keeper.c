@@ -238,6 +238,15 @@ static void search_program(const struct list *argv)
 		errno = EACCES;
 }
 
+static const char *why_not(const char *name, int error)
+{
+	if (error != ENOENT)
+		return strerror(error);
+	if (strchr(name, '/') && access(name, F_OK) == 0)
+		return "its interpreter is not in the agent's view: mount that as well";
+	return "no such program in the agent's view: mount it, or name another in exec";
+}
+
 static void become_program(const struct spec *spec, const sigset_t *mask)
 {
 	report("start");
@@ -263,8 +272,7 @@ static void become_program(const struct spec *spec, const sigset_t *mask)
 	sigprocmask(SIG_SETMASK, mask, NULL);
 	environ = spec->env.items;
 	search_program(&spec->argv);
-	report("failed %.200s: %s", spec->argv.items[0],
-	       errno == ENOENT ? "no such program in the agent's view" : strerror(errno));
+	report("failed %.200s: %s", spec->argv.items[0], why_not(spec->argv.items[0], errno));
 	_exit(errno == ENOENT ? 127 : 126);
 }
 

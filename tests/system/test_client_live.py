@@ -129,7 +129,10 @@ def test_spawn_hands_over_follows_and_exits_with_the_outcome(daemon: Daemon) -> 
         "spawn", "b", "--wait", "--", "sh", "-c", script, "sh", lines, errors="surrogateescape"
     )
     assert (result.returncode, result.stdout) == (137, lines)
-    assert daemon.ctx("spawn", "c", "--wait", "--", "/no/such").returncode == 126
+    result = daemon.ctx("spawn", "c", "--wait", "--", "/no/such")
+    assert result.returncode == 126
+    why = "no such program in the agent's view: mount it, or name another in exec"
+    assert result.stderr == f"ctxfs: r1 ended: error start_failed: /no/such: {why}\n", "once"
     result = daemon.ctx("spawn", "d", "--wait", "--timeout", "200ms", "--", "sleep", "1000")
     assert result.returncode == 124
     project = daemon.base / "project"

@@ -362,10 +362,22 @@ def test_pids_are_those_of_this_namespace(run: Run, post: Signpost) -> None:
     assert f"NSpid:\t{record.keeper}\t1\n" in status
 
 
+def test_an_interpreter_that_is_not_there_is_said(run: Run, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    run.start(str(script))
+    record = run.wait_end()
+    remedy = "its interpreter is not in the agent's view: mount that as well"
+    assert record.failed == f"{script}: {remedy}"
+    assert record.exit_code == 127
+
+
 def test_a_program_that_is_not_there_is_said(run: Run) -> None:
     run.start("no-such-program", "x")
     record = run.wait_end()
-    assert record.failed == "no-such-program: no such program in the agent's view"
+    remedy = "mount it, or name another in exec"
+    assert record.failed == f"no-such-program: no such program in the agent's view: {remedy}"
     assert record.exit_code == 127
 
 
@@ -957,7 +969,8 @@ def test_an_entered_program_that_is_not_there_is_said(cell: Run, run: Run) -> No
     cell.hold()
     run.enter(cell, "no-such-program")
     record = run.wait_end()
-    assert record.failed == "no-such-program: no such program in the agent's view"
+    remedy = "mount it, or name another in exec"
+    assert record.failed == f"no-such-program: no such program in the agent's view: {remedy}"
     assert record.exit_code == 127
 
 
