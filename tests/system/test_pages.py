@@ -45,7 +45,7 @@ def five_minutes() -> Iterator[Step]:
 
 def test_five_minutes_of_root(daemon: Daemon) -> None:
     with reader(daemon) as shell:
-        shell.walk([*five_minutes()])
+        shell.walk([*five_minutes()], patient=False)
 
 
 def test_five_minutes_of_an_ordinary_user() -> None:
@@ -53,7 +53,7 @@ def test_five_minutes_of_an_ordinary_user() -> None:
     _, _, instead = first.command.partition("# your own daemon: ")
     assert instead.startswith("cd $")
     with ordinary_daemon() as daemon, reader(daemon) as shell:
-        shell.walk([Step(instead, ""), *more])
+        shell.walk([Step(instead, ""), *more], patient=False)
 
 
 def shaped(line: str) -> list[str]:

@@ -133,13 +133,20 @@ class Shell:
         # a shell at a terminal does not number its lines
         return re.sub(r"^bash: line \d+: ", "bash: ", said[:-1].decode(), flags=re.M)
 
-    def walk(self, steps: Sequence[Step], other: Mapping[str, str] | None = None) -> None:
-        """Types all commands of a page; fails where one says something else."""
+    def walk(
+        self,
+        steps: Sequence[Step],
+        other: Mapping[str, str] | None = None,
+        *,
+        patient: bool = True,
+    ) -> None:
+        """Types all commands of a page; fails where one says something else. Without being
+        ``patient``, it types each once, as one who pastes the page."""
         for step in steps:
             command, says = self.here(step.command), self.here(step.says)
             said, ends = self.say(command), time.monotonic() + TIMEOUT
             while not (right := fits(said, says, other or {})):
-                if not _LOOKS.fullmatch(step.command) or time.monotonic() > ends:
+                if not patient or not _LOOKS.fullmatch(step.command) or time.monotonic() > ends:
                     break
                 said = self.say(command)
             assert right, f"$ {command}\nsays:\n{said}\nand on the page:\n{says}"
