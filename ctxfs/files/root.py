@@ -95,11 +95,10 @@ def _make_agent(base: Base, _: Base, call: Call, name: str, mode: int) -> Node:
 
 
 def _agent_target(base: Base, _: Base, caller: Caller, name: str) -> Target[Agent]:
-    agents = base.agents
-    there = agents.registry.named(name.removesuffix(".d")) if name.endswith(".d") else None
+    there = base.agents.registry.named(name.removesuffix(".d")) if name.endswith(".d") else None
     if there is None or not base.visible(there, caller):
         raise MissingError(f"there is no agent directory {quote(name)}")
-    return Target(obj=there, roles=agents.identity.roles(caller, there), agent=there)
+    return Target(obj=there, agent=there)
 
 
 _REMOVING_AGENTS: Final = Removing(

@@ -99,8 +99,7 @@ def act(base: Base, agent: Agent, caller: Caller, line: str) -> None:
     """One line of ``ctl``."""
     verb, words = parse_usage(line, VERBS)
     agents = base.agents
-    roles = agents.identity.roles(caller, agent)
-    verb.guard.check(Act.SAY, verb.name, agents, caller, roles, agent, agent)
+    verb.guard.check(Act.SAY, verb.name, agents, caller, agent, agent)
     with agents.journal.acting(caller, agent, verb=verb.name):
         verb.handler(base, agent, caller, words)
 

@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 from runtime.authority.accounts import Charge, Payer, Resource
 from runtime.authority.disk import ENTRY_SIZE, Share
 from runtime.authority.guard import Act, Guard
-from runtime.caller import Caller, Role
+from runtime.caller import Caller
 from runtime.errors import GoneError, QuotaError
 from runtime.kernel.handover import Handed
 from runtime.records.model import Agent, Session
@@ -114,16 +114,14 @@ class Folder(Handed, Generic[_O]):
         if obj is None:
             return False
         agents, agent = self.runtime.agents, self.row.agent(self.runtime, obj)
-        return bool(self._roles(caller, agent) & self.row.write.wanted(agents, agent))
+        if agent is None:
+            return False
+        return bool(agents.identity.roles(caller, agent) & self.row.write.wanted(agents, agent))
 
     def _check(self, guard: Guard[_O], act: Act, caller: Caller) -> None:
         obj, agents = self.obj, self.runtime.agents
         agent = self.row.agent(self.runtime, obj)
-        roles = self._roles(caller, agent)
-        guard.check(act, self.row.path(obj), agents, caller, roles, agent, obj)
-
-    def _roles(self, caller: Caller, agent: Agent | None) -> Role:
-        return Role.NONE if agent is None else self.runtime.agents.identity.roles(caller, agent)
+        guard.check(act, self.row.path(obj), agents, caller, agent, obj)
 
     # how much
 

@@ -56,7 +56,7 @@ class ItemLayout(Layout[_I]):
 
         def target(base: Base, agent: Agent, caller: Caller, name: str) -> Target[_I]:
             item = self.records(base.agents).find(agent, name)
-            return Target(obj=item, roles=base.agents.identity.roles(caller, agent), agent=agent)
+            return Target(obj=item, agent=agent)
 
         def remove(base: Base, agent: Agent, caller: Caller, item: _I) -> None:
             self.records(base.agents).remove(agent, item)

@@ -152,12 +152,12 @@ class Making(Generic[_O]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target(Generic[_R]):
-    """The object to be removed, the roles of the caller towards it, and the agent whose status
-    counts."""
+    """The object to be removed, and the agent to which the caller has roles and whose status
+    counts; or, of no agent's, the caller's ``roles`` towards it."""
 
     obj: _R
-    roles: Role
     agent: Agent | None = None
+    roles: Role | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class Removing(Generic[_O, _R]):
         """Finds, judges and removes; ``path`` is what refusals call it."""
         agents = base.agents
         found = self.find(base, obj, caller, name)
-        self.guard.check(Act.REMOVE, path, agents, caller, found.roles, found.agent, found.obj)
+        self.guard.check(Act.REMOVE, path, agents, caller, found.agent, found.obj, found.roles)
         with agents.journal.acting(caller):
             self.act(base, obj, caller, found.obj)
 

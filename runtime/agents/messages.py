@@ -287,8 +287,7 @@ class Messages(Part):
         ``DeniedError``, ``UnsupportedError`` for a supervisor of mode ``once``,
         ``TooLongError``, ``QuotaError``, ``TakenError`` or ``WrongStateError``.
         """
-        roles, what = self._identity.roles(caller, agent), "a report"
-        REPORTING.check(Act.SEND, what, self._facts, caller, roles, agent, agent)
+        REPORTING.check(Act.SEND, "a report", self._facts, caller, agent, agent)
         supervisor = self._registry.supervisor_of(agent)
         wanted = check_id(name) if name else None
         repeated = wanted if again else None

@@ -107,11 +107,14 @@ class Guard(Generic[_O_contra]):
         what: str,
         facts: Facts,
         caller: Caller,
-        roles: Role,
         agent: Agent | None,
         obj: _O_contra,
+        roles: Role | None = None,
     ) -> None:
-        """Identity first, then the state, then the object; raises what it is refused with."""
+        """Identity first, then the state, then the object; raises what it is refused with.
+        ``roles`` are the caller's to the agent, where nobody gives him others."""
+        if roles is None:
+            roles = facts.identity.roles(caller, agent) if agent is not None else Role.NONE
         self.check_who(act, what, facts, roles, agent)
         if agent is not None:
             self.check_when(act, what, agent)

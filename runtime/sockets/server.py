@@ -415,7 +415,7 @@ class Sockets(Subscriber):
         if operation.of_message and request.own:
             roles |= Role.SENDER
         what = operation.name
-        operation.guard.check(Act.ASK, what, self._agents, caller, roles, agent, request)
+        operation.guard.check(Act.ASK, what, self._agents, caller, agent, request, roles)
 
     def _begin_staying(
         self, staying: trio.Nursery, operation: Operation, request: Request, size: int

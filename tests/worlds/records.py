@@ -40,8 +40,7 @@ def inside(agent: Agent) -> Caller:
 def rmdir(plane: Plane[Any], caller: Caller, agent: Agent, name: str) -> None:
     """Has a record removed if the guard of its kind allows it, as rmdir(2) does."""
     facts, item = plane._facts, plane.find(agent, name)
-    roles = facts.identity.roles(caller, agent)
-    plane._kind.removing.check(Act.REMOVE, name, facts, caller, roles, agent, item)
+    plane._kind.removing.check(Act.REMOVE, name, facts, caller, agent, item)
     plane.remove(agent, item)
 
 
