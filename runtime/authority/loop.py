@@ -125,7 +125,8 @@ class LoopMeter(trio.abc.Instrument):
 
 
 class OwnLoop:
-    """What the loop of trio waits for between two passes; only a test knows if these names go."""
+    """The events and deadlines for which the loop of trio waits between two passes. Its names are
+    trio's own: a test knows if they go."""
 
     def __init__(self) -> None:
         self._runner = trio._core._run.GLOBAL_RUN_CONTEXT.runner
