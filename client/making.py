@@ -138,6 +138,7 @@ def make(
                 raise
             refused = failure
             continue
+        root.hold(owner)
         if own:
             tie(root, owner)
         fill(root, owner, written)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from client.control import catch_interrupts, control, end, for_each, interrupt
+from client.agents import fill
+from client.control import catch_interrupts, end, for_each, interrupt
 from client.declaring import Arguments, command, flag, operand, option
 from client.events import ending, exit_status, session_of
 from client.exits import FAILED, NOT_RUNNING, OK, Failure, Misuse
@@ -99,11 +100,7 @@ def run_foreground(root: Root, owner: str, outputs: dict[str, Output]) -> None:
     restore = catch_interrupts(lambda count: interrupt(root, owner, count))
     try:
         tails = [Tail(root, below(owner, file), output) for file, output in outputs.items()]
-        try:
-            control(root, owner, "start")
-        except Failure:
-            for_each([owner], root.remove)
-            raise
+        fill(root, owner, [("ctl", b"start\n")])
         follow(root, owner, tails, for_reader=False)
     finally:
         restore()
