@@ -24,12 +24,12 @@ class Rules:
 
 def loads(text: str, **rules: Callable[[str], object]) -> Any:
     """Return what a text says; `ValueError` if it is not JSON, `RecursionError` if too deep."""
-    text = text.strip(BLANKS)
+    whole = text.strip(BLANKS)
     try:
         import _json
 
-        value, end = _json.make_scanner(Rules(**rules))(text, 0)  # type: ignore[arg-type]
-        if end == len(text):
+        value, end = _json.make_scanner(Rules(**rules))(whole, 0)  # type: ignore[arg-type]
+        if end == len(whole):
             return value
     except (*GONE, StopIteration, SystemError):  # the last one where `json` is to say what is wrong
         pass
