@@ -157,7 +157,7 @@ def given(words: Sequence[str]) -> bytes:
 def json_object(data: bytes, what: str) -> dict[str, Any]:
     """Return what a text of JSON says; a failure names what it is, and the place."""
     try:
-        value = loads(data.decode())
+        value = loads(data.decode().rstrip())
     except UnicodeDecodeError:
         raise Misuse(f"{what} is not UTF-8") from None
     except (ValueError, RecursionError) as error:

@@ -21,7 +21,7 @@ HINTS = {
     errno.EACCES: "you are not allowed to do this",
     errno.EBUSY: "not possible in its current state",
     errno.EDQUOT: "a limit was reached",
-    errno.EEXIST: "already exists",
+    errno.EEXIST: "already exists: choose another name, or remove it first",
     errno.EINVAL: "invalid argument",
     errno.EIO: "internal error in ctxd; see its log",
     errno.EMSGSIZE: "too long",
@@ -296,7 +296,9 @@ class Root:
     def guess(self, number: int, relative: str) -> str:
         """Return a sentence about a failure without a reason from the daemon."""
         code = "EOPNOTSUPP" if number == errno.EOPNOTSUPP else errno.errorcode.get(number, "?")
-        missing = self.missing(relative) if number == errno.ENOENT else ""
+        missing = ""
+        if number == errno.ENOENT:
+            missing = self.missing(relative) or self.mistyped(relative)
         return missing or f"{relative}: {HINTS.get(number) or os.strerror(number)} ({code})"
 
     def missing(self, relative: str) -> str:
@@ -308,6 +310,14 @@ class Root:
             if kind and not self.present(owner):
                 return f'no {kind.partition(" ")[2]} "{label(owner)}"'
         return ""
+
+    def mistyped(self, relative: str) -> str:
+        """Return which file may be meant by a path that leads to none, empty if none is like it."""
+        import difflib
+
+        directory, _, name = relative.rpartition("/")
+        like = difflib.get_close_matches(name, os.listdir(self.join(directory)), n=1)
+        return f"{relative}: no such file; did you mean {like[0]}? (ENOENT)" if like else ""
 
     def present(self, relative: str) -> bool:
         """Return whether a path exists, readable or not."""

@@ -136,7 +136,7 @@ def _bind_agent(base: Base, _: Base, name: str) -> Node | None:
 ROWS: Final[tuple[Row[Base], ...]] = (
     Directory(name="/", top=True, public=True,
         entries=lambda base, _, call: () if call.caller.agent is None else ("self",),
-        find=_find_self, bind=_bind_daemon),
+        find=_find_self, bind=_bind_daemon, instead="agent/NAME.d"),
     Shown(name="status", public=True, generated=True, render=_status,
         doc="key=value: version state uptime agents.STATUS cgroup controllers mount trees limits, "
         "and network.NAME: the port, the uid of relays, the socket"),
@@ -164,7 +164,7 @@ ROWS: Final[tuple[Row[Base], ...]] = (
         find=home.find, doc="per-user durable files: sessions, data"),
     Directory(name="shared", mode=0o1777, public=True,
         entries=lambda base, _, call: (space.name for space in base.agents.spaces),
-        find=shared.find, make=shared.MAKING, remove=shared.REMOVING,
+        find=shared.find, make=shared.MAKING, remove=shared.REMOVING, instead="SPACE/data",
         doc="durable spaces, owned by their creators; created and removed by operators"),
     # writable, so that who opens a token that was used hears that it is gone
     Directory(name="trigger", mode=0o333, public=True, read=Role.NONE, listed=False,

@@ -293,6 +293,8 @@ def _sentence(error: ValidationError) -> str:
             what = f"unknown value {_shown(given)}; use {', '.join(map(str, wanted))}"
         case "minLength":
             what = "it is empty"
+        case "pattern":
+            what = f"{_shown(given)} is not {schema['description']}"
         case "minimum":
             what = f"{_shown(given)} is less than {wanted}"
         case _:

@@ -60,7 +60,7 @@ class Member(Node, Generic[_O]):
         row, where = self.row, self.path
         if row.kind is not Kind.DIRECTORY:
             where = where.rpartition("/")[0]
-        return f": use {where}/{row.instead}" if row.instead else ""
+        return f": use {f'{where}/{row.instead}'.lstrip('/')}" if row.instead else ""
 
     @property
     def agent(self) -> Agent | None:

@@ -328,14 +328,14 @@ class Node:
 
     # making and removing
 
-    def unmakable(self, what: str) -> ForbiddenError:
+    def unmakable(self, what: str, name: str = "") -> ForbiddenError:
         return ForbiddenError(f"{what} cannot be created in {self.path or '/'}{self.instead}")
 
     def mkdir(self, call: Call, name: str, mode: int) -> Node:
         raise self.unmakable("directories")
 
     def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, OpenFile]:
-        raise self.unmakable("files")
+        raise self.unmakable("files", name)
 
     def mknod(self, call: Call, name: str, mode: int) -> Node:
         raise self.unmakable("nodes")

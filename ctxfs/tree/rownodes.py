@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from typing import Any, Final, Protocol, TypeVar
 
 from ctxfs.tree import rows
@@ -158,6 +159,14 @@ class DirectoryNode(RowNode[_O]):
         making.guard.check_who(Act.MAKE, what, agents, roles, self.agent)
         with agents.journal.acting(call.caller):
             return making.act(self.base, self.obj, call, name, mode)
+
+    def unmakable(self, what: str, name: str = "") -> ForbiddenError:
+        """Whoever mistypes the name of a control makes a file."""
+        known = [row.name for _, row in self.layout.within(self._within) if row.listed]
+        like = get_close_matches(name, known, n=1)
+        if not like:
+            return super().unmakable(what, name)
+        return ForbiddenError(f"{self._named(name)} is no file; did you mean {like[0]}?")
 
     def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, OpenFile]:
         if self.row.secret:

@@ -52,6 +52,7 @@ SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 JSON_DEPTH: Final = 64
+_JSON_BLANKS: Final = " \t\n\r"
 #: values in one text, which would cost many times its size to make
 JSON_VALUES: Final = 1 << 15
 #: digits of a number: reading one takes the square of them
@@ -355,7 +356,7 @@ def parse_json(text: str) -> Any:
                 raise MalformedError(f"the JSON has more than {JSON_VALUES} values")
             if outside.translate(_DIGITS).find(b"0" * JSON_DIGITS) >= 0:
                 raise MalformedError(f"the JSON has a number of {JSON_DIGITS} digits")
-        value = _DECODER.decode(text)
+        value = _DECODER.decode(text.strip(_JSON_BLANKS))
         if not text.isascii():
             text.encode()
         if "\\ud" in text or "\\uD" in text:
@@ -364,7 +365,7 @@ def parse_json(text: str) -> Any:
         raise MalformedError("the JSON contains a lone surrogate") from None
     except json.JSONDecodeError as error:
         said = next(said for begin, said in JSON_MISTAKES.items() if error.msg.startswith(begin))
-        line = f"line {error.lineno}, " if "\n" in text.strip() else ""
+        line = f"line {error.lineno}, " if "\n" in error.doc else ""
         raise MalformedError(f"not JSON: {line}column {error.colno}: {said}") from None
     except (ValueError, RecursionError):  # of a short text: these bounds are Python's
         raise MalformedError("the JSON has too long a number, or is nested too deep") from None

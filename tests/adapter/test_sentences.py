@@ -89,3 +89,29 @@ def test_a_program_of_several_lines_is_shown_the_quoting_for_them(
     with refused("EINVAL"):
         mounted.put(f"{D}/mode", "once\nturn\n")
     assert mounted.reason.endswith("mode takes one value, on one line\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mood", f"{D}/mood is no file; did you mean mode?\n"),
+        ("handoff", f"{D}/handoff is no file; did you mean handoff.md?\n"),
+        ("passwd", f"files cannot be created in {D}\n"),
+    ],
+)
+def test_a_mistyped_control_is_recognized(mounted: Mounted, name: str, said: str) -> None:
+    with refused("EPERM"):
+        complete(mounted.ops.create, mounted.inode(D), name.encode(), 0o644, 0, CONTEXT)
+    assert mounted.reason.endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("directory", "said"),
+    [("shared", "in shared: use shared/SPACE/data\n"), ("", "in /: use agent/NAME.d\n")],
+)
+def test_where_nothing_is_made_names_where_it_is(
+    mounted: Mounted, directory: str, said: str
+) -> None:
+    with refused("EPERM"):
+        complete(mounted.ops.create, mounted.inode(directory), b"x", 0o644, 0, CONTEXT)
+    assert mounted.reason.endswith(f"files cannot be created {said}")

@@ -92,7 +92,8 @@ def test_the_task_is_written_before_the_parent(
 
 def test_taken_names(root: FakeRoot, run: Run) -> None:
     root.agent("x")
-    assert run("new", "x")[::2] == (1, "ctx: agent/x.d: already exists (EEXIST)\n")
+    said = "ctx: agent/x.d: already exists: choose another name, or remove it first (EEXIST)\n"
+    assert run("new", "x")[::2] == (1, said)
     assert (root.path / "agent/x.d/status").exists()
 
 
@@ -101,3 +102,11 @@ def test_rm_goes_on(root: FakeRoot, run: Run) -> None:
         (root.path / "agent" / f"{name}.d").mkdir()
     assert run("rm", "a", "nope", "b") == (1, "", 'ctx: no agent "nope"\n')
     assert os.listdir(root.path / "agent") == []
+
+
+def test_a_mistyped_file_gets_a_suggestion(root: FakeRoot, run: Run) -> None:
+    root.agent("x", status="new", mode="once")
+    said = "ctx: agent/x.d/mood: no such file; did you mean mode? (ENOENT)\n"
+    assert run("set", "x", "mood=turn")[::2] == (1, said)
+    assert run("get", "x", "mood")[::2] == (1, said)
+    assert "No such file" in run("get", "x", "nothing-like-it")[2]

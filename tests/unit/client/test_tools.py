@@ -119,6 +119,8 @@ BAD = [
                 " or an object"),
     ('{"a": 1', "not JSON: line 1, column 8: a comma or a colon belongs here, or the end of a list"
                 " or an object"),
+    ('{"a": 1\n', "not JSON: line 1, column 8: a comma or a colon belongs here, or the end of a "
+                  "list or an object"),
     ("{} {}", "not JSON: line 1, column 4: the text ought to end here"),
     ('{"a": "b', "not JSON: line 1, column 7: the text that begins here has no closing double "
                  "quote"),

@@ -524,6 +524,8 @@ def test_bad_input_is_told_with_its_field(desk: Desk, name: str, given: Any, fie
     ("name", "given", "sentence"),
     [
         ("TaskStatus", {"task_id": 3}, "task_id: 3 is not of type string"),
+        ("WorkList", {"after": "t9"}, 'after: "t9" is not next of an earlier answer: go on after '
+                                      "what that had"),
         ("TaskStop", {"task_id": ["t"]}, 'task_id: ["t"] is not of type string'),
         ("TaskOutput", {"task_id": "t", "timeout": -1}, "timeout: -1 is less than 0"),
         ("WorkList", {"all": "yes"}, 'all: "yes" is not of type boolean'),
