@@ -87,7 +87,6 @@ class Scheduler:
         self._turnless = 0
         #: what requests are read from, once it is known
         self._device: select.poll | None = None
-        self._loop: OwnLoop | None = None
         #: that, and what the loop waits for
         self._either = select.poll()
         self._wake = trio.Event()
@@ -106,9 +105,7 @@ class Scheduler:
         if self._device is None:
             self._device = select.poll()
             self._device.register(fd, select.POLLIN)
-            self._loop = OwnLoop()
-            for each in (fd, self._loop.fd):
-                self._either.register(each, select.POLLIN)
+            self._either.register(fd, select.POLLIN)
         if self._handshake is not None and not self._handshake.done:
             await self._handshake.go_on(fd)
             if self._handshake is not None and not self._handshake.done:
@@ -123,19 +120,20 @@ class Scheduler:
         while self.reading.holds or not self._is_more():
             if self.reading.holds:
                 await self.reading.passed()
-            elif self._meter.runnable > 1 or not self._wait_here():
+            elif self._meter.loop is None or not self._wait_here(self._meter.loop):
                 await trio.lowlevel.wait_readable(fd)
             self._note_pass()
 
-    def _wait_here(self) -> bool:
-        """Waits for the next request as the loop would, where no other task can go on: a pass of
-        the loop takes as long as a small request. Whether only a request has come."""
-        assert self._loop is not None
-        patience = self._loop.patience()
-        self._meter.before_io_wait(patience)
-        ready = self._either.poll(math.ceil(patience * 1e3))
-        self._meter.after_io_wait(patience)
-        return bool(ready) and self._loop.fd not in dict(ready)
+    def _wait_here(self, loop: OwnLoop) -> bool:
+        """Waits for the next request as the loop would, if no other task can go on: a pass of the
+        loop takes as long as a small request. Whether only a request has come."""
+        if self._meter.runnable > 1:
+            return False
+        self._either.register(loop.fd, select.POLLIN)
+        self._meter.rest()
+        ready = self._either.poll(math.ceil(loop.patience() * 1e3))
+        self._meter.go_on()
+        return bool(ready) and loop.fd not in dict(ready)
 
     def _note_pass(self) -> None:
         self._read, self._passed = 0, time.monotonic()

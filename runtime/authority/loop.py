@@ -42,6 +42,25 @@ _LATE_MAX: Final = 256
 _LONGEST: Final = 86_400.0
 
 
+class OwnLoop:
+    """The events and deadlines for which the loop of trio waits between two passes. Its names are
+    trio's own: a test knows if they go."""
+
+    def __init__(self) -> None:
+        self._runner = trio._core._run.GLOBAL_RUN_CONTEXT.runner
+        #: becomes readable by events
+        self.fd: int = self._runner.io_manager._epoll.fileno()
+
+    def queued(self) -> int:
+        """How many tasks are to go on in the next pass."""
+        return len(self._runner.runq)
+
+    def patience(self) -> float:
+        """The seconds until the next deadline."""
+        deadline = self._runner.deadlines.next_deadline()
+        return min(_LONGEST, max(0.0, self._runner.clock.deadline_to_sleep_time(deadline)))
+
+
 class LoopMeter(trio.abc.Instrument):
     """Measures every step of every task of one loop.
 
@@ -56,8 +75,9 @@ class LoopMeter(trio.abc.Instrument):
     It also counts the tasks that can go on, and calls whoever waits for the end of a step.
     """
 
-    #: tasks that can go on: the one whose step this is, and those whose step is to come; before the
-    #: first pass nobody knows
+    #: known from the first pass on
+    loop: OwnLoop | None = None
+    #: tasks that can go on: the one whose step this is, and those whose step is to come
     runnable = _UNKNOWN
     #: called once, after the step in which it is set
     afterwards: Callable[[], object] | None = None
@@ -96,8 +116,16 @@ class LoopMeter(trio.abc.Instrument):
             self.longest = max(took, self.longest)
 
     def before_io_wait(self, timeout: float) -> None:
-        if self.runnable > _UNKNOWN // 2:
-            self.runnable = trio.lowlevel.current_statistics().tasks_runnable
+        if self.loop is None:
+            self.loop = OwnLoop()
+        self.runnable = self.loop.queued()  # between two passes all are there
+        self.rest()
+
+    def after_io_wait(self, timeout: float) -> None:
+        self.go_on()
+
+    def rest(self) -> None:
+        """The loop waits for events from now on, or a task does in its place."""
         used = time.thread_time()
         self.total += used - self._used
         self._used = used
@@ -105,7 +133,8 @@ class LoopMeter(trio.abc.Instrument):
         if took > self._pass:
             self._pass = took
 
-    def after_io_wait(self, timeout: float) -> None:
+    def go_on(self) -> None:
+        """It does not wait any more."""
         self._begun = self._awake = time.monotonic()
         if self._awake > self._part_ends:
             self._turn()
@@ -122,21 +151,6 @@ class LoopMeter(trio.abc.Instrument):
         """(longest step, longest pass) of about the last minute, in seconds."""
         parts = [*self._parts, (self._step, self._pass)]
         return max(step for step, _ in parts), max(whole for _, whole in parts)
-
-
-class OwnLoop:
-    """The events and deadlines for which the loop of trio waits between two passes. Its names are
-    trio's own: a test knows if they go."""
-
-    def __init__(self) -> None:
-        self._runner = trio._core._run.GLOBAL_RUN_CONTEXT.runner
-        #: becomes readable by events
-        self.fd: int = self._runner.io_manager._epoll.fileno()
-
-    def patience(self) -> float:
-        """The seconds until the next deadline."""
-        deadline = self._runner.deadlines.next_deadline()
-        return min(_LONGEST, max(0.0, self._runner.clock.deadline_to_sleep_time(deadline)))
 
 
 class Turns:
