@@ -74,6 +74,7 @@ def _kill_helpers(chance: random.Random, daemon: Daemon) -> int:
     victims = chance.sample(helpers, min(1, len(helpers)))
     for pid in victims:
         end_process(pid)
+        wait_until(lambda pid=pid: not alive(pid), "it is gone, and is no guard any more")  # type: ignore[misc]
     # a daemon that is killed without one may be held by whoever waits for it
     wait_until(daemon.guards, "there is a guard")
     return len(victims)
