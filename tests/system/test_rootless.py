@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import shlex
 import socket
 import stat
 import subprocess
@@ -630,3 +631,34 @@ def test_something_at_the_mount_point(stopped: OrdinaryDaemon) -> None:
     stopped.root.mkdir()
     assert "ctxd makes a link there" in _refused(stopped)
     stopped.root.rmdir()
+
+
+def test_what_a_cell_has_in_memory_is_bounded_and_counted() -> None:
+    """Also that of a child, whose cell is in its parent's."""
+    fill = (
+        "dd if=/dev/zero of=/tmp/x bs=64k 2>/dev/null; dd if=/dev/zero of=$HOME/x bs=64k "
+        "2>/dev/null; stat -c %s /tmp/x $HOME/x"
+    )
+    both = f"{fill}; ctx spawn kid -- sh -c '{fill}; exec sleep 1000' >/dev/null; exec sleep 1000"
+    with ordinary_daemon(config="tmp_max: 16M\n") as user:
+
+        def usage(name: str) -> dict[str, int]:
+            lines = read(user.agent_dir(name), "usage").splitlines()
+            return {key: int(value) for key, _, value in (line.partition("=") for line in lines)}
+
+        def fills() -> list[tuple[str, int]]:
+            boss = user.run("boss", shlex.join(("sh", "-c", both)))
+            wait_until(lambda: read(boss, "out").count("\n") == 2, "it has filled its cell")
+            kid = user.agent_dir("kid")
+            wait_until(lambda: kid.exists() and read(kid, "out").count("\n") == 2, "so has it")
+            return [(read(user.agent_dir(name), "out"), usage(name)["memory_tmp"])
+                    for name in ("boss", "kid")]  # fmt: skip
+
+        (boss, of_both), (kid, of_kid) = user.do(fills)
+        for out in (boss, kid):
+            assert 15 << 20 < sum(map(int, out.split())) <= 16 << 20
+        assert 15 << 20 < of_kid <= 16 << 20
+        assert 30 << 20 < of_both <= 32 << 20
+        lines = user.do(lambda: user.ctx("quota").stdout).splitlines()
+        (tmp,) = (line.split() for line in lines if " tmp " in line)
+        assert tmp[2] == "32MiB", "it is on the account"
