@@ -89,7 +89,7 @@ def test_the_doctor_fails_where_ctxd_does(stopped: Daemon, tmp_path: Path, machi
             done = subprocess.run(
                 ["unshare", "--mount", "--propagation", "private",
                  "sh", "-euc", f'{becomes}\nexec "$@"', "sh", *command],
-                capture_output=True, text=True, timeout=TIMEOUT, check=False,
+                capture_output=True, text=True, timeout=2 * TIMEOUT, check=False,
                 env={**environment, "new": str(new)},
             )  # fmt: skip
             assert done.returncode == 1, done
@@ -107,7 +107,7 @@ def test_the_doctor_tries_a_ctxd_and_an_agent(stopped: Daemon) -> None:
     environment = {**os.environ, "CTX_ROOT": str(stopped.root)}
     done = subprocess.run(
         [_CTX, "doctor"],
-        capture_output=True, text=True, timeout=TIMEOUT, check=False, env=environment,
+        capture_output=True, text=True, timeout=2 * TIMEOUT, check=False, env=environment,
     )  # fmt: skip
     assert "ok    ctxd starts here, and runs an agent and a child of it\n" in done.stdout
     assert done.returncode == 0 and "FAIL" not in done.stdout

@@ -69,22 +69,30 @@ class Machine:
     def wait_booted(self) -> None:
         """Until its systemd says so, by way of systemd-nspawn."""
         deadline = time.monotonic() + BOOT_SECONDS
-        process = self._process
-        assert process is not None
+        assert self._process is not None
+        try:
+            while (notice := self._hear(self._process, deadline)) is not None:
+                if b"READY=1" in notice:
+                    return
+            what = "ended"
+        except TimeoutError:
+            what = f"did not boot within {BOOT_SECONDS:.0f} s"
+        said = self.console.read_text(errors="replace")
+        raise MachineError(f"the machine {what}; it said:\n{said[-4000:]}")
+
+    def _hear(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
+        """What the machine's systemd says next, such as after each reload: it stands still until
+        that is heard. None once a process has ended."""
         ended = os.pidfd_open(process.pid)
         notices = self._notices.fileno()
         try:
-            while True:
-                left = max(0.0, deadline - time.monotonic())
-                ready, _, _ = select.select([notices, ended], [], [], left)
-                if notices in ready and b"READY=1" in self._notices.recv(4096):
-                    return
-                if not ready or ended in ready:
-                    what = "ended" if ready else f"did not boot within {BOOT_SECONDS:.0f} s"
-                    said = self.console.read_text(errors="replace")
-                    raise MachineError(f"the machine {what}; it said:\n{said[-4000:]}")
+            left = max(0.0, deadline - time.monotonic())
+            ready, _, _ = select.select([notices, ended], [], [], left)
         finally:
             os.close(ended)
+        if not ready:
+            raise TimeoutError
+        return self._notices.recv(4096) if notices in ready else None
 
     def command(self, *command: str) -> list[str]:
         """What runs a command in the machine's namespaces."""
@@ -105,15 +113,20 @@ class Machine:
         run = ("systemd-run", "--quiet", "--pipe", "--wait", "--collect")
         where = ("--property=WorkingDirectory=/opt/ctxfs", f"--setenv=CTXFS_MACHINE={boot}")
         python = ("/opt/ctxfs/.venv/bin/python", "-m", "pytest", "-p", "no:cacheprovider")
+        running = subprocess.Popen(
+            self.command(*run, *where, *python, "-v", "tests/systemd", *arguments),
+            stdin=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + TEST_SECONDS
         try:
-            return subprocess.run(
-                self.command(*run, *where, *python, "-v", "tests/systemd", *arguments),
-                stdin=subprocess.DEVNULL,
-                timeout=TEST_SECONDS,
-                check=False,
-            ).returncode
-        except subprocess.TimeoutExpired:
+            while self._hear(running, deadline) is not None:
+                pass
+        except TimeoutError:
+            running.kill()
             raise MachineError(f"the tests took longer than {TEST_SECONDS:.0f} s") from None
+        finally:
+            running.wait()
+        return running.returncode
 
     def close(self) -> None:
         """The kernel ends every process in it, and the mounts go with the last one."""

@@ -10,6 +10,9 @@ import json
 import pwd
 import ssl
 import subprocess
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +41,7 @@ systemctl start nginx
 def _sh(script: str) -> None:
     done = subprocess.run(
         ["sh", "-euc", f"PATH=/ctx/bin:$PATH\n{script}"],
-        cwd=CHECKOUT, capture_output=True, text=True, timeout=SECONDS, check=False,
+        cwd=CHECKOUT, capture_output=True, text=True, timeout=4 * SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 
@@ -84,10 +87,13 @@ def test_whoever_has_the_secret_wakes_an_agent_and_nobody_else(service: Service)
     service.restart()
     assert _post(EVENT) == 200
     wait_until(lambda: told() == [TOLD] * 2, "the agent is told by the next daemon, too")
-    answers = [_post(EVENT) for _ in range(40)]
-    assert 503 in answers, "what comes too often is refused"
-    taken = answers.count(200)
-    assert 0 < taken <= 30
+    # a crowd of them: as many as nginx lets pass are served at once
+    begun = time.monotonic()
+    with ThreadPoolExecutor(40) as crowd:
+        answers = Counter(crowd.map(lambda _: _post(EVENT), range(40)))
+    assert set(answers) == {200, 503}, "what comes too often is refused"
+    taken = answers[200]
+    assert taken <= 21 + time.monotonic() - begun
     wait_until(lambda: told() == [TOLD] * (2 + taken), "of nothing more is it told")
     systemctl("restart", UNIT)
     systemctl("stop", UNIT, "nginx")

@@ -61,6 +61,8 @@ def shown(daemon: Successor, name: str) -> dict[str, str]:
 
 
 def check_statuses(daemon: Successor) -> None:
+    # it is tried again now and then
+    wait_status(daemon.agent_dir("again"), "starting")
     found = {name: read(daemon.agent_dir(name), "status").strip() for name in STATUSES}
     assert found == STATUSES
 
@@ -173,7 +175,7 @@ def check_runs(daemon: Successor) -> None:
         assert read(directory, "outcome") == "done\n", read(directory, "reason")
         assert read(directory, "out").endswith("busy\nover\n")
     runs = int(read(again, "log").rpartition("restart ")[2].split()[0])
-    wait_until(lambda: f"restart {runs + 1} of" in read(again, "log"), "it is tried again")
+    wait_until(lambda: f"restart {runs + 1} of" in read(again, "log"), "it is tried again", 90.0)
     assert read(again, "log").count("in 4 s") == 1
     end_process(int(read(flaky, "pid")))
     wait_until(lambda: read(flaky, "run") == "r3\n", "it runs again")
