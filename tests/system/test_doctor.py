@@ -130,10 +130,10 @@ def test_nothing_is_left_of_the_ctxd_of_a_doctor_that_is_ended(
                 tried[:] = [each for each in children if "--mount" in each.cmdline()]
             return bool(tried)
 
-        wait_until(has_begun, "a ctxd is tried")
+        wait_until(has_begun, "a ctxd is tried", 4 * TIMEOUT)
         words = tried[0].cmdline()
         place = Path(words[words.index("--mount") + 1]).parent
         os.killpg(doctor.pid, number)
-    wait_until(lambda: not place.exists(), "its directory is gone")
+    wait_until(lambda: not place.exists(), "its directory is gone", 4 * TIMEOUT)
     assert not tried[0].is_running()
     assert not (mount / place.name).exists()
