@@ -2,7 +2,7 @@
 
 The filesystem itself is mounted below the shared runtime directory, where
 living sandboxes see it again after a restart; the mount point that users know
-is a bind of it. Without root fusermount3(1) mounts, for the daemon's user alone,
+is a bind of it. Without root, libfuse has fusermount3(1) mount, for the daemon's user alone,
 and the mount point is a symbolic link.
 
 The mount point is below a shared tmpfs that sandboxes bind, and the name that users know is a link
@@ -269,6 +269,20 @@ class MountGuard:
         self._teller.join(_FAREWELL_SECONDS)
 
 
+def _mount_as_root(point: Path) -> str:
+    """Mounts, and returns what libfuse is to serve. From version 3.17 on, libfuse would have
+    mount(8) and umount(8) note it in /run/mount, among the daemon's own processes."""
+    try:
+        device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        linux.mount(
+            _FSNAME, point, f"fuse.{_SUBTYPE}", linux.MS_NOSUID | linux.MS_NODEV,
+            f"fd={device},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other",
+        )  # fmt: skip
+    except OSError as error:
+        raise StartupError(f"{point}: cannot mount: {error.strerror}") from None
+    return f"/dev/fd/{device}"
+
+
 @contextmanager
 def mounted(
     operations: Operations, runtime: Runtime, handshake: Handshake
@@ -287,14 +301,19 @@ def mounted(
         handshake.made_point = not privilege.rootless and not places.mount.exists()
         if handshake.made_point:
             places.mount.mkdir(mode=0o755)
-    options = set(pyfuse3.default_options)
-    options |= {f"fsname={_FSNAME}", f"subtype={_SUBTYPE}", "nosuid", "nodev"}
-    if not privilege.rootless:
-        # Others than the daemon's user have no agents here without root; and where
-        # root has not allowed it in fuse.conf, the mount would fail.
-        options.add("allow_other")
+    # where libfuse finds the connection, or is to mount
+    if taken:
+        place = handshake.take_over()
+    elif privilege.rootless:
+        place = str(places.fuse)
+    else:
+        place = _mount_as_root(places.fuse)
+    # Of a mount without root: others than the daemon's user have no agents, and where root has not
+    # allowed it in fuse.conf, allow_other would make it fail.
+    names = {f"fsname={_FSNAME}", f"subtype={_SUBTYPE}"}
+    options = {*pyfuse3.default_options, *names, "nosuid", "nodev"}
     try:
-        pyfuse3.init(operations, handshake.take_over() if taken else str(places.fuse), options)
+        pyfuse3.init(operations, place, options)
     except RuntimeError as error:
         raise StartupError(f"{places.fuse}: cannot mount: {error}") from None
     _mount_connections(privilege)
@@ -310,14 +329,12 @@ def mounted(
         with _linked(places) if privilege.rootless else _bound(places, taken=taken):
             yield guard
     finally:
-        if taken:  # libfuse does not know where
-            with suppress(OSError):
-                _detach(places.fuse, privilege)
-        pyfuse3.close(unmount=True)
-        guard.end()
+        # libfuse does not know where it is mounted, except without root
+        pyfuse3.close(unmount=False)
         with suppress(OSError):
             if linux.mount_at(places.fuse) is not None:
                 _detach(places.fuse, privilege)
+        guard.end()
         if handshake.made_point:
             with suppress(OSError):
                 places.mount.rmdir()

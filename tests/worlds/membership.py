@@ -51,8 +51,9 @@ _BUFFER: Final = 64 << 20
 _HOUSE: Final = ("binder", "guard", "launcher")
 #: what these are called: by their files, then by themselves
 _HOUSE_NAMES: Final = frozenset({*_HOUSE, *(f"ctx-{name}" for name in _HOUSE)})
-#: of an ordinary user's daemon: libfuse mounts by it, in the daemon's own process
-_MOUNTING: Final = ("fusermount3", "fusermount")
+#: of an ordinary user's daemon: libfuse mounts by fusermount3, in the daemon's own process, which
+#: has mount(8) and umount(8) note it
+_MOUNTING: Final = ("fusermount3", "fusermount", "mount", "umount")
 #: nobody's: who tries at the daemon's start whether a sandbox can be made
 _NOBODY: Final = 65534
 #: of the machine's first PID namespace (linux/proc_ns.h)
