@@ -253,7 +253,7 @@ def test_runs_whose_records_say_no_version_are_adopted(daemon: Daemon) -> None:
     for path in (daemon.runtime / "record").iterdir():
         record = read_record(path)
         path.write_text((OLD_CELL if record.held else OLD_RUN).format(record))
-        assert read_record(path) == replace(record, version=0)
+        assert read_record(path) == replace(record, version=0, started_up=0)
     daemon.start()
     assert (read(once, "status"), read(once, "pid")) == ("busy\n", pid)
     assert read(turn, "status") == "idle\n"
