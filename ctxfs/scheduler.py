@@ -125,13 +125,15 @@ class Scheduler:
             self._note_pass()
 
     def _wait_here(self, loop: OwnLoop) -> bool:
-        """Waits for the next request as the loop would, if no other task can go on: a pass of the
-        loop takes as long as a small request. Whether only a request has come."""
-        if self._meter.runnable > 1:
+        """Waits for the next request as the loop would, if no other task can go on, and none is
+        due: a pass of the loop takes as long as a small request. Whether only a request has
+        come."""
+        patience = loop.patience()
+        if self._meter.runnable > 1 or not patience:
             return False
         self._either.register(loop.fd, select.POLLIN)
         self._meter.rest()
-        ready = self._either.poll(math.ceil(loop.patience() * 1e3))
+        ready = self._either.poll(math.ceil(patience * 1e3))
         self._meter.go_on()
         return bool(ready) and loop.fd not in dict(ready)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -235,6 +236,22 @@ def test_who_is_alone_waits_in_its_step_for_what_is_asked_next() -> None:
             asking.join()
 
     trio.run(main, instruments=[meter, passes])
+
+
+def test_who_is_due_goes_on_before_what_is_asked_next() -> None:
+    meter = LoopMeter()
+
+    async def main() -> None:
+        scheduler = Scheduler(meter)
+        with device() as (read, write):
+            os.write(write, b".")
+            await scheduler._wait_readable(read)
+            assert meter.loop is not None and scheduler._wait_here(meter.loop)
+            with trio.move_on_after(0.001):
+                time.sleep(0.002)
+                assert not scheduler._wait_here(meter.loop)
+
+    trio.run(main, instruments=[meter])
 
 
 @pytest.mark.parametrize("event", ["a deadline", "a thread", "another task"])
