@@ -31,8 +31,8 @@ def loads(text: str, **rules: Callable[[str], object]) -> Any:
         value, end = _json.make_scanner(Rules(**rules))(whole, 0)  # type: ignore[arg-type]
         if end == len(whole):
             return value
-    except (*GONE, StopIteration, SystemError):  # the last one where `json` is to say what is wrong
-        pass
+    except (*GONE, StopIteration, SystemError, ValueError):
+        pass  # `json` says what is wrong, and where in the whole text
     import json
 
     return json.loads(text, **rules)  # type: ignore[arg-type]

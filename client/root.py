@@ -316,7 +316,7 @@ class Root:
         import difflib
 
         directory, _, name = relative.rpartition("/")
-        like = difflib.get_close_matches(name, os.listdir(self.join(directory)), n=1)
+        like = difflib.get_close_matches(name, self.listed(directory), n=1)
         return f"{relative}: no such file; did you mean {like[0]}? (ENOENT)" if like else ""
 
     def present(self, relative: str) -> bool:

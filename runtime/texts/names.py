@@ -356,7 +356,7 @@ def parse_json(text: str) -> Any:
                 raise MalformedError(f"the JSON has more than {JSON_VALUES} values")
             if outside.translate(_DIGITS).find(b"0" * JSON_DIGITS) >= 0:
                 raise MalformedError(f"the JSON has a number of {JSON_DIGITS} digits")
-        value = _DECODER.decode(text.strip(_JSON_BLANKS))
+        value = _DECODER.decode(text.rstrip(_JSON_BLANKS))
         if not text.isascii():
             text.encode()
         if "\\ud" in text or "\\uD" in text:

@@ -110,3 +110,5 @@ def test_a_mistyped_file_gets_a_suggestion(root: FakeRoot, run: Run) -> None:
     assert run("set", "x", "mood=turn")[::2] == (1, said)
     assert run("get", "x", "mood")[::2] == (1, said)
     assert "No such file" in run("get", "x", "nothing-like-it")[2]
+    said = "ctx: agent/x.d/none/mode: No such file or directory (ENOENT)\n"
+    assert run("get", "x", "none/mode")[::2] == (1, said)

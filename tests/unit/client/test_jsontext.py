@@ -13,7 +13,10 @@ TEXTS = (
     "{}", " [1, -2.5e3, true, false, null]\r\n", '{"a": {"b": ["\\u00e9\\ud83d\\ude00", "é"]}}',
     "NaN", "-Infinity", "1e999", '""', "12345678901234567890", '{"a": 1, "a": 2}',
 )  # fmt: skip
-WRONG = ("", " ", "{", "{x", "[1,]", '{"a" 1}', "nul", "1 2", '"\n"', "'a'", "[] ]", '"\\x"')
+WRONG = (
+    "", " ", "{", "{x", "\n{x", ' "', "[1\n", '"\t', "[1,]", '{"a" 1}', "nul", "1 2", '"\n"',
+    "'a'", "[] ]", '"\\x"',
+)  # fmt: skip
 
 
 @pytest.fixture(params=["as it is", "of another Python"])

@@ -113,6 +113,7 @@ BAD = [
     ("[" * 60_000, "not JSON that can be read: too long a number, or nested too deep"),
     ("9" * 5000, "not JSON that can be read: too long a number, or nested too deep"),
     ("{'a': 1}", "not JSON: line 1, column 2: a key in double quotes belongs here"),
+    ("\n {'a': 1}", "not JSON: line 2, column 3: a key in double quotes belongs here"),
     ("{\n\"a\": b}", "not JSON: line 2, column 6: a value is missing here, or a text is not in "
                      "double quotes"),
     ('{"a" 1}', "not JSON: line 1, column 6: a comma or a colon belongs here, or the end of a list"
