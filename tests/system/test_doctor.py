@@ -103,10 +103,24 @@ def test_the_doctor_fails_where_ctxd_does(stopped: Daemon, tmp_path: Path, machi
         other.remove()
 
 
-def test_the_doctor_tries_a_ctxd_and_an_agent(stopped: Daemon) -> None:
+#: only who is not root mounts by it
+_WITHOUT: Final = 'mount --bind /dev/null "$(command -v fusermount3)" && exec "$@"'
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param([], id="with all"),
+        pytest.param(
+            ["unshare", "--mount", "sh", "-c", _WITHOUT, "sh"], id="without fusermount3",
+            marks=pytest.mark.skipif(Daemon.rootless, reason="needs root"),
+        ),
+    ],
+)  # fmt: skip
+def test_the_doctor_tries_a_ctxd_and_an_agent(stopped: Daemon, before: list[str]) -> None:
     environment = {**os.environ, "CTX_ROOT": str(stopped.root)}
     done = subprocess.run(
-        [_CTX, "doctor"],
+        [*before, _CTX, "doctor"],
         capture_output=True, text=True, timeout=2 * TIMEOUT, check=False, env=environment,
     )  # fmt: skip
     assert "ok    ctxd starts here, and runs an agent and a child of it\n" in done.stdout
