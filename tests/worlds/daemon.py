@@ -387,9 +387,9 @@ class Daemon:
 
 @contextmanager
 def running(daemon: Daemon) -> Iterator[Daemon]:
-    """Starts it, and takes away all that it made."""
-    daemon.start()
+    """Starts it, and takes away all that it made, also if it did not get ready in time."""
     try:
+        daemon.start()
         yield daemon
     finally:
         daemon.close()
