@@ -30,6 +30,8 @@ HINTS = {
     errno.ESRCH: "no process is running",
     errno.ESTALE: "it was replaced in the meantime",
 }
+#: of what the caller may not read, or is gone
+UNREADABLE = (errno.EACCES, errno.ENOENT, errno.EPERM, errno.ESTALE)
 #: the kind of object in each directory: at the root and in an agent
 KINDS = {"agent": "an agent", "tool": "a tool"}
 PARTS = {"task": "a task", "work": "a work item", "waiting": "a wait"}
@@ -165,7 +167,7 @@ def readable(function: Callable[[], Result], otherwise: Result) -> Result:
     try:
         return function()
     except Failure as failure:
-        if failure.number in (errno.EACCES, errno.ENOENT, errno.EPERM, errno.ESTALE):
+        if failure.number in UNREADABLE:
             return otherwise
         raise
 
@@ -260,7 +262,13 @@ class Root:
 
     def value(self, relative: str) -> str:
         """Return a control, empty if the caller may not read it or it is gone."""
-        return readable(lambda: decode(self.call(relative, read_control)).rstrip("\n"), "")
+        began = time.time()
+        try:
+            return decode(read_control(self.join(relative))).rstrip("\n")
+        except OSError as error:
+            if error.errno in UNREADABLE:
+                return ""
+            raise self.failure(error, relative, began) from None
 
     def field(self, name: str, file: str) -> str:
         """Return a control of an agent, as `value` does."""

@@ -91,7 +91,6 @@ def test_no_other_module_of_its_name_is_imported(small: Path, tmp_path: Path) ->
     [
         ["get", "x", "status"],
         ["ps"],
-        ["status", "x"],
         ["log", "-n", "3", "x"],
         ["mcp", "--agent", "x"],
     ],
