@@ -21,10 +21,11 @@ import contextlib
 import itertools
 import logging
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,6 +52,8 @@ log = logging.getLogger("ctxd.journal")
 _RETRY_SECONDS: Final = 1.0
 #: bytes of events that the store holds for a session
 _HELD_MAX: Final = 2048
+#: what takes back, last one first, what is changed in memory while a transaction may still fail
+Undoing = list[Callable[[], object]]
 
 
 @dataclass(slots=True)
@@ -98,7 +101,8 @@ class Journal:
         self._registry = registry
         self._items = items
         self._sessions = sessions
-        self._subscribers: list[Subscriber] = []
+        #: by the methods of ``Subscriber``: those that override it
+        self._told: dict[str, list[Callable[..., None]]] = defaultdict(list)
         #: in the present step of the loop
         self.cause = Cause()
         #: changes that hold in memory, and wait for room on the disk
@@ -119,28 +123,30 @@ class Journal:
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """It is told of every change from now on, after earlier subscribers."""
-        self._subscribers.append(subscriber)
+        for name, default in vars(Subscriber).items():
+            if callable(default) and getattr(type(subscriber), name) is not default:
+                self._told[name].append(getattr(subscriber, name))
 
     # changing
 
     def commit(self, change: Change) -> None:
         """``NoSpaceError`` on a full disk, ``QuotaError`` if the owner's accounts have no room
         for its texts, ``KernelError`` if what it calls for cannot be done; with nothing changed."""
-        for subscriber in self._subscribers:
-            subscriber.admit(change)
+        for admit in self._told["admit"]:
+            admit(change)
         self._commit_late()
         self._attribute(change)
         attempted = [each for each in change.effects if each[1] in BEFOREHAND]
         change.effects = [each for each in change.effects if each[1] not in BEFOREHAND]
         try:
             for agent, effect in attempted:
-                for subscriber in self._subscribers:
-                    subscriber.attempt(agent, effect)
+                for attempt in self._told["attempt"]:
+                    attempt(agent, effect)
             self._commit(change)
         except BaseException:
             for agent, _ in attempted:
-                for subscriber in self._subscribers:
-                    subscriber.restore(agent)
+                for restore in self._told["restore"]:
+                    restore(agent)
             raise
         self._have_done(change, afterwards=True)
 
@@ -193,9 +199,9 @@ class Journal:
             (due if (each[1] in AFTERWARDS) is afterwards else change.effects).append(each)
         failed: KernelError | None = None
         for agent, effect in due:
-            for subscriber in self._subscribers:
+            for do in self._told["due"]:
                 try:
-                    subscriber.due(agent, effect)
+                    do(agent, effect)
                 except KernelError as error:
                     failed = failed or error
         if failed is not None:
@@ -291,7 +297,8 @@ class Journal:
 
     def _commit(self, change: Change) -> None:
         now = time.time()
-        with contextlib.ExitStack() as undoing:
+        undoing: Undoing = []
+        try:
             with self._store.transaction():
                 self._store_agents(change)
                 self._store_items(change, now)
@@ -302,7 +309,10 @@ class Journal:
                 self._apply_agents(change, undoing)
                 self._apply_items(change, now, undoing)
                 self._store_answer(change.answer, now, undoing)
-            undoing.pop_all()
+        except BaseException:
+            for undo in reversed(undoing):
+                undo()
+            raise
         self._let_go_of_items(change)
         crashpoints.reach("write.committed")
         self._have_done(change)
@@ -339,14 +349,14 @@ class Journal:
         self._store.put_agent(agent.index, agent.dump())
 
     def _apply_sessions(
-        self, change: Change, undoing: contextlib.ExitStack
+        self, change: Change, undoing: Undoing
     ) -> dict[SessionIndex, Session]:
         """In memory, the sessions that are changed, or whose histories grow."""
         sessions: dict[SessionIndex, Session] = {}
         for index in (*change.sessions, *(line[0] for line in change.lines)):
             if index not in sessions:
                 sessions[index] = self._sessions.load(index)
-                undoing.callback(_set, sessions[index], sessions[index].dump())
+                undoing.append(partial(_set, sessions[index], sessions[index].dump()))
         for index, values in change.sessions.items():
             _set(sessions[index], values)
         return sessions
@@ -361,10 +371,10 @@ class Journal:
 
     def _store_lines(
         self, change: Change, sessions: Mapping[SessionIndex, Session], when: str
-    ) -> tuple[list[Pending], Counter[SessionIndex]]:
+    ) -> tuple[list[Pending], dict[SessionIndex, int]]:
         """Inside the transaction: what is on its way to files, and by how much sessions grew."""
         posted: list[Pending] = []
-        grown: Counter[SessionIndex] = Counter()
+        grown: dict[SessionIndex, int] = defaultdict(int)
         for (index, file), some in itertools.groupby(change.lines, lambda line: line[:2]):
             session, fields = sessions[index], [line[2] for line in some]
             lines = self._number(session, file, fields, when)
@@ -373,11 +383,11 @@ class Journal:
                 posted += self._post(session, file, lines)
         return posted, grown
 
-    def _apply_agents(self, change: Change, undoing: contextlib.ExitStack) -> None:
+    def _apply_agents(self, change: Change, undoing: Undoing) -> None:
         """In memory, what is changed."""
         for agent, values in change.agents.values():
             was = {name: getattr(agent, name) for name in values}
-            undoing.callback(self._registry.change, agent, was)
+            undoing.append(partial(self._registry.change, agent, was))
             self._registry.change(agent, values)
 
     def _store_items(self, change: Change, now: float) -> None:
@@ -396,15 +406,15 @@ class Journal:
             self._store.delete_item(item.index)
 
     def _apply_items(
-        self, change: Change, now: float, undoing: contextlib.ExitStack
+        self, change: Change, now: float, undoing: Undoing
     ) -> None:
         """In memory, what is made and changed."""
         for item in change.made_items:
-            undoing.callback(self._take_back, item, self._items.add(item))
+            undoing.append(partial(self._take_back, item, self._items.add(item)))
         for item, values in change.items.values():
-            undoing.callback(self._items.note, item)
+            undoing.append(partial(self._items.note, item))
             before = {name: item.raw(name) for name in values}
-            undoing.callback(_set, item, {"updated": item.updated, **before})
+            undoing.append(partial(_set, item, {"updated": item.updated, **before}))
             item.updated = now
             _set(item, values)
             self._items.note(item)
@@ -424,13 +434,13 @@ class Journal:
             self._items.add(replaced)
 
     def _store_answer(
-        self, answer: Answer | None, now: float, undoing: contextlib.ExitStack
+        self, answer: Answer | None, now: float, undoing: Undoing
     ) -> None:
         """Inside the transaction, if there is one and it is known by now."""
         if answer is None:
             return
         if answer.output is None:
-            undoing.callback(setattr, answer, "output", None)
+            undoing.append(partial(setattr, answer, "output", None))
             answer.output = answer.make()
         if answer.output is not None or answer.begun:
             answer.size = self._store.put_answer(
@@ -441,18 +451,18 @@ class Journal:
 
     def tell_agent(self, index: AgentIndex, names: Iterable[str]) -> None:
         """Fields or documents of an agent changed."""
-        for subscriber in self._subscribers:
-            subscriber.agent_changed(index, names)
+        for tell in self._told["agent_changed"]:
+            tell(index, names)
 
     def tell_session(self, index: SessionIndex, names: Iterable[str]) -> None:
         """Files of a session changed."""
-        for subscriber in self._subscribers:
-            subscriber.session_changed(index, names)
+        for tell in self._told["session_changed"]:
+            tell(index, names)
 
     def tell_listed(self, agent: Agent) -> None:
         """An agent appeared, or went."""
-        for subscriber in self._subscribers:
-            subscriber.agent_listed(agent)
+        for tell in self._told["agent_listed"]:
+            tell(agent)
         self.tell_parent(agent)
 
     def tell_parent(self, agent: Agent) -> None:
@@ -480,19 +490,19 @@ class Journal:
         for index, names in told.items():
             self.tell_session(index, names)
         for index, size in grown.items():
-            for subscriber in self._subscribers:
-                subscriber.history_grew(sessions[index], size)
+            for tell in self._told["history_grew"]:
+                tell(sessions[index], size)
 
     def _tell_items(self, change: Change) -> None:
-        for subscriber in self._subscribers:
+        for tell in self._told["item_listed"]:
             for item in (*change.made_items, *change.dropped_items):
-                subscriber.item_listed(item)
+                tell(item)
         self._tell_changed(change)
 
     def _tell_changed(self, change: Change) -> None:
-        for subscriber in self._subscribers:
+        for tell in self._told["item_changed"]:
             for item, values in change.items.values():
-                subscriber.item_changed(item, (*values, "updated"))
+                tell(item, (*values, "updated"))
 
     # histories
 

@@ -29,7 +29,7 @@ from runtime.ids import AgentIndex, CallId, Incarnation, ItemIndex, SessionIndex
 from runtime.records.items import KINDS, LONG_ABOVE, Item, LongText
 from runtime.records.model import Agent, Session
 from runtime.records.run import gathered
-from runtime.records.stored import shortened
+from runtime.records.stored import dump_row, shortened
 from runtime.texts.names import dump_json
 
 _RESERVE: Final = 512 << 10
@@ -269,8 +269,9 @@ class Store:
 
     def put(self, table: str, index: int, **values: Any) -> None:
         """Columns of a row."""
-        marks = ",".join(f"{column}=?" for column in values)
-        self._db.execute(f"UPDATE {table} SET {marks} WHERE idx=?", (*values.values(), index))
+        self._db.execute(
+            f"UPDATE {table} SET {'=?,'.join(values)}=? WHERE idx=?", (*values.values(), index)
+        )
 
     def value(self, make: Callable[[Any], _T], question: str, *values: Any) -> _T | None:
         """The value that is made of the first column of the first row; None if there is none, or
@@ -410,13 +411,15 @@ class Store:
     # sessions (the questions are in ``runtime.records.sessions``)
 
     def insert_session(self, session: Session) -> SessionIndex:
-        row = _row("sessions", session.dump(), dump_json(session.record()))
+        record = session.record()
+        row = _row("sessions", record, dump_json(record))
         names = {"agent": session.agent, "name": session.name}
         return SessionIndex(self.insert("sessions", **names, **row))
 
     def put_session(self, session: Session, changed: Iterable[str] | None = None) -> None:
         """Writes a session, of which these fields ``changed``, or all may have."""
-        row = _row("sessions", session.dump(), dump_json(session.record()), changed)
+        record = session.record()
+        row = _row("sessions", record, dump_json(record), changed)
         self.put("sessions", session.index, **row)
 
     def held_sizes(self) -> dict[tuple[int, str], tuple[int, int]]:
@@ -507,7 +510,7 @@ def _row(
 
 
 def _dump_agent(values: dict[str, Any]) -> str:
-    return dump_json(shortened(Agent, values))
+    return dump_row(shortened(Agent, values))
 
 
 def _nothing(store: Store) -> None:

@@ -15,15 +15,22 @@ version of the state. A daemon refuses a state whose version is higher than its 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from enum import StrEnum
 from functools import cache, partial
 from operator import attrgetter
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 _R = TypeVar("_R")
+
+
+#: one line of JSON of a row and the records within it
+dump_row: Final = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), default=lambda value: value.row()
+).encode
 
 
 @cache
@@ -100,7 +107,7 @@ def shortened(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
     """The fields that a row has, of all of them in the order of ``dumped``: most fields of most
     records have their defaults."""
     return {
-        name: value.row() if isinstance(value, Value) else value
+        name: value
         for (name, value), default in zip(values.items(), _default_values(cls), strict=True)
         if value is not default and value != default
     }
