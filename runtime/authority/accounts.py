@@ -15,6 +15,7 @@ but in one of their owner's, with limits that follow from their allowed number.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
@@ -177,7 +178,7 @@ class Accounts:
     ) -> None:
         self._limits = dict(limits)
         self._totals = dict(totals or {})
-        self._accounts: dict[tuple[int, Resource], _Account] = {}
+        self._accounts: dict[tuple[int, Resource], _Account] = defaultdict(_Account)
         self._used: dict[Resource, int] = dict.fromkeys(Resource, 0)
         #: time of the event loop, in seconds
         self.time = TimeAccounts(share, clock=clock)
@@ -201,7 +202,7 @@ class Accounts:
 
     def pay_anyway(self, payer: Payer, resource: Resource, amount: int) -> None:
         """Takes so much for what cannot be refused; less than 0 is given back."""
-        account = self._accounts.setdefault((payer.owner, resource), _Account())
+        account = self._accounts[payer.owner, resource]
         account.add(payer.name, amount)
         self._used[resource] += amount
         if not account.use and not account.holders:

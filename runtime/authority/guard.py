@@ -124,9 +124,9 @@ class Guard(Generic[_O_contra]):
         self, act: Act, what: str, facts: Facts, roles: Role, agent: Agent | None
     ) -> None:
         """``DeniedError`` if these may not."""
-        infinitive, _ = act.value
         wanted = self.wanted(facts, agent)
         if not roles & wanted:
+            infinitive, _ = act.value
             raise DeniedError(f"the caller may not {infinitive} {what}; {said(wanted)} may")
 
     def check_when(self, act: Act, what: str, agent: Agent) -> None:

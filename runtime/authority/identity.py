@@ -28,6 +28,9 @@ from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.records.registry import Registry
 
+#: of operators; of several they are found once, as each request asks for them
+_OWNER: Final = Role.OPERATOR | Role.ANYONE
+_MASTER: Final = OPERATORS | Role.ANYONE
 _BY_POLICY: Final = (
     ("agent", "read", Role.READER),
     ("agent", "start", Role.STARTER),
@@ -142,22 +145,22 @@ class Identity:
             return Role.NONE
         if caller.agent is not None:
             return Role.ANYONE
-        return (OPERATORS if self.is_master(caller) else Role.OPERATOR) | Role.ANYONE
+        return _MASTER if self.is_master(caller) else _OWNER
 
     def roles(self, caller: Caller, agent: Agent) -> Role:
         """The roles of the caller towards this agent, now."""
         if not caller.known:
             return Role.NONE
         if caller.agent is None:
-            roles = Role.ANYONE
             if self._privilege.is_master(caller.uid):
-                roles |= OPERATORS
+                roles = _MASTER
             elif caller.uid == agent.owner:
-                roles |= Role.OPERATOR
+                roles = _OWNER
+            else:
+                return Role.ANYONE
             # who made it prepares it, also for the parent that it was given
-            if roles & OPERATORS and agent.status is Status.NEW and agent.maker == caller.uid:
-                roles |= Role.CREATOR
-            return roles
+            is_maker = agent.status is Status.NEW and agent.maker == caller.uid
+            return roles | Role.CREATOR if is_maker else roles
         if not self.still(caller):
             return Role.NONE
         if caller.agent == agent.index:

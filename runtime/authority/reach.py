@@ -32,13 +32,12 @@ class Reach(Subscriber):
 
     def opens(self, agent: Agent, roles: Role) -> bool:
         """Whether an agent of another group has one of these roles with this one."""
-        perms = [perm for role, perm in _PERMS.items() if roles & role]
-        return bool(perms) and any(
-            self._authority.reaches(actor, agent, "agent", perm)
+        return any(
+            roles & role and self._authority.reaches(actor, agent, "agent", perm)
             for gid, actors in self._actors.items()
             if gid != agent.gid
             for actor in actors.values()
-            for perm in perms
+            for role, perm in _PERMS.items()
         )
 
     # Subscriber

@@ -6,7 +6,7 @@ what was started, and nothing is left of what was removed.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
@@ -100,8 +100,8 @@ class Upkeep(Part, Subscriber):
     def admit(self, change: Change) -> None:
         """``QuotaError`` if a change makes more and longer texts than there is room for, or if a
         caller does something that a history tells of for which there is no room."""
-        growth: Counter[int] = Counter()
-        kept: Counter[int] = Counter()
+        growth: dict[int, int] = defaultdict(int)
+        kept: dict[int, int] = defaultdict(int)
         for agent, values in change.agents.values():
             if values.get("removed"):
                 growth[agent.owner] -= _size(agent)
@@ -171,21 +171,21 @@ class Upkeep(Part, Subscriber):
         self._disk.note(session.owner, size)
 
     def _note_agent(self, agent: Agent) -> None:
-        held = Counter({Resource.MEMORY: _size(agent)})
-        if agent.live:
-            held.update(_of_agent(agent))
+        held = _of_agent(agent) if agent.live else {}
+        held[Resource.MEMORY] = held.get(Resource.MEMORY, 0) + _size(agent)
         self._hold(agent, NO_ITEM, held)
 
     def _note_item(self, item: Item) -> None:
         agent = self._registry.get(item.agent)
         if agent is None:
             return
-        held: Counter[Resource] = Counter()
+        held: Held = {}
         if self._items.get(item.index) is item:
             memory, disk = _sizes_of(item)
-            held.update({Resource.MEMORY: _RECORD + memory, Resource.DISK: disk})
             if isinstance(item, Task) and not item.child and item.status in _RUNNING:
-                held.update(_of_task(item))
+                held = _of_task(item)
+            held[Resource.MEMORY] = held.get(Resource.MEMORY, 0) + _RECORD + memory
+            held[Resource.DISK] = disk
         self._hold(agent, item.index, held)
 
     def _hold(self, agent: Agent, index: ItemIndex, wanted: Held) -> None:
@@ -260,7 +260,7 @@ def _length(value: Json) -> int:
 
 
 def _size(agent: Agent) -> int:
-    return sum(map(_length, _agent_texts(agent)))
+    return sum(map(_length, filter(None, _agent_texts(agent))))
 
 
 def _growth(agent: Agent, values: Mapping[str, Any]) -> int:
