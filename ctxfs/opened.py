@@ -14,7 +14,7 @@ from ctxfs.filesystem import Filesystem
 from ctxfs.tree.folders import FolderNode
 from ctxfs.tree.nodes import MORE_SIZE, Call, Listing, Node, OpenFile, OpenGone
 from ctxfs.tree.rownodes import FileNode, RowNode, reopen_row
-from runtime.authority.accounts import Charge, Resource
+from runtime.authority.accounts import Charge, Payer, Resource
 from runtime.caller import Caller
 from runtime.errors import CtxError
 from runtime.kernel.handover import Descriptors, Handed, pack_caller, unpack_caller
@@ -44,6 +44,11 @@ class Opened(Handed):
         if opened is not None:
             return opened.caller, opened.node
         return (listing.call.caller, listing.directory) if listing is not None else None
+
+    def payer(self, number: int) -> Payer | None:
+        """On whose account a file or directory is open."""
+        charges = self.charges.get(number)
+        return charges[0].payer if charges is not None else None
 
     def charge(self, caller: Caller, resource: Resource, amount: int) -> Charge:
         """So much on the account of the caller; ``QuotaError``."""

@@ -76,10 +76,8 @@ def _boundary(
     row = TABLE[name]
 
     async def guarded(self: Operations, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        who = self._payer(args)
-        if not self._at_hand:
-            self.idle = trio.Event()
-        self._at_hand[id(args)] = (name, args, who, time.monotonic())
+        who, key = self._payer(args), id(args)
+        self._at_hand[key] = (name, args, who, time.monotonic())
         self._base.requests += 1
         try:
             meant = partial(self._meant, args)
@@ -91,9 +89,10 @@ def _boundary(
             self.note(error, name, args)
             raise FUSEError(errno_of(error)) from None
         finally:
-            del self._at_hand[id(args)]
-            if not self._at_hand:
-                self.idle.set()
+            del self._at_hand[key]
+            if self._waited is not None and not self._at_hand:
+                self._waited.set()
+                self._waited = None
 
     guarded.__doc__ = method.__doc__
     return guarded
@@ -116,9 +115,8 @@ class Operations(pyfuse3.Operations):
         self.opened = Opened(fs)
         self.scheduler = Scheduler(fs.base.runtime.loop, handshake)
         self._pace = Pace(fs.base.runtime, self.scheduler)
-        #: set while no request is at hand
-        self.idle = trio.Event()
-        self.idle.set()
+        #: set once no request is at hand, if somebody waits for that
+        self._waited: trio.Event | None = None
         #: before the daemon's socket is there: who lists the root can hold the lock that this takes
         self.beginning = False
         #: requests that are not answered yet: operation, arguments, payer, since when
@@ -149,13 +147,18 @@ class Operations(pyfuse3.Operations):
     def is_idle(self) -> bool:
         return not self._at_hand
 
+    async def idle(self) -> None:
+        """Returns when no request is at hand."""
+        if self._at_hand:
+            self._waited = self._waited or trio.Event()
+            await self._waited.wait()
+
     def _payer(self, args: Sequence[Any]) -> Payer | None:
         """Whose account a request is on."""
         ctx = args[-1]
         if isinstance(ctx, RequestContext):
             return self._pace.payer_of(ctx.uid, ctx.gid, ctx.pid)
-        opened = self.opened.by_whom(args[0])
-        return self._pace.payer(opened[0]) if opened is not None else None
+        return self.opened.payer(args[0])
 
     def _meant(self, args: Sequence[Any], operation: str = "") -> Meant:
         if not isinstance(args[-1], RequestContext):

@@ -96,10 +96,6 @@ class Pace:
         self._known.put(key, (now, found))
         return found
 
-    def is_over(self, who: Payer | None) -> bool:
-        """Whether an agent's owner has used more of the loop's time than it has."""
-        return who is not None and self._runtime.accounts.time.makes_wait(who)
-
     def timed(
         self, who: Payer | None, coroutine: Coroutine[Any, Any, _R]
     ) -> Awaitable[_R]:
@@ -119,7 +115,8 @@ class Pace:
         if row.turn and self._scheduler.is_asked() and not meant().is_ctl:
             with self.holding(who, data):
                 await self._scheduler.turn(who, reads=reads)
-        if who is None or not self.is_over(who) or (about := meant()).is_ctl:
+        accounts = self._runtime.accounts.time
+        if who is None or not accounts.makes_wait(who) or (about := meant()).is_ctl:
             return
         if row.over is Over.REFUSED:
             raise OverTimeError(

@@ -117,11 +117,14 @@ class Scheduler:
             self._note_pass()
         # who asked may be killed meanwhile: then there is nothing to read any more, and
         # pyfuse3 would wait for the next request with the whole daemon
-        while self.reading.holds or not self._is_more():
+        while not self._is_more():
             if self.reading.holds:
                 await self.reading.passed()
             elif self._meter.loop is None or not self._wait_here(self._meter.loop):
                 await trio.lowlevel.wait_readable(fd)
+            else:
+                self._note_pass()
+                return
             self._note_pass()
 
     def _wait_here(self, loop: OwnLoop) -> bool:

@@ -74,8 +74,11 @@ def _parse_restart(base: Base, agent: Agent, caller: Caller, line: str) -> str:
 
 
 def _check_meta(base: Base, agent: Agent, caller: Caller, line: str) -> None:
-    if not names.is_unfinished_json(line):
+    try:
         names.parse_json_object(line)
+    except MalformedError:
+        if not names.is_unfinished_json(line):
+            raise
 
 
 def _set_meta(base: Base, agent: Agent, caller: Caller, text: str) -> None:

@@ -151,7 +151,7 @@ def test_a_file_that_is_called_ctl_is_none(
     """Over its account of time an agent is refused, but for its verbs."""
     with mounted.as_(inside(agent)):
         own, folder = mounted.inode(D), mounted.inode(f"{D}/artifact")
-        monkeypatch.setattr(mounted.ops._pace, "is_over", lambda who: who is not None)
+        monkeypatch.setattr(mounted.agents.accounts.time, "makes_wait", lambda who: True)
         complete(mounted.ops.lookup, own, b"ctl", CONTEXT)
         with refused("EAGAIN"):
             complete(mounted.ops.create, folder, b"ctl", 0o644, os.O_WRONLY, CONTEXT)
