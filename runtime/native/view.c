@@ -49,7 +49,7 @@
  *                                  and any other file with an empty one; does nothing
  *                                  if nothing is there
  *     expect TARGET TEXT           says TEXT on standard error if the agent may not write
- *                                  TARGET in the end
+ *                                  TARGET in the end; of a read-only filesystem, that it is one
  *
  * A first bind on "/" becomes the root; otherwise, the root is in memory. Missing targets
  * and their parent directories are created. All that is in memory is one filesystem, so that
@@ -706,7 +706,12 @@ static void tell_unwritable(struct plan plan)
 	for (size_t i = 0; i < plan.count; i++) {
 		char **operation = plan.operations[i].items;
 
-		if (!strcmp(operation[0], "expect") && access(operation[1], W_OK) < 0)
+		if (strcmp(operation[0], "expect") || access(operation[1], W_OK) == 0)
+			continue;
+		if (errno == EROFS)
+			dprintf(STDERR_FILENO, "mount: %s is rw, but its filesystem is read-only\n",
+				operation[1]);
+		else
 			dprintf(STDERR_FILENO, "%s\n", operation[2]);
 	}
 }

@@ -81,20 +81,26 @@ def test_a_missing_mount_source_and_cwd_are_named(shared_daemon: Daemon) -> None
 
 @pytest.mark.needs_root("an ordinary user's agents have the user's own uid")
 def test_what_it_asked_for_and_has_not_is_in_its_log(shared_daemon: Daemon, tmp_path: Path) -> None:
-    closed, open_ = tmp_path / "closed", tmp_path / "open"
+    closed, open_, fixed = (tmp_path / name for name in ("closed", "open", "fixed"))
     closed.mkdir()
     open_.mkdir()
+    fixed.mkdir()
     os.chown(open_, AGENT_UID, -1)
-    agent = shared_daemon.finish(
-        "lacking", "echo it runs",
-        mount=f"{closed} /closed rw\n{open_} /open rw\n{closed} /read ro",
-        policy="allow lacking_t network:nope connect\nallow lacking_t network:no* connect",
-    )
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", fixed], check=True)
+    try:
+        agent = shared_daemon.finish(
+            "lacking", "echo it runs",
+            mount=f"{closed} /closed rw\n{open_} /open rw\n{closed} /read ro\n{fixed} /fixed rw",
+            policy="allow lacking_t network:nope connect\nallow lacking_t network:no* connect",
+        )
+    finally:
+        subprocess.run(["umount", fixed], check=True)
     told = (
         "ctxfs: its policy allows network:nope, but no such network is configured: add it to"
         " networks in the configuration of ctxd",
         f"mount: /closed is rw, but uid {AGENT_UID} may not write {closed}: chown it,"
         f" or give it to this uid with setfacl -m u:{AGENT_UID}:rwx",
+        "mount: /fixed is rw, but its filesystem is read-only",
     )
     *said, _ = read(agent, "log").splitlines()
     assert said == [*told]
