@@ -4,7 +4,7 @@ VENV    := .venv
 PYTHON  := $(VENV)/bin/python
 STAMP   := $(VENV)/.complete
 NATIVE  := runtime/native
-PROGRAMS := $(addprefix $(NATIVE)/,binder census enter feed gather guard keeper launcher lend look monitor relay release stage sweep tree view walk)
+PROGRAMS := $(addprefix $(NATIVE)/,binder carry census enter feed gather guard keeper launcher lend look monitor relay release stage sweep tree view walk)
 # not CFLAGS, which who packs exports for what pip compiles
 NATIVE_CFLAGS := -std=gnu11 -O2 -Wall -Wextra -Werror
 # A static program of musl starts three times as fast as one of glibc, and takes a fraction of
@@ -166,7 +166,7 @@ lint: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m mypy
 	@if command -v mandoc >/dev/null; then mandoc -T lint -W warning $(MANPAGES); \
 	else echo "mandoc is missing: the man pages were not checked (apt-get install mandoc)"; exit 1; fi
-	set -e; for scripts in look make discard gather "take judge"; do \
+	set -e; for scripts in look "make tree copy" "tree lacks" discard gather "take judge"; do \
 		for script in say $$scripts; do cat runtime/agents/worktree/$$script.sh; done | shellcheck -s sh -; \
 	done
 

@@ -48,7 +48,7 @@ from runtime.records.store import Store
 log = logging.getLogger("ctxd.runtime")
 
 _PROGRAMS = (
-    *("binder", "census", "enter", "feed", "gather", "guard", "keeper"),
+    *("binder", "carry", "census", "enter", "feed", "gather", "guard", "keeper"),
     *("launcher", "lend", "look", "monitor", "relay", "release", "stage", "sweep"),
     *("tree", "view", "walk"),
 )

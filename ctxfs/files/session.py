@@ -136,7 +136,8 @@ ROWS: Final[tuple[Row[Session], ...]] = (
         doc="results, references and artifact paths of its children"),
     Shown(name="now.md", within="context", read=HISTORIANS, generated=True,
         render=lambda base, session, caller: now(base.agents, session),
-        doc="what its agent works on and waits for, its children and tasks, and their reports"),
+        doc="what its agent works on and waits for, its children and tasks, and their reports; "
+        "of a worktree, what that lacks"),
     Directory(name="child", within="context", read=HISTORIANS,
         entries=lambda base, session, call: (
             name for name, _ in base.agents.sessions.channels(session.index)

@@ -188,7 +188,7 @@ ROWS: Final[tuple[Row[Task], ...]] = (
     Shown(name="worktree", polled=True,
         render=lambda base, task, caller: base.agents.tasks.worktree(task),
         doc="for a child's handle: state= path= branch= base= commit= reason= of its "
-        "worktree"),
+        "worktree, and in what it differs from its parent's workspace"),
     Shown(name="started_at", render=fields.time("started"), depends=("started",),
         doc="RFC 3339 time"),
     Shown(name="ended_at", render=fields.time("ended"), depends=("ended",), doc="RFC 3339 time"),

@@ -10,6 +10,7 @@ from typing import Final
 from runtime.agents.forking import Room, finished
 from runtime.agents.parts import Agents
 from runtime.agents.results import CHILD
+from runtime.agents.workspace import WORKSPACE, Worktree
 from runtime.records.items import Task, Wait, WaitStatus, Work
 from runtime.records.model import Agent, Session
 from runtime.texts import context
@@ -26,8 +27,22 @@ def now(agents: Agents, session: Session) -> str:
     agent = agents.registry.get(session.agent_index)
     if agent is None:
         return ""
-    parts = (_focus(agents, agent), _waits(agents, agent), _things(agents, agent))
-    return context.now(agent.name, session.name, (*parts, _reports(agents, agent)))
+    parts = (_workspace, _focus, _waits, _things, _reports)
+    return context.now(agent.name, session.name, (part(agents, agent) for part in parts))
+
+
+def _workspace(agents: Agents, agent: Agent) -> context.Part:
+    """A worktree, its own or one that it inherits, and in what it differs from what it was made
+    of."""
+    line = (agent, *reversed(agents.registry.ancestors(agent)))
+    whose = next((each for each in line if each.workspace not in ("", "inherit")), agent)
+    entries: tuple[context.Entry, ...] = ()
+    if whose.workspace == "worktree" and whose.worktree is not None and whose.worktree_made:
+        found = Worktree.load(whose.worktree)
+        made = (("path", WORKSPACE), ("branch", found.branch), ("base", found.base))
+        entries = (context.entry(*made, *found.differs.items()),)
+    section = context.Section("workspace", "Workspace", entries)
+    return context.Part(section, context.NOW_WORKSPACE)
 
 
 def _focus(agents: Agents, agent: Agent) -> context.Part:

@@ -15,6 +15,7 @@ Where things are, below the directory that all worktrees of a repository share
     ctx/<name>/work           its files; the child has them at /workspace
     ctx/<name>/git            its repository: objects, refs, HEAD, index are its own
     ctx/<name>/config dotgit  what is in that repository's config, and in /workspace/.git
+    ctx/<name>/copied         an index of the parent's ignored files that were copied to work
     ctx/<name>/fetch          while something is taken over: the repository of ours
 
 Below ``common``, because the parent can write there if it can commit at all; it
@@ -36,6 +37,10 @@ Three things pass between the two repositories:
   forged object arrives under its true name, and the object that it replaced is missing. The branch
   moves, with its old value given, if everything that it needs is there and the move loses nothing.
 
+What git does not keep has another way down: carry.c copies the ignored files that the parent's
+``.ctxfs-copy`` names, and nothing that the child's view has not. What else the parent has, and the
+child has not, is told to both.
+
 Our git never reads the child's index, attributes or refs. The child's configuration is ours. An
 index of ours decides what is clean. The child's files have an empty file in place of ``.git``,
 which only the child's view covers with one that leads to its repository: so the parent's git does
@@ -46,7 +51,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Self
@@ -76,11 +81,22 @@ _OURS: Final = ("config", "hooks", "info")
 #: directories of objects that a repository may borrow from, its own included
 _OBJECTS_MAX: Final = 64
 _WHY_MAX: Final = 500
+#: in what a child's workspace differs from its parent's, as handles and the child itself are told
+DIFFERENCES: Final = (
+    *("copied", "not_copied", "uncommitted", "empty_submodules", "hooks_not_run"),
+    *("filters_not_run", "links_into_git", "refs_left_out", "config_left_out"),
+)
+#: bytes of names that are told of each
+_NAMES_MAX: Final = 300
+#: seconds to look for that: a child starts all the same
+_LOOKING: Final = 20
 #: what an operator does when he has repaired what was kept
 _FETCH: Final = "write fetch to ctl"
 
 _OBJECT_ID: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _NOT_FOUND: Final = (126, 127)
+#: of timeout(1)
+_TIME_OVER: Final = 124
 
 _VARIABLES: Final = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -133,7 +149,9 @@ def _script(*names: str) -> str:
     return "\n".join((directory / f"{name}.sh").read_text() for name in ("say", *names))
 
 
-_LOOK, _MAKE, _DISCARD, _GATHER = map(_script, ("look", "make", "discard", "gather"))
+_LOOK, _DISCARD, _GATHER = map(_script, ("look", "discard", "gather"))
+_MAKE: Final = _script("make", "tree", "copy")
+_LACKS: Final = _script("tree", "lacks")
 _HOOKS: Final = _script() + "hooks\n"
 _TAKE: Final = _script("take") + "say end\n"
 _JUDGE: Final = _script("take", "judge") + "say end\n"
@@ -156,7 +174,8 @@ class Worktree:
     repository keeps for all worktrees, both without symbolic links; ``base`` the
     commit that the branch began at; ``objects`` the directories that the child
     borrows objects from, its parent's last. ``commit`` is where the parent's branch
-    was left, ``reason`` why it, or something else, is kept.
+    was left, ``reason`` why it, or something else, is kept. ``differs`` is what the child has
+    not, or has besides the commit, by key (``DIFFERENCES``).
     """
 
     name: str
@@ -167,6 +186,7 @@ class Worktree:
     state: WorktreeState = WorktreeState.OPEN
     commit: str = ""
     reason: str = ""
+    differs: dict[str, str] = field(default_factory=dict)
 
     @property
     def branch(self) -> str:
@@ -200,6 +220,7 @@ class Worktree:
             "base": self.base,
             "commit": self.commit,
             "reason": self.reason,
+            **self.differs,
         }
         return "".join(f"{key}={value}\n" for key, value in values.items())
 
@@ -336,12 +357,14 @@ async def _ask(
     *words: str,
     cwd: str = "/",
     hooks: Iterable[str] = (),
+    seconds: int = 0,
     **variables: str,
 ) -> _Answer:
     """Runs a script in an agent's cell, in an environment that nobody else writes.
 
-    ``hooks`` are names that the configuration has, to be switched off;
-    ``UnsupportedError`` if there is no git, or no shell.
+    ``hooks`` are names that the configuration has, to be switched off; ``seconds`` are what it has
+    until it is killed, 0 for as many as it takes. ``UnsupportedError`` if there is no git, or no
+    shell.
     """
     values = {**_VARIABLES, **variables}
     configured = {**_SETTINGS, **_without_hooks(hooks)}
@@ -352,7 +375,8 @@ async def _ask(
         values[f"GIT_CONFIG_VALUE_{number}"] = value
     # The agent's environment may set anything: GIT_DIR, GIT_TRACE, LD_PRELOAD.
     command = ["env", "-i", *(f"{key}={value}" for key, value in values.items())]
-    code, text = await run(agent, [*command, "sh", "-c", script, "ctxfs", *words], cwd, {})
+    limit = ["timeout", str(seconds)] if seconds else []
+    code, text = await run(agent, [*command, *limit, "sh", "-c", script, "ctxfs", *words], cwd, {})
     found: dict[str, list[str]] = {}
     rest = []
     for line in text.split("\n"):
@@ -451,8 +475,15 @@ async def plan(run: RunInside, parent: Agent, child: Agent, root: str) -> Worktr
     )
 
 
-async def add(run: RunInside, parent: Agent, worktree: Worktree) -> None:
-    """Makes what ``plan`` returned; ``CtxError`` if it cannot: then ``discard`` it."""
+async def add(
+    run: RunInside, parent: Agent, worktree: Worktree, program: str, covered: Iterable[str] = ()
+) -> Worktree:
+    """Makes what ``plan`` returned, which is returned with what it differs in; ``CtxError`` if it
+    cannot: then ``discard`` it.
+
+    ``program`` is where the parent's view has carry (carry.c), ``covered`` are paths at which the
+    child has nothing of its parent's view, or something else.
+    """
     answer = await _ask(run, parent, _HOOKS, GIT_DIR=worktree.common)
     answer = await _ask(
         run,
@@ -463,9 +494,47 @@ async def add(run: RunInside, parent: Agent, worktree: Worktree) -> None:
         *worktree.objects,
         hooks=answer.words.get("hook", []),
         GIT_DIR=worktree.common,
+        ROOT=worktree.root,
+        CARRY=program,
+        COVERED="\n".join(covered),
     )
     if answer.code:
         raise WrongStateError(f"making the worktree {quote(worktree.name)}: {_said(answer.text)}")
+    return replace(worktree, differs=await _differences(run, parent, worktree))
+
+
+async def _differences(run: RunInside, parent: Agent, worktree: Worktree) -> dict[str, str]:
+    """Each of ``DIFFERENCES`` and what is told of it; ``unknown`` says why not all of it is."""
+    answer = await _ask(
+        run,
+        parent,
+        _LACKS,
+        *(worktree.place, worktree.base, worktree.common),
+        cwd=worktree.root,
+        seconds=_LOOKING,
+    )
+    names: dict[str, list[str]] = {}
+    for line in answer.words.get("told", []):
+        key, _, name = line.partition(":")
+        names.setdefault(key, []).append(name)
+    counts = dict(line.split(":", 1) for line in answer.words.get("count", []))
+    found = {key: _some(names.get(key, []), int(counts.get(key, "0"))) for key in DIFFERENCES}
+    if not answer.whole:
+        late = answer.code == _TIME_OVER
+        why = f"it took more than {_LOOKING} s" if late else _said(answer.text)
+        found["unknown"] = f"not all was looked at: {why}"
+    return found
+
+
+def _some(names: list[str], count: int) -> str:
+    """Some of the names, and how many more there are."""
+    shown: list[str] = []
+    for name in map(escape, names):
+        if len(", ".join([*shown, name]).encode()) > _NAMES_MAX:
+            break
+        shown.append(name)
+    more = count - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more and shown else str(more or ""))
 
 
 async def discard(run: RunInside, parent: Agent, worktree: Worktree) -> None:

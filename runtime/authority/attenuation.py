@@ -274,6 +274,15 @@ class Authority:
         found = (sources.resolve(line, self._boot) for line in mounts.parse(agent.mount))
         return tuple(replace(line, target=self.places.plain(line.target)) for line in found)
 
+    def covered(self, agent: Agent) -> list[str]:
+        """The paths at which its own table hides what its parent has there, or shows something
+        else."""
+        return [
+            mount.target
+            for mount in self.own_mounts(agent)
+            if mount.mode == "hide" or mount.source != mount.target
+        ]
+
     @staticmethod
     def _sources(agent: Agent, name: str) -> mounts.Sources:
         """The objects that the paths of a control led to when it was written."""

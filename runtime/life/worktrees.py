@@ -63,7 +63,9 @@ class Worktrees(Part, Subscriber):
     def __init__(self, host: Host, run: RunInside) -> None:
         super().__init__(host)
         self._run = run
-        self._gather = str(host.places.program("gather"))
+        self._gather, self._carry = (
+            str(host.places.program(name)) for name in ("gather", "carry")
+        )
         self._cares: list[_Care] = []
         #: one thing at a time for each child, and so many in the cell of one parent
         self._children = Lanes[int]()
@@ -147,9 +149,10 @@ class Worktrees(Part, Subscriber):
             worktree = await workspace.plan(self._run, parent, agent, root)
             self._agents.journal.update(agent, worktree=worktree.dump())
             crashpoints.reach("worktree.planned")
-            await workspace.add(self._run, parent, worktree)
+            covered = self._agents.authority.covered(agent)
+            worktree = await workspace.add(self._run, parent, worktree, self._carry, covered)
             crashpoints.reach("worktree.made")
-            self._agents.journal.update(agent, worktree_made=True)
+            self._agents.journal.update(agent, worktree=worktree.dump(), worktree_made=True)
             self._put(agent, worktree)
 
         if why := await self._care(parent, agent.index, steps, starting=agent):

@@ -157,7 +157,8 @@ def derive(snapshot: Snapshot, handoff: str, limit: int) -> Inherited:
 
 
 #: bytes of each part of ``now.md``, titles and notes included
-NOW_FOCUS: Final = 24 << 10
+NOW_WORKSPACE: Final = 4 << 10
+NOW_FOCUS: Final = 20 << 10
 NOW_WAITS: Final = 8 << 10
 NOW_THINGS: Final = 16 << 10
 NOW_REPORTS: Final = 16 << 10

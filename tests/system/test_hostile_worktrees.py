@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from runtime.agents.workspace import DIFFERENCES
 from tests.worlds.daemon import (
     AGENT_UID,
     Daemon,
@@ -130,6 +131,7 @@ def test_a_branch_comes_over_before_the_end_is_told(family: Family) -> None:
         "base": base,
         "commit": commit,
         "reason": "",
+        **{**dict.fromkeys(DIFFERENCES, ""), "refs_left_out": "main"},
     }
     assert git(family.repository, "worktree", "list").count("\n") == 0
     prompt(family.handle("kid").rmdir)

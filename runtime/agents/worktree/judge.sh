@@ -17,6 +17,13 @@ find . -mindepth 2 -name .git >"$ours/found" || keep "not all of its files can b
 if [ ! -s "$ours/found" ]; then
     export GIT_DIR="$ours" GIT_WORK_TREE="$place/work" GIT_INDEX_FILE="$ours/index"
     export GIT_OBJECT_DIRECTORY="$objects"
+    # copies that the child removed are not missed, and what it committed is as it committed it
+    if [ -f "$place/copied" ]; then
+        GIT_INDEX_FILE=$place/copied git ls-files --stage -z >"$ours/copied" || exit 1
+        git update-index -z --index-info <"$ours/copied" || exit 1
+        git ls-files --deleted -z >"$ours/copied" || exit 1
+        git update-index -z --force-remove --stdin <"$ours/copied" || exit 1
+    fi
     git ls-tree -r -z "$commit" >"$ours/tree" || exit 1
     grep -zv '^160000 ' "$ours/tree" | git update-index -z --index-info || exit 1
     git ls-files --others --modified --deleted >"$ours/found" || exit 1

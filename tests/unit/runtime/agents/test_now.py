@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from runtime.agents import now
+from runtime.agents.workspace import DIFFERENCES, Worktree
 from runtime.ids import MessageId
 from runtime.records.change import Change
 from runtime.records.items import Report, Task, TaskStatus, Wait, WaitStatus, Work, WorkStatus
@@ -18,6 +20,7 @@ from runtime.texts.names import timestamp
 from tests.worlds.records import World, add_end, inside, operator
 
 USER = operator(1000)
+ROOMS = (context.NOW_FOCUS, context.NOW_WAITS, context.NOW_THINGS, context.NOW_REPORTS)
 pytestmark = pytest.mark.settings(tasks=2000, waits=2000)
 
 
@@ -148,6 +151,7 @@ def test_every_part_is_bounded_and_says_what_it_left_out(
     ]  # fmt: skip
     monkeypatch.setattr(world.agents.messages, "reports", lambda agent: reports)
     long = "\n" * 60_000
+    assert context.NOW_WORKSPACE + sum(ROOMS) == 64 << 10
     make(
         world, agent,
         Work(agent=agent.index, name="big", objective=long, acceptance=long, plan=long),
@@ -161,11 +165,10 @@ def test_every_part_is_bounded_and_says_what_it_left_out(
         focus="big",
     )  # fmt: skip
     text = text_of(world, agent)
-    titles = ("Waits", "Children and tasks", "Reports of children")
-    begins = [0, *(text.index(f"\n## {title}\n") for title in titles), len(text)]
+    titles = ("Current work item", "Waits", "Children and tasks", "Reports of children")
+    begins = [*(text.index(f"\n## {title}\n") for title in titles), len(text)]
     parts = [text[a:b] for a, b in itertools.pairwise(begins)]
-    rooms = (context.NOW_FOCUS, context.NOW_WAITS, context.NOW_THINGS, context.NOW_REPORTS)
-    for part, room in zip(parts, rooms, strict=True):
+    for part, room in zip(parts, ROOMS, strict=True):
         assert room // 2 < len(part.encode()) <= room
         assert "left out]\n" in part
     assert len(text.encode()) <= 64 << 10
@@ -176,6 +179,28 @@ def test_every_part_is_bounded_and_says_what_it_left_out(
     told = [f"ts: {timestamp(n)}\n" for n in range(12)]
     assert parts[3].index(told[10]) < parts[3].index(told[11]), "oldest first"
     assert told[7] not in parts[3]
+
+
+def test_a_worktree_says_in_what_it_differs(world: World, agent: Agent) -> None:
+    """Also to who inherits it; at length, which leaves room for the rest."""
+    differs = dict.fromkeys(DIFFERENCES, "x" * 300)
+    worktree = Worktree(name="kid", root="/w", common="/w/.git", base="0" * 40, differs=differs)
+    kid = world.agents.births.create(inside(agent), "kid")
+    world.agents.journal.update(kid, workspace="worktree", worktree=worktree.dump())
+    assert "## Workspace" not in text_of(world, kid), "it is not made yet"
+    world.agents.journal.update(kid, worktree_made=True)
+    world.live(kid)
+    heir = world.live(world.agents.births.create(inside(world.may_create(kid)), "heir"))
+    make(world, heir, Work(agent=heir.index, name="ship", objective="ship it"), focus="ship")
+    wanted = f"branch: ctx/kid\nbase: {'0' * 40}\ncopied: {'x' * 300}\n"
+    for each in (kid, heir):
+        text = text_of(world, each)
+        part = text[text.index("\n## Workspace\n\npath: /workspace\n" + wanted) :]
+        assert all(f"{key}: {'x' * 300}\n" in part for key in DIFFERENCES)
+        assert "left out]" not in text
+    assert part.endswith("\n\n## Current work item\n\nid: ship\nstatus: open\nobjective: ship it\n")
+    world.agents.journal.update(kid, worktree=replace(worktree, differs={"copied": ""}).dump())
+    assert f"base: {'0' * 40}\n\n## Current" in text_of(world, heir), "no more than there is"
 
 
 def test_nothing_is_shown_of_a_removed_agent(world: World, agent: Agent) -> None:

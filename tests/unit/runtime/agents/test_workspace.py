@@ -32,6 +32,7 @@ from tests.worlds.records import World, inside, operator
 
 _T = TypeVar("_T")
 _SECONDS = 60
+CARRY = str(cell.native("carry"))
 _UID = 61000
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -53,6 +54,7 @@ def execute(words: list[str], cwd: str, variables: dict[str, str]) -> tuple[int,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        errors="replace",
         timeout=_SECONDS,
         check=False,
     )
@@ -140,10 +142,9 @@ class Kid:
 
 @pytest.fixture
 def make(parent: Agent, child: Agent) -> Callable[..., Worktree]:
-    def make(root: Path, run: RunInside = run_here) -> Worktree:
+    def make(root: Path, run: RunInside = run_here, covered: tuple[str, ...] = ()) -> Worktree:
         planned = call(workspace.plan, run, parent, child, str(root))
-        call(workspace.add, run, parent, planned)
-        return planned
+        return call(workspace.add, run, parent, planned, CARRY, covered)
 
     return make
 
@@ -356,7 +357,7 @@ def test_the_branch_comes_in_between(
     other = commit(repo, "new")
     git(repo, "branch", "ctx/kid")
     with pytest.raises(WrongStateError, match="already exists"):
-        call(workspace.add, run_here, parent, planned)
+        call(workspace.add, run_here, parent, planned, CARRY)
     discard(planned)
     assert git(repo, "rev-parse", "ctx/kid") == other
 
@@ -429,10 +430,343 @@ def test_what_fails_half_way_can_be_taken_away(
 
     planned = call(workspace.plan, run_here, parent, child, str(repo))
     with pytest.raises(WrongStateError, match=r'"it broke\\x1b\['):
-        call(workspace.add, run, parent, planned)
+        call(workspace.add, run, parent, planned, CARRY)
     discard(planned)
     assert branches(repo) == ["main"]
     make(repo)
+
+
+# what git does not keep
+
+
+def _told(text: str) -> list[str]:
+    return text.split(", ") if text else []
+
+
+@pytest.fixture
+def full(repo: Path) -> Path:
+    """A repository with something of everything that a clone of it does not have."""
+    git(repo.parent, "init", "-q", "-b", "main", "inner")
+    commit(repo.parent / "inner", "file")
+    git(repo, "-c", "protocol.file.allow=always", "submodule", "add", "-q", "../inner", "lib/in")
+    (repo / ".gitattributes").write_text("*.bin filter=lfs\n*.txt text\n")
+    (repo / ".gitignore").write_text(".env\n*.o\ncache/\nconf/*.local\n.ctxfs-copy\n")
+    (repo / "a.bin").write_text("pointer\n")
+    (repo / "conf").mkdir()
+    (repo / "conf/plain").write_text("text\n")
+    (repo / "big").symlink_to(".git/annex/objects/x")
+    commit(repo, "more")
+    git(repo, "tag", "v1")
+    git(repo, "config", "commit.gpgSign", "false")
+    git(repo, "config", "http.https://user:secret@host/.extraHeader", "x")
+    for hook, mode in (("pre-commit", 0o755), ("commit-msg", 0o644), ("pre-push.sample", 0o755)):
+        (repo / ".git/hooks" / hook).write_text("#!/bin/sh\n")
+        (repo / ".git/hooks" / hook).chmod(mode)
+    (repo / "cache/deep").mkdir(parents=True)
+    for name in (".env", "conf/it.local", "conf/other.local", "cache/deep/x", "x.o", "sub/y.o"):
+        (repo / name).write_text(f"{name} of the parent\n")
+    (repo / "conf/it.local").chmod(0o750)
+    os.utime(repo / ".env", (1000, 1000))
+    (repo / "tool").write_text("changed\n")
+    (repo / "notes").write_text("not ignored\n")
+    return repo
+
+
+def test_what_the_child_lacks_is_told(make: Callable[..., Worktree], full: Path) -> None:
+    found = make(full)
+    assert found.differs == {
+        "copied": "",
+        "not_copied": ".env, cache/, conf/it.local, conf/other.local, sub/y.o, x.o",
+        "uncommitted": "tool, notes",
+        "empty_submodules": "lib/in",
+        "hooks_not_run": "pre-commit",
+        "filters_not_run": "lfs (1)",
+        "links_into_git": "big",
+        "refs_left_out": "main, v1",
+        "config_left_out": "commit, http",
+    }
+    text = found.describe()
+    assert "\nempty_submodules=lib/in\nhooks_not_run=pre-commit\n" in text
+    assert Worktree.load(found.dump()) == found
+    assert not (Path(found.place) / "copy").exists()
+    assert git(full, "status", "--porcelain").split() == ["M", "tool", "??", "notes"]
+
+
+def test_nothing_is_told_of_what_is_whole(made: Worktree) -> None:
+    assert made.differs == {**dict.fromkeys(workspace.DIFFERENCES, ""), "refs_left_out": "main"}
+
+
+def test_only_some_of_much_is_told(make: Callable[..., Worktree], repo: Path) -> None:
+    for number in range(200):
+        (repo / f"{number:03}.o").write_text("x")
+    (repo / ("é" * 120 + ".o")).write_text("x")
+    told = make(repo).differs["not_copied"]
+    assert told == ", ".join(f"{number:03}.o" for number in range(16)) + " and 185 more"
+
+
+def test_names_that_are_too_long_are_counted(make: Callable[..., Worktree], repo: Path) -> None:
+    for number in range(3):
+        (repo / ("é" * 120 + f"{number}.o")).write_text("x")
+    told = make(repo).differs["not_copied"]
+    assert told.startswith("é" * 100) and told.endswith(" and 2 more")
+
+
+def test_ignored_files_are_copied(
+    make: Callable[..., Worktree], take: Take, full: Path
+) -> None:
+    patterns = "# settings\n.env\nconf/*\n!other.local\ncache/\nnotes\ntool\nnone\n"
+    (full / ".ctxfs-copy").write_text(patterns)
+    worktree = make(full)
+    assert _told(worktree.differs["copied"]) == [".env", "cache/deep/x", "conf/it.local"]
+    assert _told(worktree.differs["not_copied"]) == [
+        ".ctxfs-copy", "conf/other.local", "sub/y.o", "x.o",
+    ]  # fmt: skip
+    kid = Kid(worktree)
+    for name in (".env", "cache/deep/x", "conf/it.local"):
+        assert (kid.tree / name).read_text() == f"{name} of the parent\n"
+    assert (kid.tree / ".env").stat().st_mtime == 1000
+    assert (kid.tree / "conf/it.local").stat().st_mode & 0o7777 == 0o750
+    assert (kid.tree / "tool").read_text() == "#!/bin/sh\n", "what git has is git's"
+    assert kid.git("status", "--porcelain") == ""
+    assert take(worktree).state is WorktreeState.FETCHED
+    # what the parent's becomes is its own matter
+    (full / ".env").write_text("other\n")
+    (full / ".ctxfs-copy").unlink()
+    assert take(worktree).state is WorktreeState.FETCHED
+    os.utime(kid.tree / ".env")
+    (kid.tree / "cache/deep/x").unlink()
+    assert take(worktree).state is WorktreeState.FETCHED, "a lost copy is no loss"
+    before = os.stat(kid.tree / ".env")
+    (kid.tree / ".env").write_text("." * (before.st_size - 1) + "\n")
+    os.utime(kid.tree / ".env", ns=(before.st_atime_ns, before.st_mtime_ns))
+    taken = take(worktree)
+    assert taken.state is WorktreeState.KEPT and "uncommitted: .env;" in taken.reason
+
+
+def test_what_became_of_a_copy_is_judged(
+    make: Callable[..., Worktree], take: Take, full: Path
+) -> None:
+    """Committed, it is as it was committed; in the place of its directory there may be a file."""
+    (full / ".ctxfs-copy").write_text(".env\ncache\n")
+    kid = Kid(make(full))
+    (kid.tree / ".env").write_text("of the child\n")
+    shutil.rmtree(kid.tree / "cache")
+    (kid.tree / "cache").write_text("of the child\n")
+    kid.git("add", "-f", ".env", "cache")
+    kid.git("commit", "-q", "-m", "Copies")
+    assert take(kid.worktree).state is WorktreeState.FETCHED
+    (kid.tree / ".env").write_text(".env of the parent\n")
+    taken = take(kid.worktree)
+    assert taken.state is WorktreeState.KEPT and "uncommitted: .env;" in taken.reason
+
+
+def test_names_of_files_that_are_copied(make: Callable[..., Worktree], repo: Path) -> None:
+    names = (":x.o", "a b.o", "two\nlines.o", "-z.o", "\udcff.o", "é.o", ":(top)y.o", "*.o", "'.o")
+    for name in names:
+        (repo / name).write_text(name, errors="surrogateescape")
+    (repo / ".ctxfs-copy").write_text("*.o\n")
+    worktree = make(repo)
+    for name in names:
+        path = Path(worktree.path) / name
+        assert path.read_text(errors="surrogateescape") == name
+    assert worktree.differs["not_copied"] == ""
+    assert all(char.isprintable() for char in worktree.differs["copied"])
+
+
+def test_copies_are_handed_down(
+    make: Callable[..., Worktree], take: Take, parent: Agent, world: World, repo: Path
+) -> None:
+    """The files of a child are the workspace that its own child's are made of."""
+    (repo / ".ctxfs-copy").write_text("*.o\n")
+    commit(repo, "other")
+    (repo / "x.o").write_text("x")
+    kid = Kid(make(repo))
+    (kid.tree / ".git").write_text(f"gitdir: {kid.repository}\n")
+    low = world.agents.births.create(inside(parent), "low")
+    found = call(workspace.plan, run_here, parent, low, str(kid.tree))
+    found = call(workspace.add, run_here, parent, found, CARRY)
+    assert (Path(found.path) / "x.o").read_text() == "x"
+    assert (found.differs["copied"], found.differs["refs_left_out"]) == ("x.o", "")
+
+
+def test_nothing_above_the_workspace_is_copied(
+    make: Callable[..., Worktree], full: Path
+) -> None:
+    """The list is that of the repository, whose patterns begin at its top."""
+    (full / ".ctxfs-copy").write_text("*.o\n.env\n/other.local\n")
+    worktree = make(full / "sub")
+    tree = Path(worktree.path)
+    assert (tree / "sub/y.o").exists() and not (tree / "x.o").exists()
+    assert not (tree / ".env").exists()
+    assert (worktree.differs["copied"], worktree.differs["not_copied"]) == ("sub/y.o", "")
+    worktree = make_of(make, full / "conf", worktree)
+    assert worktree.differs["not_copied"] == "conf/it.local, conf/other.local"
+
+
+def make_of(make: Callable[..., Worktree], root: Path, before: Worktree) -> Worktree:
+    """Another one, of the same name."""
+    shutil.rmtree(before.place)
+    git(root, "branch", "-q", "-D", "ctx/kid")
+    return make(root)
+
+
+def test_a_work_tree_elsewhere_is_not_looked_at(
+    make: Callable[..., Worktree], repo: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for where in (elsewhere, repo):
+        (where / ".ctxfs-copy").write_text("*.o\n")
+        (where / "x.o").write_text("x")
+    git(repo, "config", "core.worktree", str(elsewhere))
+    worktree = make(repo)
+    assert not (Path(worktree.path) / "x.o").exists()
+    git(repo, "config", "core.worktree", "/")
+    worktree = make_of(make, repo, worktree)
+    assert not (Path(worktree.path) / "x.o").exists()
+    assert not list(Path(worktree.path).glob("**/*.o"))
+
+
+@pytest.mark.parametrize("key", ["core.splitIndex", "core.untrackedCache", "index.sparse"])
+def test_an_index_that_is_kept_otherwise(
+    make: Callable[..., Worktree], full: Path, key: str
+) -> None:
+    git(full, "config", key, "true")
+    if key == "index.sparse":
+        git(full, "sparse-checkout", "set", "sub", "--sparse-index")
+    git(full, "add", "notes")
+    (full / ".ctxfs-copy").write_text("*.o\n")
+    worktree = make(full)
+    assert {"sub/y.o"} <= set(_told(worktree.differs["copied"]))
+    assert set(_told(worktree.differs["uncommitted"])) == {"notes", "tool"}
+    assert (Path(worktree.path) / "conf/plain").exists(), "sparse is its parent's alone"
+
+
+def test_hooks_elsewhere(make: Callable[..., Worktree], repo: Path) -> None:
+    """As husky has them."""
+    (repo / ".husky/_").mkdir(parents=True)
+    for name in ("pre-push", "husky.sh"):
+        (repo / ".husky/_" / name).write_text("#!/bin/sh\n")
+        (repo / ".husky/_" / name).chmod(0o755)
+    git(repo, "config", "core.hooksPath", ".husky/_")
+    git(repo, "config", "hook.mine.command", "true")
+    assert make(repo / "sub").differs["hooks_not_run"] == "pre-push, hook.mine.command"
+
+
+def test_what_is_not_looked_at_in_time(
+    make: Callable[..., Worktree], repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspace, "_LACKS", "say count copied:2; exec sleep 60\n")
+    monkeypatch.setattr(workspace, "_LACKS", workspace._script() + workspace._LACKS)
+    monkeypatch.setattr(workspace, "_LOOKING", 1)
+    worktree = make(repo)
+    assert worktree.differs["unknown"] == "not all was looked at: it took more than 1 s"
+    assert worktree.differs["copied"] == "2"
+
+
+# hostile workspaces: others may change what is copied while it is
+
+
+def _link(repo: Path, secret: Path) -> str:
+    (repo / "x.o").symlink_to(secret)
+    return "x.o (no link is followed)"
+
+
+def _link_above(repo: Path, secret: Path) -> str:
+    """Git lists no file behind it: it was a directory a moment ago."""
+    (repo / "cache").symlink_to(secret.parent)
+    return ""
+
+
+def _fifo_in_place(repo: Path, secret: Path) -> str:
+    os.mkfifo(repo / "x.o")
+    return ""
+
+
+def _linked_list(repo: Path, secret: Path) -> str:
+    (repo / ".ctxfs-copy").rename(secret.parent / "list")
+    (repo / ".ctxfs-copy").symlink_to(secret.parent / "list")
+    (repo / "x.o").write_text("x")
+    return ".ctxfs-copy (no link is followed), x.o"
+
+
+def _list_that_is_a_fifo(repo: Path, secret: Path) -> str:
+    (repo / ".ctxfs-copy").unlink()
+    os.mkfifo(repo / ".ctxfs-copy")
+    (repo / "x.o").write_text("x")
+    return ".ctxfs-copy (not a regular file), x.o"
+
+
+def _patterns_that_lead_out(repo: Path, secret: Path) -> str:
+    (repo / ".ctxfs-copy").write_text(f"../*\n../secret\n{secret}\n/..\n.git/\n.git/config\n")
+    (repo / ".gitignore").write_text("*\n")
+    return ""
+
+
+def _covered(repo: Path, secret: Path) -> str:
+    (repo / "cache").mkdir()
+    (repo / "cache/x.o").write_text("x")
+    (repo.parent / "by-a-link").symlink_to(repo)
+    return "cache/x.o (not in the child's view)"
+
+
+def _in_the_way(repo: Path, secret: Path) -> str:
+    """Where the branch has a link, the parent has a directory now."""
+    (repo / "cache").symlink_to(secret.parent)
+    git(repo, "add", "cache")
+    git(repo, "commit", "-q", "-m", "cache")
+    (repo / "cache").unlink()
+    (repo / "cache").mkdir()
+    (repo / "cache/secret.o").write_text("x")
+    return "cache/secret.o (a link or a file is where a directory should be)"
+
+
+HOSTILE_TREES: dict[str, Callable[[Path, Path], str]] = {
+    "a link": _link,
+    "a link above": _link_above,
+    "a FIFO": _fifo_in_place,
+    "a list that is a link": _linked_list,
+    "a list that is a FIFO": _list_that_is_a_fifo,
+    "patterns that lead out": _patterns_that_lead_out,
+    "what the child has not": _covered,
+    "a link in the branch": _in_the_way,
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE_TREES)
+def test_nothing_else_is_copied(
+    make: Callable[..., Worktree], repo: Path, tmp_path: Path, what: str
+) -> None:
+    secret = tmp_path / "outside/secret"
+    secret.parent.mkdir()
+    secret.write_text("secret")
+    (repo / ".ctxfs-copy").write_text("*.o\ncache/\n")
+    commit(repo, "other")
+    told = HOSTILE_TREES[what](repo, secret)
+    worktree = make(repo, covered=(str(tmp_path / "by-a-link/cache"),) if "has not" in what else ())
+    if what != "patterns that lead out":
+        assert worktree.differs["not_copied"] == told
+    files = [path for path in Path(worktree.path).rglob("*") if path.is_file()]
+    assert "secret" not in [path.read_text() for path in files if not path.is_symlink()]
+    tracked = {"tool", "other", ".ctxfs-copy", ".gitignore", "sub/file", ".git"}
+    assert {str(p.relative_to(worktree.path)) for p in files} <= tracked
+    assert not any(path.name in ("x.o", "secret.o") for path in secret.parent.iterdir())
+
+
+def test_a_filter_is_not_run_on_what_has_changed(
+    make: Callable[..., Worktree], repo: Path, tmp_path: Path
+) -> None:
+    script, marker = _script(tmp_path)
+    (repo / ".ctxfs-copy").write_text("*.o\n")
+    (repo / "x.o").write_text("x")
+    _filter(repo, script, key="clean")
+    git(repo, "config", "core.fsmonitor", script)
+    (repo / "tool").write_text("#!/bin/no\n")
+    worktree = make(repo)
+    assert worktree.differs["copied"] == "x.o"
+    assert worktree.differs["uncommitted"].startswith("tool, ")
+    assert worktree.differs["filters_not_run"].startswith("x (")
+    assert not marker.exists()
 
 
 # hostile repositories: nothing that they name is executed
@@ -574,7 +908,7 @@ def test_configured_hooks_are_switched_off(make: Callable[..., Worktree], repo: 
         return await run_here(agent, argv, cwd, variables)
 
     make(repo, run)
-    assert any(word.endswith("=hook.a=b.enabled") for word in seen[-1])
+    assert any(word.endswith("=hook.a=b.enabled") for word in seen[-2])
 
 
 def test_a_work_tree_set_in_the_configuration_is_left_alone(
@@ -1369,7 +1703,8 @@ class Views:
         (self.data / "run/root").mkdir(parents=True)
         self.mine = directory / "mine"  # at /tmp/mine
         self.mine.mkdir()
-        shutil.copy(cell.native("gather"), self.data / "run/root/gather")
+        for name in ("carry", "gather"):
+            shutil.copy(cell.native(name), self.data / "run/root" / name)
         self.places = Places(
             mount=Path("/ctx"), state=Path("/data/state"), runtime=Path("/data/run")
         )
@@ -1441,7 +1776,10 @@ class Views:
         root = cell.workspace(agents, parent)
         assert root is not None
         worktree = call(workspace.plan, self.run, parent, child, root)
-        call(workspace.add, self.run, parent, worktree)
+        covered = agents.authority.covered(child)
+        worktree = call(
+            workspace.add, self.run, parent, worktree, "/data/run/root/carry", covered
+        )
         agents.journal.update(child, worktree=worktree.dump())
         return self.world.live(child)
 
