@@ -276,10 +276,10 @@ class Operator:
             # an agent that never ran has no file of them
             sessions = [s for s in _shown_sessions(self._daemon) if s.parts[-3] == name]
             events = [event for each in sessions for event in _lines(each / "events.jsonl")]
-            mine = [(before, e) for before, e in itertools.pairwise(events)
-                    if e["type"] == "message.queued" and e["from"].startswith("operator uid:")]
-            if _text(self._daemon.agent_dir(name) / "handoff.md"):  # which each start queues
-                mine = [each for each in mine if each[0].get("status") != "starting"]
+            # the task that each start queues comes before what was said
+            mine = [event for event in events if event["type"] == "message.queued"
+                    and event["from"].startswith("operator uid:")
+                    and event["priority"] != "interject"]
             least = sum(entry.said.values())
             if not least <= len(mine) <= len(entry.said):
                 found.append(f"{name}: of {len(entry.said)} messages {least} were acknowledged, "
