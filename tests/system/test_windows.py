@@ -17,7 +17,16 @@ from typing import Any
 import pytest
 
 from runtime.kernel.cgroups import Cgroup
-from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.daemon import (
+    TIMEOUT,
+    Daemon,
+    daemon_of,
+    read,
+    wait_dead,
+    wait_status,
+    wait_until,
+    write,
+)
 from tests.worlds.reexecution import replaceable
 
 #: what would otherwise be waited for is longer than any test waits
@@ -300,3 +309,46 @@ def test_its_end_without_a_daemon_is_told_while_its_window_is_open(daemon: Daemo
         wait_dead(directory)
         assert [read(directory, file) for file in ("out", "reason")] == ["done\n", "exit:3\n"]
     wait_until(lambda: not directory.exists(), "it is gone")
+
+
+# refusals
+
+
+def test_a_window_is_for_what_is_new(daemon: Daemon) -> None:
+    directory = daemon.make("running", STUBBORN)
+    start(daemon, "running")
+    said, fds = frame(daemon, op="window", agent="running", remove=True)
+    assert (said["type"], said["code"], fds) == ("error", "EBUSY", [])
+    assert read(directory, "status") == "busy\n", "it goes on"
+    write(directory / "ctl", "kill")
+
+
+_MANY = """
+import array, json, os, socket, sys
+root, runtime = sys.argv[1:]
+windows = []
+while True:
+    name = f"n{len(windows)}"
+    os.mkdir(f"{root}/agent/{name}.d")
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(f"{runtime}/ctxd.sock")
+        peer.sendall(json.dumps({"op": "window", "agent": name, "remove": True}).encode() + b"\\n")
+        data, fds, _, _ = socket.recv_fds(peer, 1 << 16, 4)
+    if not fds:
+        break
+    windows += fds
+with open(f"{root}/agent/{name}.d/status") as status:
+    print(json.dumps([len(windows), json.loads(data)["code"], status.read()]), flush=True)
+"""
+
+
+def test_windows_are_on_their_owners_account() -> None:
+    with daemon_of(config="owner_descriptors: 40\n") as small:
+        done = subprocess.run(
+            ["/usr/bin/python3", "-c", _MANY, str(small.root), str(small.runtime)],
+            user=4343, group=4343, extra_groups=[], stdout=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+        count, code, status = json.loads(done.stdout)
+        assert (code, status) == ("EDQUOT", "new\n") and count > 0, "and nothing is lost"
+        wait_until(partial(is_gone, small.agent_dir("n0")), "the process has ended")
+        assert not is_gone(small.agent_dir(f"n{count}")), "which has no window"
