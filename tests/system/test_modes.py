@@ -400,7 +400,8 @@ def test_a_hundred_messages_at_once(daemon: Daemon, name: str) -> None:
     agent = turn(daemon, name)
     for number in range(100):
         write(agent / "inbox", f"n{number}")
-    wait_until(lambda: read(agent, "status") == "idle\n" and not read(agent, "queue"), "all done")
+    wait_until(lambda: read(agent, "status") == "idle\n" and not read(agent, "queue"), "all done",
+               timeout=4 * TIMEOUT)  # a hundred runs
     contents = [
         json.loads(line)["content"]
         for line in read(agent, "session/messages.jsonl").splitlines()
