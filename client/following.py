@@ -96,6 +96,21 @@ class Labelled:
             tail.close()
 
 
+class Concluded(Labelled):
+    """The files of one run, each on its output: the last one tells of the end of the others.
+
+    So it is read before them, and shown after.
+    """
+
+    def pump(self) -> None:
+        *others, last = self.tails
+        said = [*last.chunks()]
+        for tail in others:
+            tail.pump()
+        for chunk in said:
+            last.output.copy(chunk)
+
+
 class Named(Labelled):
     """The files of one of several agents, with its name in front of each line."""
 

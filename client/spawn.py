@@ -10,7 +10,7 @@ from client.declaring import Arguments, command, flag, operand, option
 from client.events import ending, exit_status, session_of
 from client.exits import FAILED, NOT_RUNNING, OK, Failure, Misuse
 from client.files import is_unread, read_stdin
-from client.following import Tail, follow, wait_ended
+from client.following import Concluded, Tail, follow, wait_ended
 from client.making import MAKING_OPTIONS, Files, Making, by_program, make, value
 from client.messages import converse, message_text
 from client.output import STDERR, STDOUT, Output, complain
@@ -101,7 +101,7 @@ def run_foreground(root: Root, owner: str, outputs: dict[str, Output]) -> None:
     try:
         tails = [Tail(root, below(owner, file), output) for file, output in outputs.items()]
         fill(root, owner, [("ctl", b"start\n")])
-        follow(root, owner, tails, for_reader=False)
+        follow(root, owner, [Concluded(tails)], for_reader=False)
     finally:
         restore()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client import main, making, sockets
+from client.following import Concluded, Tail
+from client.output import STDOUT
 from client.root import Root
 from runtime.texts.names import split_command
 from tests.unit.client.fakes import (
@@ -246,3 +249,25 @@ def test_run_of_what_cannot_start(
     said = "ctx: x: error start_failed:no such file\n"
     assert run("run", "x", "--message", "hi", "--", "cat") == (126, "", said)
     assert os.listdir(root.path / "agent") == []
+
+
+def test_the_log_that_tells_of_an_end_is_shown_after_all_output(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Even if both are written while they are copied."""
+    for name in ("out", "log"):
+        (tmp_path / name).write_text("")
+    out, log = (Tail(Root(str(tmp_path)), name, STDOUT) for name in ("out", "log"))
+    read = out.chunks
+
+    def chunks() -> Iterator[bytes]:
+        yield from read()
+        (tmp_path / "out").write_text("the last\n")
+        (tmp_path / "log").write_text("it ended\n")
+
+    out.chunks = chunks  # type: ignore[method-assign]
+    run = Concluded([out, log])
+    run.pump()
+    run.pump()
+    run.close()
+    assert capfd.readouterr().out == "the last\nit ended\n"
