@@ -204,7 +204,7 @@ class Starter(Part):
                         self._agents.settings.log_max(agent),
                         self._agents.disk.output(agent.owner),
                         places.lifeline,
-                        execution.leaf.own().path,
+                        str(execution.leaf.own()),
                         agent.uid,
                         led if command.leads else "-",
                         _FIRST_PASSED + len(fds) if inlet else "-",

@@ -95,7 +95,7 @@ class Cgroup:
         return Cgroup("/".join((self._text, *names)))
 
     def exists(self) -> bool:
-        return self.path.is_dir()
+        return os.path.isdir(self._text)
 
     def read(self, file: str) -> str | None:
         """The file's text; None if the cgroup, or the controller's file, is not there."""

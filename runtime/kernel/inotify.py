@@ -71,7 +71,7 @@ class Watcher:
         self._watched: dict[int, list[Wakeup]] = {}
 
     @contextmanager
-    def watching(self, path: Path, wakeup: Wakeup) -> Iterator[None]:
+    def watching(self, path: Path | str, wakeup: Wakeup) -> Iterator[None]:
         """Notifies ``wakeup`` whenever ``path`` is modified; ``OSError`` if it is not there."""
         watch = self._begin(path, wakeup)
         try:
@@ -80,7 +80,7 @@ class Watcher:
             self._end(watch, wakeup)
 
     @contextmanager
-    def watching_present(self, wakeup: Wakeup, *paths: Path) -> Iterator[None]:
+    def watching_present(self, wakeup: Wakeup, *paths: Path | str) -> Iterator[None]:
         """Notifies ``wakeup`` whenever one of several files is modified, as far as they are
         there."""
         watches: list[int] = []
@@ -93,7 +93,7 @@ class Watcher:
             for watch in watches:
                 self._end(watch, wakeup)
 
-    def _begin(self, path: Path, wakeup: Wakeup) -> int:
+    def _begin(self, path: Path | str, wakeup: Wakeup) -> int:
         watch = linux.inotify_add_watch(self._fd, path, linux.IN_MODIFY)
         self._watched.setdefault(watch, []).append(wakeup)
         return watch

@@ -116,7 +116,7 @@ def inotify_init() -> int:
     return _check(_libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC))
 
 
-def inotify_add_watch(fd: int, path: Path, mask: int) -> int:
+def inotify_add_watch(fd: int, path: Path | str, mask: int) -> int:
     """inotify_add_watch(2)."""
     return _check(_libc.inotify_add_watch(fd, os.fsencode(path), ctypes.c_uint32(mask)), path)
 

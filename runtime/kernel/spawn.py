@@ -161,7 +161,7 @@ class Spawner:
         env: Mapping[str, str],
         fds: Sequence[int | None],
     ) -> None:
-        data = orders.message(leaf.path, [f"{key}={env[key]}" for key in env], words)
+        data = orders.message(str(leaf), [f"{key}={env[key]}" for key in env], words)
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         try:
             passed = [null if fd is None else fd for fd in fds]
