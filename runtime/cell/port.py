@@ -246,7 +246,7 @@ class Port:
 
     def watching_place(self, place: Cgroup, wakeup: Wakeup) -> AbstractContextManager[None]:
         """While it is told that the last process of a place is gone, or one is there again."""
-        return self.watcher.watching_present(wakeup, place.path / "cgroup.events")
+        return self.watcher.watching_present(wakeup, f"{place}/cgroup.events")
 
     async def wait_empty(self, place: Cgroup) -> None:
         """Until no process is left in a place, or it is gone."""
@@ -341,9 +341,10 @@ class Port:
         """A cell is to end as soon as nothing else is in it (keeper.c); False if it is over."""
         return self._tell_keeper(live_cell, signal.SIGHUP)
 
-    def remove(self, owner: int, place: Cgroup) -> None:
-        """Kills what is left in a place, and removes it, soon."""
-        self.sweeper.remove(owner, place)
+    def remove(self, owner: int, place: Cgroup, *, wanted: bool = False) -> None:
+        """Kills what is left in a place, and removes it, soon; ``wanted`` says that it may be
+        made anew at any moment."""
+        self.sweeper.remove(owner, place, wanted=wanted)
 
     async def removed(self) -> None:
         """Returns when nothing is to be removed any more."""

@@ -28,8 +28,21 @@ _REMOVAL_SECONDS: Final = 10.0
 #: the longest time between two attempts to remove what cannot be removed
 _LAST_RETRY: Final = 60.0
 _FIRST_RETRY: Final = 0.1
+#: for which removals are gathered: each helper is a process
+_GATHER_SECONDS: Final = 0.1
 #: a start waits no longer for what is left of an earlier one
 _LEFT_SECONDS: Final = 5.0
+
+
+class _Left:
+    """The cgroups of one owner that are to be removed."""
+
+    def __init__(self) -> None:
+        #: set when they are removed
+        self.paths: dict[str, trio.Event] = {}
+        #: set when there are more of them, and when somebody waits for one
+        self.more = trio.Event()
+        self.wanted = trio.Event()
 
 
 class Sweeper:
@@ -39,10 +52,8 @@ class Sweeper:
         self._program = program
         self._helpers = helpers
         self._nursery = nursery
-        #: cgroups that are to be removed, of owners for whom somebody does it
-        self._left: dict[int, dict[str, trio.Event]] = {}
-        #: of these owners: set when there is more to remove
-        self._more: dict[int, trio.Event] = {}
+        #: by owners for whom somebody removes them
+        self._left: dict[int, _Left] = {}
 
     async def signal(
         self, owner: int, number: int, cgroups: Iterable[Cgroup], spared: Iterable[int]
@@ -58,45 +69,51 @@ class Sweeper:
         told = ("hurry", [str(cgroup)])
         await self._helpers.tell(owner, "signal", self._program, *told, seconds=_SIGNAL_SECONDS)
 
-    def remove(self, owner: int, cgroup: Cgroup) -> None:
-        """Kills what is left in a cgroup, and removes it, soon; again and again if it must."""
+    def remove(self, owner: int, cgroup: Cgroup, *, wanted: bool = False) -> None:
+        """Kills what is left in a cgroup, and removes it, soon; again and again if it must.
+        ``wanted`` says that it may be made anew at any moment."""
         if not self._is_there(owner, cgroup):
             return
         left = self._left.get(owner)
         if left is None:
-            left = self._left[owner] = {}
-            self._more[owner] = trio.Event()
+            left = self._left[owner] = _Left()
             self._nursery.start_soon(self._sweep, owner, left)
-        left.setdefault(str(cgroup), trio.Event())
-        self._more[owner].set()
+        left.paths.setdefault(str(cgroup), trio.Event())
+        left.more.set()
+        if wanted:
+            left.wanted.set()
 
     async def removed(self, owner: int, cgroup: Cgroup) -> None:
         """Returns when there is no such cgroup any more; ``UnansweredError``."""
-        self.remove(owner, cgroup)
+        self.remove(owner, cgroup, wanted=True)
         if not self._is_there(owner, cgroup):
             return
         with trio.move_on_after(_LEFT_SECONDS):
-            await self._left[owner][str(cgroup)].wait()
+            await self._left[owner].paths[str(cgroup)].wait()
         if cgroup.exists():
             raise UnansweredError(f"{cgroup}: cannot be removed yet: try again")
 
     def _is_there(self, owner: int, cgroup: Cgroup) -> bool:
         # one that is about to be removed may be gone by now, and would be removed if made anew
-        return str(cgroup) in self._left.get(owner, ()) or cgroup.exists()
+        left = self._left.get(owner)
+        return (left is not None and str(cgroup) in left.paths) or cgroup.exists()
 
     async def drained(self) -> None:
         """Returns when nothing is to be removed any more."""
         while self._left:
-            await next(iter(next(iter(self._left.values())).values())).wait()
+            left = next(iter(self._left.values()))
+            left.wanted.set()
+            await next(iter(left.paths.values())).wait()
             await trio.lowlevel.checkpoint()
 
-    async def _sweep(self, owner: int, left: dict[str, trio.Event]) -> None:
+    async def _sweep(self, owner: int, left: _Left) -> None:
         retry = _FIRST_RETRY
-        while left:
-            # what is to be removed in this moment is in one request
-            await trio.lowlevel.checkpoint()
-            more = self._more[owner] = trio.Event()
-            paths = list(left)
+        while left.paths:
+            # what is to be removed until then is in one request
+            with trio.move_on_after(_GATHER_SECONDS):
+                await left.wanted.wait()
+            left.more, left.wanted = trio.Event(), trio.Event()
+            paths = list(left.paths)
             try:
                 said = await self._helpers.tell(
                     *(owner, "cgroups", self._program), "remove", paths, seconds=_REMOVAL_SECONDS
@@ -107,9 +124,9 @@ class Sweeper:
                 there = set(paths)
             for path in paths:
                 if path not in there:
-                    left.pop(path).set()
+                    left.paths.pop(path).set()
             if there:
                 with trio.move_on_after(retry):
-                    await more.wait()
+                    await left.more.wait()
                 retry = min(2 * retry, _LAST_RETRY)
-        del self._left[owner], self._more[owner]
+        del self._left[owner]

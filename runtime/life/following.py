@@ -67,7 +67,7 @@ class Follower(Part):
         """Clears away what a program that is over leaves: its cgroup, its record, its socket."""
         execution.note_over()
         live_cell.forget(execution)
-        self._port.remove(live_cell.agent.owner, execution.leaf)
+        self._port.remove(live_cell.agent.owner, execution.leaf, wanted=True)  # by the next run
         execution.facts.forget()
 
 

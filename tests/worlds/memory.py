@@ -244,7 +244,7 @@ class Machine(Port):
     def open_keeper(self, live_cell: LiveCell) -> int:
         raise ProcessLookupError
 
-    def remove(self, owner: int, place: Cgroup) -> None:
+    def remove(self, owner: int, place: Cgroup, *, wanted: bool = False) -> None:
         place.kill()
 
     async def removed(self) -> None:

@@ -8,9 +8,11 @@ import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from runtime.cell.cell import native
 from runtime.errors import UnansweredError
@@ -99,6 +101,32 @@ def test_what_is_deeper_than_a_path_may_be_long_is_removed(top: Cgroup) -> None:
         assert not node.exists()
         await sweeper.removed(OWNER, node)
         assert not sweeper._left, "nothing is kept of what is gone"
+
+    swept(top, act)
+
+
+def test_removals_are_one_order_until_somebody_waits(
+    top: Cgroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_GATHER_SECONDS", 2 * TIMEOUT)
+    orders = []
+
+    async def act(sweeper: Sweeper) -> None:
+        tell = sweeper._helpers.tell
+
+        async def told(*order: Any, **how: Any) -> bytes:
+            orders.append(order)
+            return await tell(*order, **how)
+
+        monkeypatch.setattr(sweeper._helpers, "tell", told)
+        for node in map(top.child, ("agent-x", "agent-y", "agent-z")):
+            node.path.mkdir()
+            sweeper.remove(OWNER, node)
+            await trio.testing.wait_all_tasks_blocked()
+        assert not orders
+        await sweeper.removed(OWNER, top.child("agent-y"))
+        assert len(orders) == 1
+        assert not any(top.child(name).exists() for name in ("agent-x", "agent-z"))
 
     swept(top, act)
 
