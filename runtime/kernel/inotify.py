@@ -27,22 +27,22 @@ class Wakeup:
         #: how often those who wait were told
         self.count = 0
         self._seen = 0
-        self._event = trio.Event()
+        self._waiting = trio.lowlevel.ParkingLot()
         #: by so many
         self._held = 0
 
     def notify(self) -> None:
         if not self._held:
             self.count += 1
-            told, self._event = self._event, trio.Event()
-            told.set()
+            if self._waiting:
+                self._waiting.unpark_all()
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Returns when it is so: looks now, and after each change."""
         while not is_so():
-            await self._event.wait()
+            await self._waiting.park()
             while self._held:  # since it was told
-                await self._event.wait()
+                await self._waiting.park()
 
     async def after(self, count: int) -> None:
         """Returns when there is a change that is not among so many."""
