@@ -115,9 +115,10 @@ class Layout(Generic[_O]):
     def inode(self, index: int, number: int) -> int:
         return (index << 16) | (self.number << 8) | number
 
-    def inodes(self, index: int) -> Iterator[int]:
+    def inodes(self, index: int) -> list[int]:
         """The inode numbers of all rows of an object."""
-        return (self.inode(index, number) for number in self.numbered)
+        first = self.inode(index, 0)
+        return [first + number for number in self.numbered]
 
     def path_of(self, base: Base, obj: _O, row: Row[_O]) -> str:
         """Where a row is, for reasons."""

@@ -56,6 +56,7 @@ def due(registry: Registry, agent: Agent, names: set[str]) -> Iterator[Agent]:
     elif not names.isdisjoint(("limits", "paused_from")):
         owners = [agent, *registry.descendants(agent)]
     for each in owners:
-        waiting = [child for child in registry.children(each) if child.waits_its_turn]
+        # each of many that end at once asks, and mostly none of the others waits
+        waiting = [c for c in registry.children(each) if c.queued and c.waits_its_turn]
         waiting.sort(key=lambda child: child.queued)
         yield from itertools.takewhile(lambda child: has_turn(registry, child), waiting)

@@ -24,10 +24,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import trio
 
@@ -66,8 +66,7 @@ class Demand:
     told: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(NamedTuple):
     """The cause of what is committed in one step of the loop: who acts, and for what.
 
     The journal holds it instead of having it passed: rows, verbs, planes and effects between the
@@ -243,7 +242,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _caused(self, **by: Any) -> Iterator[None]:
-        before, self.cause = self.cause, replace(self.cause, **by)
+        before, self.cause = self.cause, self.cause._replace(**by)
         try:
             yield
         finally:
