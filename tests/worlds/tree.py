@@ -105,9 +105,9 @@ def refused(name: str) -> Iterator[None]:
 
 
 class Mounted:
-    """Paths and descriptors over ``Operations``."""
+    """Paths and descriptors over ``Operations``. Without a nursery nothing goes on by itself."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, nursery: trio.Nursery | None = None) -> None:
         self.world = world
         self.identity = FixedIdentity(
             registry=world.agents.registry,
@@ -118,8 +118,8 @@ class Mounted:
         world.agents.identity = self.identity
         self.agents = world.agents
         self.machine = Machine()
-        nobody = cast(trio.Nursery, _Nobody())
-        self.supervisor = cast(Noted, supervisor_on(self.machine, world, nobody, Noted))
+        beside = nursery or cast(trio.Nursery, _Nobody())
+        self.supervisor = cast(Noted, supervisor_on(self.machine, world, beside, Noted))
         places = places_in(world)
         runtime = SimpleNamespace(
             agents=world.agents,
