@@ -147,11 +147,14 @@ class Operations(pyfuse3.Operations):
     def is_idle(self) -> bool:
         return not self._at_hand
 
-    async def idle(self) -> None:
-        """Returns when no request is at hand."""
+    def idle(self) -> trio.Event:
+        """It is set once no request is at hand."""
+        waited = self._waited or trio.Event()
         if self._at_hand:
-            self._waited = self._waited or trio.Event()
-            await self._waited.wait()
+            self._waited = waited
+        else:
+            waited.set()
+        return waited
 
     def _payer(self, args: Sequence[Any]) -> Payer | None:
         """Whose account a request is on."""

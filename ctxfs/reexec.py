@@ -276,7 +276,7 @@ class Reexecution:
         """Returns after so long if the kernel drops pages still: for which it may wait for a
         read that nobody reads now."""
         while not self._is_quiet():
-            await self.operations.idle()
+            await self.operations.idle().wait()
             await self.base.calls.none()
             with trio.move_on_after(pages_seconds) as patience:
                 await self.base.cache.idle()
