@@ -46,7 +46,7 @@ _AFTER: Final = {
     "kill": _ENDING,
     "pause": frozenset({"paused"}) | _ENDING,
     "resume": frozenset({"starting", "busy", "idle", "ready"}) | _ENDING,
-    "abort": frozenset({"paused"}) | _ENDING,
+    "abort": frozenset({"busy", "paused"}) | _ENDING,  # it is paused once its run has ended
     "reset": frozenset({"new"}),
 }
 _CHANNEL: Final = {"interrupted": "cancelled"}
