@@ -177,7 +177,7 @@ class Root:
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
-        self.held = ("/", "")  # what paths begin with, and how its directory is reached
+        self.held = ("", "")  # what paths begin with, and how its directory is reached
 
     def hold(self, owner: str) -> None:
         """Reach the files of an object by its directory from now on, not by the names above it.
@@ -190,7 +190,7 @@ class Root:
     def join(self, relative: str) -> str:
         """Return the absolute path of something below the root."""
         owner, directory = self.held
-        if relative.startswith(owner):
+        if owner and relative.startswith(owner):
             return os.path.join(directory, relative[len(owner) :])
         return os.path.join(self.path, relative)
 

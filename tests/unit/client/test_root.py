@@ -11,7 +11,7 @@ import pytest
 
 import client.root
 from client.files import read_file
-from client.root import default_root, start_hint
+from client.root import Root, default_root, start_hint
 from tests.unit.client.fakes import LIFE, FakeRoot, Run, refuse
 
 
@@ -205,3 +205,13 @@ def test_a_runtime_directory_that_all_may_write_is_nobodys_own(
     assert default_root() == str(forged / "ctx")
     forged.chmod(0o1777)
     assert default_root() != str(forged / "ctx")
+
+
+def test_only_what_is_held_is_reached_by_its_directory(tmp_path: Path) -> None:
+    root = Root(str(tmp_path))
+    assert Root("/").join("/run/ctxd.sock") == "/run/ctxd.sock"
+    (tmp_path / "agent" / "x.d").mkdir(parents=True)
+    root.hold("agent/x.d")
+    assert root.join("agent/x.d/status").startswith("/proc/self/fd/")
+    for other in ("agent/x.d", "agent/x.dd/status", "agent/y.d/status", "error"):
+        assert root.join(other) == f"{tmp_path}/{other}"

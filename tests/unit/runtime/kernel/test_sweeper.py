@@ -153,6 +153,7 @@ def test_what_cannot_be_removed_is_tried_again_and_holds_up_nothing_else(
         try:
             with pytest.raises(UnansweredError, match="cannot be removed yet"):
                 await sweeper.removed(OWNER, held)
+            monkeypatch.undo()
             await sweeper.removed(OWNER, free)
         finally:
             subprocess.run(["umount", held.path], check=True)
