@@ -306,6 +306,7 @@ JSON_MISTAKES: Final = {
     "Expecting value": "a value is missing here, or a text is not in double quotes",
     "Expecting property name": "a key in double quotes belongs here",
     "Expecting ": "a comma or a colon belongs here, or the end of a list or an object",
+    "Illegal trailing comma": "no comma belongs before the end of a list or an object",
     "Extra data": "the text ought to end here",
     "Unterminated string": "the text that begins here has no closing double quote",
     "Invalid control character": "a text cannot have a line break or TAB: write \\n or \\t",

@@ -288,7 +288,7 @@ def test_a_number_of_many_digits_is_refused_not_computed() -> None:
         ("{a: 1}", "not JSON: column 2: a key in double quotes belongs here"),
         ("{}\n", None),
         ("", "not JSON: column 1: a value is missing here, or a text is not in double quotes"),
-        ('{\n"a": 1,\n}', "not JSON: line 3, column 1: a key in double quotes belongs here"),
+        ('{\n"a": 1,\nb}', "not JSON: line 3, column 1: a key in double quotes belongs here"),
         ("\n {a: 1}", "not JSON: line 2, column 3: a key in double quotes belongs here"),
         ('{"a": 1\n', "not JSON: column 8: a comma or a colon belongs here, or the end of a list "
                       "or an object"),
