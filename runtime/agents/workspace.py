@@ -66,7 +66,7 @@ from runtime.errors import (
 from runtime.records.model import Agent
 from runtime.records.stored import loaded
 from runtime.texts.mounts import Mount
-from runtime.texts.names import check_absolute, check_name, escape, quote
+from runtime.texts.names import check_absolute, check_name, escape, quote, some_of
 
 #: (whose cell, argument vector, working directory there, more environment) ->
 #: (exit status, stdout and stderr together: all of it up to 64 KiB at least)
@@ -518,23 +518,15 @@ async def _differences(run: RunInside, parent: Agent, worktree: Worktree) -> dic
         key, _, name = line.partition(":")
         names.setdefault(key, []).append(name)
     counts = dict(line.split(":", 1) for line in answer.words.get("count", []))
-    found = {key: _some(names.get(key, []), int(counts.get(key, "0"))) for key in DIFFERENCES}
+    found = {
+        key: some_of(names.get(key, []), int(counts.get(key, "0")), _NAMES_MAX)
+        for key in DIFFERENCES
+    }
     if not answer.whole:
         late = answer.code == _TIME_OVER
         why = f"it took more than {_LOOKING} s" if late else _said(answer.text)
         found["unknown"] = f"not all was looked at: {why}"
     return found
-
-
-def _some(names: list[str], count: int) -> str:
-    """Some of the names, and how many more there are."""
-    shown: list[str] = []
-    for name in map(escape, names):
-        if len(", ".join([*shown, name]).encode()) > _NAMES_MAX:
-            break
-        shown.append(name)
-    more = count - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more and shown else str(more or ""))
 
 
 async def discard(run: RunInside, parent: Agent, worktree: Worktree) -> None:

@@ -10,7 +10,7 @@ import codecs
 import json
 import re
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any, Final, Protocol, TypeVar
@@ -77,6 +77,17 @@ def escape(text: str) -> str:
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
     )
+
+
+def some_of(names: Iterable[str], count: int, most: int) -> str:
+    """As many names as fit into ``most`` bytes of text, and how many of ``count`` are left out."""
+    shown: list[str] = []
+    for name in map(escape, names):
+        if len(", ".join([*shown, name]).encode()) > most:
+            break
+        shown.append(name)
+    more = count - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more and shown else str(more or ""))
 
 
 def words(line: str) -> list[str]:

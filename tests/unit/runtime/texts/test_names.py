@@ -32,6 +32,7 @@ from runtime.texts.names import (
     parse_number,
     parse_size,
     quote,
+    some_of,
     split_command,
     timestamp,
 )
@@ -438,3 +439,21 @@ def test_a_free_number_is_one_after_one_that_is_taken() -> None:
     number = free_number(gaps.__contains__)
     assert number not in gaps
     assert number - 1 in gaps
+
+
+@pytest.mark.parametrize(
+    ("names", "count", "said"),
+    [
+        ([], 0, ""),
+        ([], 7, "7"),
+        (["a"], 1, "a"),
+        (["a", "b\n"], 2, "a, b\\n"),
+        (["a", "b"], 9, "a, b and 7 more"),
+        (["abcde", "fghij"], 2, "abcde and 1 more"),
+        (["x" * 11, "y"], 2, "2"),
+    ],
+)
+def test_as_many_names_as_fit_are_told_and_how_many_are_not(
+    names: list[str], count: int, said: str
+) -> None:
+    assert some_of(names, count, 10) == said
