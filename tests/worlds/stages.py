@@ -43,7 +43,7 @@ _RESIDENT: Final = (
     'echo "{\\"type\\":\\"message\\",\\"id\\":\\"$id\\"}"; test -z "$last" || exit 4; done'
 )
 #: the same, and ends what it holds when it is told to
-_HEEDFUL: Final = 'echo "{\\"type\\":\\"hello\\",\\"takes\\":[\\"cancel\\"]}"; ' + _RESIDENT
+_HEEDFUL: Final = 'echo "{\\"type\\":\\"hello\\",\\"takes\\":[\\"cancel\\"]}"; echo hi; ' + _RESIDENT
 PROGRAMS: Final = {
     "turn": f"sh -c {shlex.quote(_TURN)}",
     "resident": f"sh -c {shlex.quote(_RESIDENT)}",
@@ -249,6 +249,8 @@ def heeded(scene: Scene) -> None:
 
     scene.after.append(goes_on)
     scene.wait("heedful", "ready")
+    # else the daemon may die of the greeting when the first message is in its queue
+    scene.wait_until(lambda: "hi" in output(scene, "heedful"), "its greeting was heard")
     for text, grace in graces.items():
         scene.operator.write("heedful", "limits", grace)
         scene.operator.say("heedful", text)
