@@ -147,20 +147,28 @@ def _public(setting: Setting, stack: ExitStack) -> str:
     return directory
 
 
-def _stat_sides(setting: Setting, stack: ExitStack) -> Sides:
-    directory = _public(setting, stack)
-
-    def side(name: str, where: str) -> Side:
-        path = f"{where}/status"
-        return Side(name=name, call=lambda: os.stat(path))
-
-    references = [side(name, where) for name, where in _copies(setting, "bench", stack)]
-    return side("ctxfs", directory), references
+def _new(setting: Setting, stack: ExitStack) -> str:
+    """The directory of an agent that was not started, and may turn private."""
+    directory = make(setting, fresh_name(), b"true\n")
+    stack.callback(os.rmdir, directory)
+    return directory
 
 
-def _read_sides(file: str) -> MakeSides:
+def _stat_sides(find: Callable[[Setting, ExitStack], str]) -> MakeSides:
     def sides(setting: Setting, stack: ExitStack) -> Sides:
-        directory = _public(setting, stack)
+        def side(name: str, where: str) -> Side:
+            path = f"{where}/status"
+            return Side(name=name, call=lambda: os.stat(path))
+
+        references = [side(name, where) for name, where in _copies(setting, "bench", stack)]
+        return side("ctxfs", find(setting, stack)), references
+
+    return sides
+
+
+def _read_sides(file: str, find: Callable[[Setting, ExitStack], str] = _public) -> MakeSides:
+    def sides(setting: Setting, stack: ExitStack) -> Sides:
+        directory = find(setting, stack)
         references = [
             Side(name=name, call=_read(f"{where}/{file}"))
             for name, where in _copies(setting, "bench", stack)
@@ -390,7 +398,12 @@ ROWS: Final = (
         name="stat",
         doc="stat(2) of an agent's status, names and attributes cached, against the same path "
         "on tmpfs and in the minimal filesystem",
-        measure=_in_batches(_stat_sides),
+        measure=_in_batches(_stat_sides(_public)),
+    ),
+    Row(
+        name="stat-new",
+        doc="the same of an agent that was not started: its names are looked up for each caller",
+        measure=_in_batches(_stat_sides(_new)),
     ),
     Row(
         name="read-control",
@@ -402,6 +415,11 @@ ROWS: Final = (
         name="read-status",
         doc="the same of status, which can be polled and is therefore rendered at every read",
         measure=_in_batches(_read_sides("status")),
+    ),
+    Row(
+        name="read-new",
+        doc="the same of an agent that was not started: its name is looked up at every read",
+        measure=_in_batches(_read_sides("status", _new)),
     ),
     Row(
         name="commit",

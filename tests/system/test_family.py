@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shlex
+import struct
 from pathlib import Path
 
 import pytest
@@ -216,3 +218,70 @@ def test_children_beyond_what_may_run_at_once_wait_for_their_turn(daemon: Daemon
     write(daemon.agent_dir("boss") / "ctl", "stop")
     wait_dead(daemon.agent_dir("boss"))
     assert (read(a, "reason"), read(b, "reason")) == ("parent_dead\n", "signal:9\n")
+
+
+#: looks for names of a new agent until it is told to end, and counts its looks
+_LOOKER = """
+import mmap, os, struct
+with open("/gate/turn", "rb") as file:
+    turn = mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ)
+with open("/gate/looks", "r+b") as file:
+    looks = mmap.mmap(file.fileno(), 8)
+base = os.environ["CTX_ROOT"] + "/agent/worker.d"
+ways = (
+    lambda: os.stat(base),
+    lambda: os.stat(base + "/status"),
+    lambda: os.close(os.open(base + "/status", os.O_RDONLY)),
+    lambda: os.close(os.open(base, os.O_RDONLY | os.O_DIRECTORY)),
+)
+count = 0
+while (before := struct.unpack("<Q", turn)[0]) != (1 << 64) - 1:
+    for way in ways:
+        try:
+            way()
+            found = True
+        except FileNotFoundError:
+            found = False
+        except PermissionError:  # it was seen just before it turned private
+            found = None
+        after = struct.unpack("<Q", turn)[0]
+        # odd while it is being changed, and a multiple of four while it is private
+        assert after != before or before % 2 or found is bool(before % 4), (before, found)
+        before = after
+    count += 1
+    looks[:] = struct.pack("<Q", count)
+"""
+
+
+@pytest.mark.parametrize("turns", [300, pytest.param(10_000, marks=pytest.mark.long)])
+def test_nobody_sees_what_has_turned_private(daemon: Daemon, turns: int) -> None:
+    """Nor misses what is public: another agent looks while a new one is given to a parent and
+    taken back."""
+    gate = daemon.base / "gate"
+    gate.mkdir()
+    for name, number in (("turn", 2), ("looks", 0)):
+        (gate / name).write_bytes(struct.pack("<Q", number))
+        (gate / name).chmod(0o666)
+    (gate / "look").write_text(_LOOKER)
+    daemon.run("boss", "sleep 1000")
+    worker = daemon.make("worker")
+    stranger = daemon.run("stranger", "python3 /gate/look", mount=f"{gate} /gate rw")
+    with (
+        (gate / "turn").open("r+b") as told,
+        mmap.mmap(told.fileno(), 8) as turn,
+        (gate / "looks").open("rb") as counted,
+        mmap.mmap(counted.fileno(), 8, access=mmap.ACCESS_READ) as looks,
+    ):
+        for number in range(1, turns + 1):
+            turn[:] = struct.pack("<Q", 2 * number + 1)
+            write(worker / "parent", "agent:boss" if number % 2 else "operator")
+            turn[:] = struct.pack("<Q", 2 * number + 2)
+            # two more: one look may have begun before it was told
+            wanted = struct.unpack("<Q", looks)[0] + 2
+            wait_until(
+                lambda: struct.unpack("<Q", looks)[0] >= wanted or read(stranger, "outcome"),  # noqa: B023
+                "it looks", interval=0,
+            )
+        turn[:] = struct.pack("<Q", (1 << 64) - 1)
+    wait_dead(stranger)
+    assert read(stranger, "reason") == "exit:0\n", read(stranger, "log")
