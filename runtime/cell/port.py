@@ -138,7 +138,7 @@ class LiveCell(Execution):
         self.memory_peak = 0
         #: its socket answers
         self.reachable = False
-        #: somebody wants it dead, so that it is not started again
+        #: it was sent SIGKILL, after which nothing is gentle
         self.given_up = False
         #: somebody helps what was killed to its end
         self.hurried = False

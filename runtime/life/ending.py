@@ -27,7 +27,7 @@ from runtime.cell.port import Execution, Host, LiveCell, Part, Place, about, gua
 from runtime.cell.windows import HANG_UP_GRACE, HANGUP
 from runtime.errors import AgainError, CtxError, KernelError
 from runtime.ids import AgentIndex
-from runtime.records.change import Change
+from runtime.records.change import RUNTIME, Change
 from runtime.records.items import Message
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
@@ -118,6 +118,8 @@ class Ender(Part):
         change.move(agent, cue, reason=reason)
         if agent.cause is None:
             change.set(agent, cause=(outcome.value, reason), caused_by=by)
+        elif cue is Cue.KILL and agent.caused_by == RUNTIME:
+            change.set(agent, caused_by=by)  # who wants it dead does not want it started again
 
     # effects of moves
 

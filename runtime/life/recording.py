@@ -141,9 +141,9 @@ class Recorder(Part):
         log.info("%s: %s (%s)", agent.name, outcome, reason, extra=why)
 
     def _restarts(self, live_cell: LiveCell, outcome: Outcome) -> bool:
-        """Whether it is started again: not what somebody ended."""
+        """Whether it is started again: not what somebody ended, or killed while it ended."""
         agent = live_cell.agent
-        if not self.restarting or live_cell.given_up or live_cell.unkillable:
+        if not self.restarting or live_cell.unkillable:
             return False
         wanted = {
             "always": (Outcome.DONE, Outcome.ERROR),
@@ -151,7 +151,7 @@ class Recorder(Part):
         }.get(agent.restart, ())
         if agent.parent is not None or outcome not in wanted:
             return False
-        if agent.cause is not None and agent.cause[1] == "self_stop":
+        if agent.caused_by not in ("", RUNTIME):
             return False
         return self._restart_number(agent) <= self._agents.settings.config.restart_max
 

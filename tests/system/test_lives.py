@@ -215,12 +215,16 @@ def test_a_stopped_agent_and_a_stopping_daemon_start_nothing_again(daemon: Daemo
     assert read(other, "reason") == read(waiting, "reason") == "shutdown\n"
 
 
-def test_a_kill_while_it_ends_is_the_end(daemon: Daemon) -> None:
-    """Its program is gone, what it left behind takes the grace: no other run follows."""
+@pytest.mark.parametrize("crash", [False, True], ids=["", "crash"])
+def test_a_kill_while_it_ends_is_the_end(daemon: Daemon, crash: bool) -> None:
+    """Its program is gone, what it left behind takes the grace: no other run follows, also if the
+    daemon is killed before the end."""
     agent = daemon.run("flaky", "sh -c 'trap \"\" TERM; sleep 1000 & exit 3'",
                        restart="always", limits="grace=1h")
     wait_status(agent, "stopping")
     write(agent / "ctl", "kill")
+    if crash:
+        daemon.restart()
     wait_dead(agent)
     assert read(agent, "reason") == "exit:3\n"
     assert "restart" not in read(agent, "log")
