@@ -168,6 +168,7 @@ class Recorder(Part):
             cause=None,
             cell=agent.cell.gone(),
             paused_from="",
+            frozen=False,
             restarts=number,
             restart_at=clock.wall() + delay,
             restart_up=clock.up() + delay,

@@ -230,6 +230,18 @@ def test_a_kill_while_it_ends_is_the_end(daemon: Daemon, crash: bool) -> None:
     assert "restart" not in read(agent, "log")
 
 
+def test_what_dies_while_it_is_paused_is_started_again_and_goes_on(daemon: Daemon) -> None:
+    """Also in the next daemon, which freezes again what is paused."""
+    agent = busy(daemon, "flaky", restart="always")
+    place = Cgroup(Path(read(agent, "cgroup").strip()))
+    write(agent / "ctl", "pause")
+    place.write("cgroup.kill", "1")
+    wait_until(lambda: read(agent, "run") == "r2\n", "it is started again")
+    wait_status(agent, "busy")
+    daemon.restart()
+    assert (read(agent, "status"), place.read("cgroup.freeze")) == ("busy\n", "0\n")
+
+
 def test_each_run_has_its_own_result(daemon: Daemon) -> None:
     agent = daemon.run("counter", "sh -c 'echo $CTX_RUN'", restart="always")
     wait_until(lambda: read(agent, "result.md") == "r1\n", "the first run is over")
