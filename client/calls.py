@@ -22,7 +22,8 @@ PENDING_MAX = 16  # calls of one connection that the daemon lets wait
 LINKS_MAX = 8
 WAITING_MAX = 1024  # calls that wait for a connection
 SIZE_MAX = 64 << 20  # and their bytes
-WAITS = "TaskOutput"  # the tool that may wait
+WAITS = "TaskOutput"  # the tool that waits, and begins nothing
+ASKS = "Ask"  # the tool that begins something, and may wait then
 WAIT = 50.0  # seconds: some clients give up after 60
 UNKNOWN = "whether it was carried out is not known"
 
@@ -48,6 +49,8 @@ class Call:
         self.id = os.urandom(8).hex()
         self.name = name
         self.given = given
+        if name == ASKS and given.get("block") is True:
+            self.given = {"timeout": WAIT, **given}
         self.answered = answered
         self.began = time.monotonic()
         self.until: float | None = None

@@ -41,6 +41,7 @@ CHAPTERS = {
         **dict.fromkeys(("send", "chat"), "messages"),
         "attach": "log",
         "queue": "messages",
+        **dict.fromkeys(("ask", "asks", "answer"), "asks"),
         **{name: name for name in ("acp", "bridge")},
     },
     "Tasks, work items and waits": dict.fromkeys(("task", "work", "waits"), "items"),

@@ -115,6 +115,15 @@ class Line:
                 for name in self.root.listed(agent(owner, PLACES[kind])):
                     status = agent(owner, f"{PLACES[kind]}/{name}/status")
                     yield name, first_line(self.root.join(status))
+        elif kind in ("ASK", "ANSWER"):
+            from client.asks import named_ask, open_asks, path_of
+
+            if kind == "ASK":
+                for row in open_asks(self.root):
+                    yield path_of(row), row["question"]
+            elif (ask := named_ask(self.root, self.given[0])) is not None:
+                yield from (option.partition(" ")[::2] for option in ask["options"])
+                yield from ((f"{name}=", "") for name in (ask["form"] or {}).get("properties", ()))
         elif kind == "TOOL":
             yield from ((name, "") for name in self.root.names("tool"))
         elif kind == "FILE" or kind.startswith("FILE="):

@@ -23,9 +23,9 @@ STYLES = {
     # of ends
     "done": "32", "completed": "32", "processed": "32", "fired": "32", "error": "31",
     "failed": "31", "cancelled": "33", "aborted": "33", "interrupted": "31", "expired": "33",
-    # of tasks, work items and waits
+    # of tasks, work items, waits and asks
     "queued": "36", "running": "1;32", "cancelling": "35", "open": "36", "active": "1;32",
-    "blocked": "33", "armed": "36",
+    "blocked": "33", "armed": "36", "answered": "32", "withdrawn": "33",
     # of findings and answers
     "ok": "32", "warn": "33", "weak": "33", "FAIL": "1;31", "yes": "32", "no": "31",
     # of parts of lines

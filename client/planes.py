@@ -1,4 +1,4 @@
-"""The objects in the directories task, work and waiting of an agent."""
+"""The objects in the directories task, work, waiting and ask of an agent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from client.exits import Misuse
 from client.output import headed
 from client.root import PARTS, Root, agent, below, label, own_name
 from client.types import Iterable, Sequence
-from client.words import PLANE_FILES, TASK_ENDS, WAIT_ENDS, WORK_ENDS
+from client.words import ASK_ENDS, PLANE_FILES, TASK_ENDS, WAIT_ENDS, WORK_ENDS
 
 
 class Plane:
@@ -58,6 +58,13 @@ PLANES = {
         "status",
         "payload",
         headed("status", "on", "work", "deadline"),
+    ),
+    "ask": Plane(
+        "ask",
+        ASK_ENDS,
+        "status kind question",
+        "detail options form answer",
+        headed("status", "to", "question"),
     ),
 }
 

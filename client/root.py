@@ -34,7 +34,7 @@ HINTS = {
 UNREADABLE = (errno.EACCES, errno.ENOENT, errno.EPERM, errno.ESTALE)
 #: the kind of object in each directory: at the root and in an agent
 KINDS = {"agent": "an agent", "tool": "a tool"}
-PARTS = {"task": "a task", "work": "a work item", "waiting": "a wait"}
+PARTS = {"task": "a task", "work": "a work item", "waiting": "a wait", "ask": "an ask"}
 
 
 def start_hint(path: str) -> str:
@@ -158,7 +158,7 @@ def tool(name: str, file: str = "") -> str:
 
 
 def label(owner: str) -> str:
-    """Return the name of an agent, task, work item or wait from its path."""
+    """Return the name of an agent, or of something of an agent, from its path."""
     return owner.rpartition("/")[2].removesuffix(".d")
 
 

@@ -35,7 +35,7 @@ def numbers(text: str) -> dict[str, int | str]:
 
 
 def items(root: Root, name: str, group: str) -> list[dict[str, str]]:
-    """Return the tasks, work items or waits of an agent that have not ended."""
+    """Return the tasks, work items, waits or asks of an agent that have not ended."""
     plane = PLANES[group]
     directory = agent(name, plane.directory)
     owners = readable(lambda: objects(root, directory), list[str]())
@@ -127,6 +127,7 @@ def described(facts: dict[str, Any], forest: Forest) -> Iterator[list[Part]]:
         ("Work", "work", "objective"),
         ("Task", "task", "title cmd"),
         ("Waits for", "waiting", "on"),
+        ("Asks", "ask", "question"),
     ):
         for item in facts[directory]:
             what, status = first_of(item, text), item["status"]

@@ -65,6 +65,8 @@ TASK_ENDS = ("completed", "failed", "cancelled", "interrupted")
 WORK_ENDS = ("done", "cancelled")
 #: the statuses in which a wait has ended
 WAIT_ENDS = ("fired", "cancelled", "expired")
+#: the statuses in which an ask is over
+ASK_ENDS = ("answered", "expired", "withdrawn")
 #: the values of an object in a directory of an agent
 PLANE_FILES = {
     "task": ("kind", "title", "cmd", "cwd", "env", "accepts_input", "status", "exit",
@@ -73,6 +75,8 @@ PLANE_FILES = {
     "work": ("objective", "plan.md", "acceptance.md", "status", "blocked_by", "parent",
              "created_at", "updated_at"),
     "waiting": ("on", "work", "deadline", "status", "payload", "token"),
+    "ask": ("kind", "question", "detail", "options", "form", "default", "deadline", "to",
+            "life", "answer", "status", "by", "asked_at", "ended_at"),
 }
 #: the cgroup controllers that limits need
 CONTROLLERS = ("memory", "pids", "cpu")
@@ -104,28 +108,31 @@ TOOLS = (
     "SpawnAgent", "AgentGet", "AgentList", "SendMessage", "Report", "AgentStop",
     "AgentRemove", "ResultWrite", "WorkCreate", "WorkUpdate", "WorkList", "WorkFocus",
     "ExecCommand", "TaskList", "TaskStatus", "TaskOutput", "TaskInput", "TaskStop",
-    "TaskRemove", "WaitFor", "WaitCancel", "WorktreeTake", "WorkRemove",
+    "TaskRemove", "WaitFor", "WaitCancel", "WorktreeTake", "WorkRemove", "Ask",
+    "AskWithdraw", "AskList", "AskAnswer",
 )
 #: what calls may do, and of which tools
 HINTS = {
     "readOnlyHint": ("AgentGet", "AgentList", "WorkList", "TaskList", "TaskStatus",
-                     "TaskOutput"),
+                     "TaskOutput", "AskList"),
     "destructiveHint": ("AgentStop", "AgentRemove", "ResultWrite", "WorkUpdate",
                         "ExecCommand", "TaskInput", "TaskStop", "TaskRemove", "WaitCancel",
-                        "WorktreeTake", "WorkRemove"),
+                        "WorktreeTake", "WorkRemove", "AskWithdraw"),
     "idempotentHint": ("AgentGet", "AgentList", "AgentStop", "AgentRemove", "ResultWrite",
                        "WorkUpdate", "WorkList", "WorkFocus", "TaskList", "TaskStatus",
                        "TaskOutput", "TaskStop", "TaskRemove", "WaitCancel", "WorktreeTake",
-                       "WorkRemove"),
-    "openWorldHint": ("SpawnAgent", "SendMessage", "ExecCommand", "TaskInput"),
+                       "WorkRemove", "AskWithdraw", "AskList"),
+    "openWorldHint": ("SpawnAgent", "SendMessage", "ExecCommand", "TaskInput", "Ask",
+                      "AskAnswer"),
 }
 #: of ctxfs
 VERSION = "0.2.0"
 #: of the state that this version writes
-SCHEMA = 7
+SCHEMA = 8
 #: the tools that are about the caller, or the agent of `agent_id`
 ABOUT_ONE = (
     "SpawnAgent", "AgentGet", "ResultWrite", "WorkCreate", "WorkUpdate", "WorkList",
     "WorkFocus", "ExecCommand", "TaskList", "TaskStatus", "TaskOutput", "TaskInput",
-    "TaskStop", "TaskRemove", "WaitFor", "WaitCancel", "WorktreeTake", "WorkRemove",
+    "TaskStop", "TaskRemove", "WaitFor", "WaitCancel", "WorktreeTake", "WorkRemove", "Ask",
+    "AskWithdraw",
 )

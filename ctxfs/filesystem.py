@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ctxfs.files import agent, history, home, root, session, shared, task, tool, waiting, work
+from ctxfs.files import (
+    agent,
+    ask,
+    history,
+    home,
+    root,
+    session,
+    shared,
+    task,
+    tool,
+    waiting,
+    work,
+)
 from ctxfs.forgetting import Forgetting
 from ctxfs.tree.base import Base
 from ctxfs.tree.layouts import Layout, split_inode
@@ -25,6 +37,7 @@ LAYOUTS: Final[tuple[Layout[Any], ...]] = (
     task.LAYOUT,
     work.LAYOUT,
     waiting.LAYOUT,
+    ask.LAYOUT,
     tool.LAYOUT,
     agent.SUPERVISOR,
     shared.LAYOUT,

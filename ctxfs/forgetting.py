@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from ctxfs.files import agent as agent_files
 from ctxfs.files import agents as agents_file
+from ctxfs.files import ask as ask_files
 from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
 from ctxfs.files import task as task_files
@@ -18,7 +19,7 @@ from ctxfs.tree.items import ItemLayout
 from ctxfs.tree.layouts import Layout
 from runtime.ids import AgentIndex, SessionIndex
 from runtime.records.change import Subscriber
-from runtime.records.items import Item, Message, Task
+from runtime.records.items import Ask, AskStatus, Item, Message, Task
 from runtime.records.model import Agent
 
 _O = TypeVar("_O")
@@ -45,6 +46,7 @@ class Forgetting(Subscriber):
         self._kept_lines = base.kept_lines
         root = root_files.LAYOUT
         self._list = root.inode(0, root.number_of(agents_file.ROW.name))
+        self._asks = root.inode(0, root.number_of(ask_files.LIST.name))
         #: the files that other agents may write by policy
         self._told = [agent_files.LAYOUT.number_of(name) for name in ("ctl", "inbox")]
         #: those of records below every agent, by the kind of record
@@ -112,6 +114,9 @@ class Forgetting(Subscriber):
         if isinstance(item, Message):
             # one with a run was delivered, or has ended
             self.agent_changed(item.agent, ("queue", "message") if item.run else ("queue",))
+        elif isinstance(item, Ask) and item.status is not AskStatus.NEW:
+            self.agent_changed(item.agent, (ask_files.LAYOUT.name,))
+            self._cache.poller.changed_again(self._asks)
         layout = self._of_items.get(item.kind)
         if layout is not None:
             self._rows_changed(layout, item.index, frozenset(names))

@@ -35,6 +35,7 @@ _INSTANTS: Final = {
     "reset": "committed",
     "remove": "committed forgotten more",
     "wait": "armed due fired",
+    "ask": "answered",
     "adopt": "led lost ended cleaned",
     "reexec": "held saved executed restored",
 }

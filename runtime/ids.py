@@ -13,7 +13,7 @@ from typing import Final, NewType
 AgentIndex = NewType("AgentIndex", int)
 #: the row of a session
 SessionIndex = NewType("SessionIndex", int)
-#: the row of a message, task, work item or wait
+#: the row of a message, task, work item, wait or ask
 ItemIndex = NewType("ItemIndex", int)
 #: the row of a space
 SpaceIndex = NewType("SpaceIndex", int)
@@ -43,5 +43,6 @@ TriggerToken = NewType("TriggerToken", str)
 #: something that has not begun, or has none
 NO_INCARNATION: Final = Incarnation("")
 NO_RUN: Final = RunId("")
+NO_MESSAGE: Final = MessageId("")
 NO_BOOT: Final = BootId("")
 NO_WAIT_FILE: Final = WaitFileName("")

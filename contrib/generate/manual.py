@@ -20,7 +20,7 @@ from typing import Any, Final
 from contrib.generate import renewing
 from ctxfs import declared
 from ctxfs.errnos import name_of
-from ctxfs.files import agent, home, root, session, shared, task, tool, waiting, work
+from ctxfs.files import agent, ask, home, root, session, shared, task, tool, waiting, work
 from ctxfs.files.verbs import VERBS, Verb
 from ctxfs.tools.registry import TOOLS
 from ctxfs.tools.schemas import Schema
@@ -261,6 +261,7 @@ PAGES: Final[dict[str, dict[str, Callable[[], Iterator[str]]]]] = {
         "task verbs": _verbs(task.VERBS),
         "work files": _files(work.LAYOUT),
         "waiting files": _files(waiting.LAYOUT),
+        "ask files": _files(ask.LAYOUT),
     },
     "ctxfs-tools.5": {
         "tool files": _plain_files(tool.LAYOUT),

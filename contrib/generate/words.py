@@ -21,10 +21,12 @@ from ctxfs.tree.items import ItemLayout
 from ctxfs.tree.rows import Control, PathControl, Shown
 from runtime.kernel.cgroups import CONTROLLERS
 from runtime.records.items import (
+    ASK_MOVES,
     PRIORITIES,
     TASK_MOVES,
     WAIT_MOVES,
     WORK_MOVES,
+    AskStatus,
     TaskStatus,
     WaitStatus,
     WorkStatus,
@@ -126,6 +128,10 @@ WORDS: Final[dict[str, tuple[str, Any]]] = {
     "WAIT_ENDS": (
         "the statuses in which a wait has ended",
         tuple(s.value for s in WaitStatus if s in WAIT_MOVES.terminal),
+    ),
+    "ASK_ENDS": (
+        "the statuses in which an ask is over",
+        tuple(s.value for s in AskStatus if s in ASK_MOVES.terminal),
     ),
     "PLANE_FILES": ("the values of an object in a directory of an agent", _plane_files()),
     "CONTROLLERS": ("the cgroup controllers that limits need", CONTROLLERS),

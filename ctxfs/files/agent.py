@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from ctxfs.files import family, ids, limits, mounts, policy, program, state, task, waiting, work
+from ctxfs.files import (
+    ask,
+    family,
+    ids,
+    limits,
+    mounts,
+    policy,
+    program,
+    state,
+    task,
+    waiting,
+    work,
+)
 from ctxfs.files.documents import check_input, check_ref, document, kept_document, lines_document
 from ctxfs.files.folders import ARTIFACT
 from ctxfs.files.verbs import act, describe_verbs
@@ -121,6 +133,7 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     work.LAYOUT.directory("what it works on: mkdir creates a work item"),
     work.CURRENT,
     waiting.LAYOUT.directory("what it waits for: mkdir creates a wait"),
+    ask.LAYOUT.directory("what it asks people, or its supervisor: mkdir creates an ask"),
     Link(name="session", target=_session_target, depends=("owner",),
         doc="link to the current session"),
 )
@@ -129,7 +142,7 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
 DOCUMENTS: Final = ("handoff.md", "input.jsonl", "result.md", "refs.jsonl", "artifact")
 #: those of them that are its results: its session shows them once it is reset
 RESULTS: Final = ("result.md", "refs.jsonl", "artifact")
-_OF_ITEMS: Final = {layout.name for layout in (task.LAYOUT, work.LAYOUT, waiting.LAYOUT)}
+_OF_ITEMS: Final = {each.LAYOUT.name for each in (task, work, waiting, ask)}
 
 
 def _find(base: Base, index: int, row: Row[Agent]) -> Agent | None:

@@ -50,6 +50,7 @@ KEYS: Final[dict[str, tuple[str, _Value]]] = {
     "queue": ("queue", lambda base, agent: base.agents.messages.count_pending(agent)),
     "created_at": ("", lambda base, agent: timestamp(agent.created)),
     "since": ("status", lambda base, agent: timestamp(agent.since or agent.created)),
+    "asks": ("ask", lambda base, agent: base.agents.asks.count_open(agent)),
 }  # fmt: skip
 _SHOWN: Final = {file: agent_files.LAYOUT.row(file) for file, _ in KEYS.values() if file}
 #: what the lines depend on, as changes name it
@@ -95,7 +96,7 @@ ROW: Final[Shown[Base]] = Shown(
     name="agents", public=True, generated=True, polled=True, at_once=_READ_AT_ONCE, render=_text,
     doc="one JSON object per line for each agent that the caller may list, in order of creation: "
         f"{' '.join(KEYS)}. A value is that of the file of this name; session is the name of the "
-        "session, queue the number of waiting messages, pid null if there is none, and since the "
-        "time at which the status last changed. A key whose file the caller may not read is left "
-        "out. Each line is consistent, the list as a whole need not be",
+        "session, queue the number of waiting messages, asks that of open asks, pid null if there "
+        "is none, and since the time at which the status last changed. A key whose file the "
+        "caller may not read is left out. Each line is consistent, the list as a whole need not be",
 )  # fmt: skip

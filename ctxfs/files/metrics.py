@@ -15,6 +15,7 @@ from ctxfs.tree.base import Base
 from runtime.authority.accounts import Resource
 from runtime.kernel.cgroups import CONTROLLERS
 from runtime.kernel.linux import descriptors
+from runtime.records.items import Ask, Message, Wait
 from runtime.records.model import Outcome
 from runtime.runtime import STATES
 
@@ -134,9 +135,11 @@ def _of_agents(base: Base) -> Iterator[_Family]:
     yield from _plain(
         ("agent_restarts_total", "counter", recorder.restarts,
          "Agents that were started again since the start, as their restart says."),
-        ("messages_waiting", "gauge", agents.items.queued_count,
+        ("messages_waiting", "gauge", len(agents.items.pending(Message)),
          "Messages in the queues of agents."),
-        ("waits_armed", "gauge", agents.items.armed_count, "Waits that may still fire."),
+        ("waits_armed", "gauge", len(agents.items.pending(Wait)), "Waits that may still fire."),
+        ("asks_open", "gauge", len(agents.items.pending(Ask)),
+         "Questions that nobody has answered yet."),
         ("changes_waiting", "gauge", agents.journal.behind,
          "Changes and lines of histories that wait for room on the disk."),
     )  # fmt: skip

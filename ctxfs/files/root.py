@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from ctxfs.files import agent, agents, home, metrics, shared, tool, waiting
+from ctxfs.files import agent, agents, ask, home, metrics, shared, tool, waiting
 from ctxfs.tree.base import Base
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Attributes, Call, Node
@@ -148,6 +148,7 @@ ROWS: Final[tuple[Row[Base], ...]] = (
         doc="the same values, and those of accounts and the event loop, as Prometheus text; each "
             "is there from the start, at 0 if there is nothing"),
     agents.ROW,
+    ask.LIST,
     Socket(name="ctxd.sock", public=True,
         doc="the daemon's socket, for operators"),
     Directory(name="bin", public=True, doc="programs for sandboxes"),

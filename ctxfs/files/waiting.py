@@ -39,8 +39,8 @@ ROWS: Final[tuple[Row[Wait], ...]] = (
             caller, agent_with(base, wait), wait, one_line(text)
         ),
         doc="what it waits for: timer DURATION, timer TIME, timer every DURATION [until WHEN], "
-        "task NAME, child NAME, reply NAME [MESSAGE], message, trigger or triggers. Writing it "
-        "arms the wait, once"),
+        "task NAME, child NAME, reply NAME [MESSAGE], answer ASK, message, trigger or triggers. "
+        "Writing it arms the wait, once"),
     _pending("work", "id of the work item that it blocks"),
     _pending("deadline", "a duration or time after which it expires; a duration counts from the "
              "arming, or from the writing of this file if that is later"),

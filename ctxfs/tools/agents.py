@@ -314,14 +314,14 @@ async def _get(request: Request) -> dict[str, Any]:
     children with their statuses and number of tasks; for its supervisor also the task_handle.
     Without agent_id it is about you; about others as policy allows. Do not call it again and again
     to wait for an end: use WaitFor."""
-    agent = _asked(request)
+    agent = asked_for(request)
     agents = request.agents
     if not agents.identity.roles(request.caller, agent) & INSIDERS:
         raise DeniedError(f"agent_id: the caller may not look at {quote(agent.name)}")
     return _FACTS.of(request, agent)
 
 
-def _asked(request: Request) -> Agent:
+def asked_for(request: Request) -> Agent:
     """The agent of ``agent_id``, by default the caller; ``MissingError`` for a hidden one."""
     if request.subject is not None and "agent_id" not in request.input:
         return request.subject
@@ -379,7 +379,7 @@ def _receiver(request: Request) -> Agent:
         supervisor = request.agents.registry.supervisor_of(request.subject)
         if supervisor is not None and request.input["agent_id"] == supervisor.name:
             return supervisor
-    return _asked(request)
+    return asked_for(request)
 
 
 @tool(
@@ -458,7 +458,7 @@ async def _stop(request: Request) -> dict[str, Any]:
     themselves. For a command use TaskStop. It answers before the agent has ended. Its history
     remains, and its name is taken until AgentRemove. You may end yourself, your children, and
     others by policy."""
-    agent = _asked(request)
+    agent = asked_for(request)
 
     def stopping() -> dict[str, Any] | None:
         if agent.accepts_children or agent.status is Status.NEW:
@@ -483,7 +483,7 @@ async def _remove(request: Request) -> dict[str, Any]:
     AgentStop and wait for its end first. A notice of
     its end that you have not been given yet is dropped. What it gave back stays in context/child of
     your session. You may remove agents that you created."""
-    agent = _asked(request)
+    agent = asked_for(request)
 
     def removed() -> dict[str, Any] | None:
         return {"agent_id": agent.name} if agent.removed else None

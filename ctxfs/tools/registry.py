@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-import ctxfs.tools.agents
+import ctxfs.tools.asks
 import ctxfs.tools.results
 import ctxfs.tools.work  # noqa: F401  # they declare tools
 from ctxfs.tools.schemas import Schema
@@ -59,6 +59,8 @@ _IN_TOOLS: Final = (
     ("rmdir the agent", "remove the agent with AgentRemove"),
     ("and agents (rmdir)", "and agents (AgentRemove)"),
     (", with rmdir", ": ask an operator for it"),
+    ("empty the other one", "give one of them"),
+    ("write the rest to detail", "give the rest as detail"),
     ("may not see ctl", "may not control this agent"),
     ("may not see inbox", "may not send this agent messages"),
     ("then write fetch to ctl", "then call WorktreeTake"),

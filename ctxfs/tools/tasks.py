@@ -130,7 +130,7 @@ def _find(request: Request) -> Task:
         return request.agents.tasks.find(request.agent, request.input["task_id"])
 
 
-def _duration(what: str) -> dict[str, Any]:
+def duration(what: str) -> dict[str, Any]:
     return {
         "type": ["number", "string"],
         "minimum": 0,
@@ -138,16 +138,16 @@ def _duration(what: str) -> dict[str, Any]:
     }
 
 
-def _seconds(
+def seconds(
     request: Request, field: str, default: float, most: float = math.inf
 ) -> float:
     """``MalformedError``."""
     given: float | str = request.input.get(field, default)
     with about(field):
-        seconds = parse_duration(given) if isinstance(given, str) else given
-        if seconds > most:
+        found = parse_duration(given) if isinstance(given, str) else given
+        if found > most:
             raise MalformedError(f"{given} is more than {most:g} s: use TaskOutput with block")
-    return seconds
+    return found
 
 
 async def _until_ended(
@@ -159,7 +159,7 @@ async def _until_ended(
             return output
         task = tasks.find(agent, output["task_handle"]["task_id"])
         if not cut_short:
-            with trio.move_on_after(_seconds(request, "yield", _YIELD)):
+            with trio.move_on_after(seconds(request, "yield", _YIELD)):
                 await tasks.wait_over(task)
         tasks.check_there(task)
     except MissingError:
@@ -187,7 +187,7 @@ async def _until_ended(
         "accepts_input": flag("whether TaskInput may write to its standard input"),
         "work": text("id of the work item that it is for"),
         "task_id": text("an id for it; task-1, task-2 and so on by default", minLength=1),
-        "yield": _duration(
+        "yield": duration(
             f"how long to wait for its end before you are answered, {_YIELD:g} s by default and at "
             f"most {_YIELD_MAX:g}; 0 answers at once"
         ),
@@ -205,7 +205,7 @@ async def _exec(request: Request) -> dict[str, Any]:
     # mkdir, the files, start; if any of it is refused, or the daemon dies before all of it is done,
     # the task is removed again
     given, agent = request.input, request.agent
-    _seconds(request, "yield", _YIELD, _YIELD_MAX)
+    seconds(request, "yield", _YIELD, _YIELD_MAX)
     name = given.get("task_id") or first_free("task", request.agents.tasks.known(agent))
     values = {
         "cmd": given["cmd"],
@@ -279,7 +279,7 @@ async def _status(request: Request) -> dict[str, Any]:
 
 
 async def _until_over(request: Request) -> None:
-    timeout = _seconds(request, "timeout", math.inf)
+    timeout = seconds(request, "timeout", math.inf)
     if request.input.get("block"):
         task = _find(request)
         with trio.move_on_after(timeout):
@@ -293,7 +293,7 @@ async def _until_over(request: Request) -> None:
     required=_OF_TASK,
     optional={
         "block": flag("wait for the end of the task"),
-        "timeout": _duration("how long block waits at most, without a limit by default"),
+        "timeout": duration("how long block waits at most, without a limit by default"),
     },
     output=shape({**_OUTCOME.required, **_SEEN}, {**_GIVEN, **_OUTCOME.optional}),
     waits=_until_over,

@@ -33,6 +33,7 @@ _WAKES: Final = {
     "task_result": ("task", "the id of a task"),
     "child": ("child", "the name of a child"),
     "child_reply": ("reply", "the name of a child, and perhaps the id of one message to it"),
+    "answer": ("answer", "the id of an ask"),
     "message": ("message", ""),
     "external": ("trigger", ""),
     "externals": ("triggers", ""),
@@ -80,8 +81,8 @@ def _line(given: dict[str, Any]) -> str:
     required={
         "wake": words(
             "what wakes the agent: a time, or one time after the other, the end of a task or a "
-            "child, a child's reply, any message, a write to a token (external), or every write "
-            "to it (externals)",
+            "child, a child's reply, the answer to an ask, any message, a write to a token "
+            "(external), or every write to it (externals)",
             *_WAKES,
         )
     },
@@ -90,7 +91,8 @@ def _line(given: dict[str, Any]) -> str:
             "timer: a duration such as 30s, a time, or every DURATION, perhaps until a duration or "
             "time, as in every 10m until 8h; task_result: the task's id; "
             "child: its name; child_reply: its name, for its next reply to this agent, or "
-            "its name and a message_id, for the reply to that message; otherwise none"
+            "its name and a message_id, for the reply to that message; answer: the ask's id; "
+            "otherwise none"
         ),
         "work": text("id of the work item that is blocked until then"),
         "deadline": text("duration or time after which it expires"),

@@ -17,7 +17,7 @@ ROWS_MAX: Final = 255
 ROWS: Final[dict[str, tuple[str, ...]]] = {
     "root": (
         ".", "status", "error", "metrics", "agents", "ctxd.sock", "bin", "bin/ctx", "agent",
-        "tool", "home", "shared", "trigger",
+        "tool", "home", "shared", "trigger", "asks",
     ),
     "agent": (
         ".", "*", "*.sock", "*self", "parent", "supervisor", "life", "profile", "visibility",
@@ -28,7 +28,7 @@ ROWS: Final[dict[str, tuple[str, ...]]] = {
         "usage", "processes", "out", "log", "error", "ctl", "wait", "inbox", "queue", "message",
         "report", "handoff.md", "input.jsonl", "inherited.md", "inherited.json", "result.md",
         "refs.jsonl", "artifact", "child", "task", "work", "work/current", "waiting", "session",
-        "author",
+        "author", "ask",
     ),
     "child": (".",),
     "session": (
@@ -49,6 +49,10 @@ ROWS: Final[dict[str, tuple[str, ...]]] = {
         "created_at", "updated_at",
     ),
     "waiting": (".", "on", "work", "deadline", "status", "payload", "token", "*TOKEN",),
+    "ask": (
+        ".", "kind", "question", "detail", "options", "form", "default", "deadline", "to", "life",
+        "answer", "status", "by", "asked_at", "ended_at", "wait",
+    ),
     "tool": (".", "*", "description", "schema", "output_schema", "family",),
     "supervisor": (".", "inbox",),
     "space": (".", "owner", "usage", "max", "data",),
@@ -59,4 +63,5 @@ TOOLS: Final = (
     "AgentRemove", "ResultWrite", "WorkCreate", "WorkUpdate", "WorkList", "WorkFocus",
     "ExecCommand", "TaskList", "TaskStatus", "TaskOutput", "TaskInput", "TaskStop",
     "TaskRemove", "WaitFor", "WaitCancel", "WorktreeTake", "WorkRemove",
+    "Ask", "AskWithdraw", "AskList", "AskAnswer",
 )  # fmt: skip

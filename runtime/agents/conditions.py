@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from runtime.agents.messages import Messages
 from runtime.agents.results import Results, shortened
@@ -13,22 +13,24 @@ from runtime.authority.facts import Facts, Part
 from runtime.errors import MalformedError, MissingError
 from runtime.ids import MessageId
 from runtime.records.change import Change
-from runtime.records.items import NOTICES, Message, MessageStatus, Task
+from runtime.records.items import NOTICES, Ask, Item, Message, MessageStatus, Task
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.texts.names import (
     dump_json,
     parse_duration,
+    parse_json_object,
     parse_moment,
     parse_usage,
     quote,
     words,
 )
 
+_I = TypeVar("_I", bound=Item)
 #: what a wait is answered with: a text as it is, or an object that is shown as JSON
 Payload = str | dict[str, Any]
 
-#: armed waits of one agent for the same task or child, each told all of what that gave back
+#: armed waits of one agent for the same task, child or ask, each told all of what that gave back
 _FOR_AN_END: Final = 16
 #: for a message, or for replies of the same child
 _FOR_A_MESSAGE: Final = 64
@@ -80,13 +82,19 @@ class Conditions(Part):
         self._results = results
 
     def task_over(self, change: Change, agent: Agent, argument: str) -> Payload | None:
-        made = [t for t in change.newly_made(agent.index, Task) if t.name == argument]
-        task = made[0] if made else self._items.named(agent.index, Task, argument)
-        if task is None:
-            raise MissingError(f"{quote(agent.name)} has no task {quote(argument)}")
-        if not change.is_over(task):
-            return None
-        return self._results.of_task(change, agent, task)
+        task = self._named(change, agent, Task, argument)
+        return self._results.of_task(change, agent, task) if change.is_over(task) else None
+
+    def ask_over(self, change: Change, agent: Agent, argument: str) -> Payload | None:
+        ask = self._named(change, agent, Ask, argument)
+        return answer_facts(change, ask) if change.is_over(ask) else None
+
+    def _named(self, change: Change, agent: Agent, cls: type[_I], name: str) -> _I:
+        made = [item for item in change.newly_made(agent.index, cls) if item.name == name]
+        item = made[0] if made else self._items.named(agent.index, cls, name)
+        if item is None:
+            raise MissingError(f"{quote(agent.name)} has no {cls.kind} {quote(name)}")
+        return item
 
     def child_over(self, change: Change, agent: Agent, argument: str) -> Payload | None:
         for child in self._registry.children(agent):
@@ -159,6 +167,18 @@ def message_facts(message: Message) -> dict[str, Any]:
     }
 
 
+def answer_facts(change: Change, ask: Ask) -> dict[str, Any]:
+    """The payload of a wait for an answer: a text, or of a form an object; empty without one."""
+    line, _, note = change.peek(ask, "answer").partition("\n")
+    return {
+        "ask": ask.name,
+        "status": change.peek(ask, "status").value,
+        "answer": parse_json_object(line) if ask.form and line else line,
+        "note": note.removesuffix("\n"),
+        "by": change.peek(ask, "by"),
+    }
+
+
 def reply_facts(child: str, outcome: str, reason: str, **more: Any) -> dict[str, Any]:
     """The payload of a wait for a reply; with nothing more for one that never comes, because the
     child has ended."""
@@ -178,6 +198,7 @@ _CONDITIONS: Final[dict[str, Condition]] = {
         _TIMER,
         Condition("task NAME", "core", Conditions.task_over, shared=_FOR_AN_END),
         Condition("child NAME", "core", Conditions.child_over, shared=_FOR_AN_END),
+        Condition("answer ASK", "core", Conditions.ask_over, shared=_FOR_AN_END),
         _REPLY,
         Condition("message", "core", Conditions.message_over, shared=_FOR_A_MESSAGE),
         Condition("trigger", "external_trigger"),

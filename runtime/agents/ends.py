@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from runtime.agents.asks import AskPlane
 from runtime.agents.messages import Messages
 from runtime.agents.tasks import TaskPlane
 from runtime.agents.waiting import WaitingPlane
@@ -29,11 +30,13 @@ class Ends(Part):
         messages: Messages,
         tasks: TaskPlane,
         waiting: WaitingPlane,
+        asks: AskPlane,
     ) -> None:
         super().__init__(facts)
         self._messages = messages
         self._tasks = tasks
         self._waiting = waiting
+        self._asks = asks
 
     def record(
         self, change: Change, agent: Agent, cue: Cue, outcome: Outcome, reason: str
@@ -41,6 +44,7 @@ class Ends(Part):
         """Adds to ``change`` that a cue makes an agent dead, and what this means for it, its
         session and its parent."""
         self._waiting.cancel_all(change, agent)
+        self._asks.withdraw_all(change, agent)
         self._tasks.keep_worktree(change, agent, f"ctxd did not see its end ({reason})")
         change.set(
             agent,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import trio
 
 from runtime.agents.answers import Answers
+from runtime.agents.asks import AskPlane
 from runtime.agents.births import Births
 from runtime.agents.ends import Ends
 from runtime.agents.messages import Messages
@@ -44,7 +45,10 @@ class Agents(Facts):
         self.tasks = tasks = TaskPlane(
             self, results=results, messages=messages, waiting=waiting, upkeep=self.upkeep
         )
-        self.ends = ends = Ends(self, messages=messages, tasks=tasks, waiting=waiting)
+        self.asks = asks = AskPlane(self, messages=messages, waiting=waiting)
+        self.ends = ends = Ends(
+            self, messages=messages, tasks=tasks, waiting=waiting, asks=asks
+        )
         self.removals = removals = Removals(self, tasks, ends)
         self.births = Births(self, messages=messages, tasks=tasks, ends=ends, removals=removals)
         self.pruning = Pruning(self, removals, tasks, work)
@@ -53,8 +57,9 @@ class Agents(Facts):
     async def run(self, walker: Walker, helpers: Helpers) -> None:
         """Runs what goes on beside requests."""
         async with trio.open_nursery() as nursery:
-            beside = self.journal, self.waiting, self.removals, self.pruning, self.answers
-            for each in beside:
+            beside = self.journal, self.removals, self.pruning, self.answers
+            timed = self.waiting.moments, self.asks.moments
+            for each in (*beside, *timed):
                 nursery.start_soon(each.run)
             nursery.start_soon(self.wait_files.run, helpers)
             nursery.start_soon(self.trash.run, walker)

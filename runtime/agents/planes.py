@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import secrets
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
+
+import trio
 
 from runtime.authority.facts import Facts, Part
 from runtime.authority.guard import TAKING, Act, Guard
 from runtime.caller import NOBODY, PARTIES, Caller
 from runtime.errors import MissingError, QuotaError, TakenError
-from runtime.records.change import Change
+from runtime.ids import ItemIndex, WaitFileName
+from runtime.records.change import Change, Subscriber
 from runtime.records.config import Config
-from runtime.records.items import Item, Items, Wait, WaitStatus
+from runtime.records.items import Ask, Item, Items, Task, Wait, WaitStatus
 from runtime.records.model import Agent
 from runtime.texts.names import check_name, quote
 
 _I = TypeVar("_I", bound=Item)
+_A = TypeVar("_A", bound=Task | Ask)
 
 #: who makes records below an agent, unless it is said otherwise of a kind
 MAKING: Final[Guard[Agent]] = Guard(who=PARTIES, when=TAKING)
@@ -39,6 +44,9 @@ class PlaneKind(Generic[_I]):
     remedy: str
     #: what to do where there are too many that have not ended
     relief: str
+    #: of those that have ended, the last ones that stay; None if all do, and more are refused when
+    #: they are as many as the setting ``ended``
+    kept: int | None = None
 
 
 class Plane(Part, Generic[_I]):
@@ -112,7 +120,7 @@ class Plane(Part, Generic[_I]):
                 f"{quote(agent.name)} has {limit} {self._what}s that have not ended, the "
                 f"configured maximum: {self._kind.relief}"
             )
-        if ended >= config.ended:
+        if self._kind.kept is None and ended >= config.ended:
             raise QuotaError(
                 f"{quote(agent.name)} has {ended} {self._what}s that have ended, the configured "
                 f"maximum (ended): remove some, with {self._kind.remedy}"
@@ -141,6 +149,67 @@ class Plane(Part, Generic[_I]):
 
     def _removing(self, change: Change, agent: Agent, item: _I) -> None:
         """Adds to the change what else its removal means."""
+
+
+class AwaitedPlane(Plane[_A], Subscriber):
+    """A plane whose records have ends that are waited for: by a file, or in a call."""
+
+    def __init__(self, facts: Facts, kind: PlaneKind[_A]) -> None:
+        super().__init__(facts, kind)
+        #: set at the end of one that a caller waits for
+        self._ends: dict[ItemIndex, trio.Event] = {}
+        self._journal.subscribe(self)
+
+    # Subscriber
+
+    def item_changed(self, item: Item, names: Iterable[str]) -> None:
+        if isinstance(item, self._cls) and item.over:
+            if item.wait_token:
+                self._wait_files.release(item.wait_token)
+            self._tell_end(item)
+
+    def item_listed(self, item: Item) -> None:
+        if isinstance(item, self._cls) and not self._is_there(item):
+            if item.wait_token:
+                self._wait_files.remove(item.wait_token)
+            self._tell_end(item)
+
+    def _tell_end(self, item: _A) -> None:
+        waiting = self._ends.pop(item.index, None)
+        if waiting is not None:
+            waiting.set()
+
+    def _is_there(self, item: _A) -> bool:
+        return self._items.get(item.index) is item
+
+    # looking
+
+    def known(self, agent: Agent) -> list[_A]:
+        """The records of an agent, oldest first."""
+        return self._items.of(agent.index, self._cls)
+
+    async def wait_over(self, item: _A) -> None:
+        """Returns once it has ended, or was removed."""
+        while self._is_there(item) and not item.over:
+            await self._ends.setdefault(item.index, trio.Event()).wait()
+
+    # Plane
+
+    def make(self, caller: Caller, agent: Agent, name: str) -> _A:
+        item = super().make(caller, agent, name)
+        self.block(agent, item)
+        return item
+
+    def block(self, agent: Agent, item: _A) -> None:
+        """Its ``wait`` blocks readers from now on, unless it has ended."""
+        if item.wait_token:
+            family = self._registry.family(agent)
+            self._wait_files.create(item.wait_token, agent.owner, family)
+            if item.over:
+                self._wait_files.release(item.wait_token)
+
+    def _added(self, change: Change, agent: Agent, item: _A) -> None:
+        item.wait_token = WaitFileName(secrets.token_hex(16))
 
 
 def why_taken(agent: Agent, what: str, name: str) -> str:

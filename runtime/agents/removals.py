@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 import trio
@@ -15,9 +16,9 @@ from runtime.authority.facts import Facts, Part
 from runtime.authority.guard import Guard, unless
 from runtime.caller import CONTROLLERS, NOBODY, OPERATORS, Caller
 from runtime.errors import CtxError, NoSpaceError, WrongStateError
+from runtime.ids import NO_WAIT_FILE, WaitFileName
 from runtime.kernel.daemonlog import because_of
 from runtime.records.change import RUNTIME, Change
-from runtime.records.items import Task
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome, Session
 from runtime.texts.names import quote
@@ -174,12 +175,11 @@ class Removals(Part):
         """One whose removal is committed: nothing of it is left in memory, nor of its files."""
         self._authority.forget(agent)
         self._registry.drop(agent)
-        for task in self._items.of(agent.index, Task):
-            self._tasks.forget(task)
+        for token in self._wait_tokens([agent]):
+            self._wait_files.remove(token)
         self._items.drop_all(agent.index)
         for session in (agent.session, *agent.other_sessions):
             self._sessions.forget(session)
-        self._wait_files.remove(agent.wait_token)
         crashpoints.reach("remove.forgotten")
         self._documents.clear(agent)
         self._disk.look(agent.owner)
@@ -190,8 +190,14 @@ class Removals(Part):
         self._documents.remove_strays(
             {agent.incarnation for agent in self._registry}, self._store.kept_incarnations()
         )
-        tokens = {task.wait_token for task in self._items.all(Task) if not task.child}
-        self._wait_files.keep(tokens | {agent.wait_token for agent in self._registry})
+        self._wait_files.keep(self._wait_tokens(self._registry))
+
+    def _wait_tokens(self, agents: Iterable[Agent]) -> set[WaitFileName]:
+        """Of agents, and of what below them has an end."""
+        tokens = {agent.wait_token for agent in agents}
+        for agent in agents:
+            tokens |= {item.wait_token for item in self._items.awaited(agent.index)}
+        return tokens - {NO_WAIT_FILE}
 
     def remove_session(self, session: Session) -> None:
         """Removes the directory and record of a session whose agent is over. The errors of

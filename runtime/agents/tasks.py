@@ -3,18 +3,14 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-import trio
-
 from runtime import crashpoints
 from runtime.agents.messages import Messages, notice_of
-from runtime.agents.planes import Plane, PlaneKind, why_taken
+from runtime.agents.planes import AwaitedPlane, PlaneKind, why_taken
 from runtime.agents.results import CHILD, EndFacts, Results, exit_of
 from runtime.agents.waiting import WaitingPlane
 from runtime.agents.workspace import Worktree, WorktreeState
@@ -30,12 +26,10 @@ from runtime.errors import (
     TakenError,
     WrongStateError,
 )
-from runtime.ids import ItemIndex, WaitFileName
-from runtime.records.change import Change, Subscriber
+from runtime.records.change import Change
 from runtime.records.items import (
     DELEGATION,
     TASK_MOVES,
-    Item,
     Message,
     MessageStatus,
     Task,
@@ -226,7 +220,7 @@ TASKS: Final = PlaneKind(
 )
 
 
-class TaskPlane(Plane[Task], Subscriber):
+class TaskPlane(AwaitedPlane[Task]):
     """The tasks of all agents."""
 
     def __init__(
@@ -243,41 +237,8 @@ class TaskPlane(Plane[Task], Subscriber):
         self._messages = messages
         self._waiting = waiting
         self._upkeep = upkeep
-        #: set at the end of a task that a caller waits for
-        self._ends: dict[ItemIndex, trio.Event] = {}
-        self._journal.subscribe(self)
-
-    # Subscriber
-
-    def item_changed(self, item: Item, names: Iterable[str]) -> None:
-        if not isinstance(item, Task) or not item.over:
-            return
-        if item.wait_token:
-            self._wait_files.release(item.wait_token)
-        self._tell_end(item)
-
-    def item_listed(self, item: Item) -> None:
-        if isinstance(item, Task) and not self._is_there(item):
-            self._tell_end(item)
-
-    def _tell_end(self, task: Task) -> None:
-        waiting = self._ends.pop(task.index, None)
-        if waiting is not None:
-            waiting.set()
-
-    def _is_there(self, task: Task) -> bool:
-        return self._items.get(task.index) is task
-
-    async def wait_over(self, task: Task) -> None:
-        """Returns once it has ended, or was removed."""
-        while self._is_there(task) and not task.over:
-            await self._ends.setdefault(task.index, trio.Event()).wait()
 
     # looking
-
-    def known(self, agent: Agent) -> list[Task]:
-        """The tasks of an agent, oldest first."""
-        return self._items.of(agent.index, Task)
 
     def status(self, task: Task) -> str:
         """The status as it is shown; a handle shows its child's until it has ended."""
@@ -314,12 +275,6 @@ class TaskPlane(Plane[Task], Subscriber):
         guard.check_object(self._facts, caller, task)
         guard.check_when(Act.SAY, verb, agent)
 
-    def make(self, caller: Caller, agent: Agent, name: str) -> Task:
-        """A command that is not started yet; raises as every plane does."""
-        task = super().make(caller, agent, name)
-        self._wait_files.create(task.wait_token, agent.owner, self._registry.family(agent))
-        return task
-
     def _counts(self, item: Task) -> bool:
         return not item.child
 
@@ -327,7 +282,7 @@ class TaskPlane(Plane[Task], Subscriber):
         self._messages.check_room(agent)
 
     def _added(self, change: Change, agent: Agent, item: Task) -> None:
-        item.wait_token = WaitFileName(secrets.token_hex(16))
+        super()._added(change, agent, item)
         item.made_to_start = self._journal.cause.starts
 
     def _removing(self, change: Change, agent: Agent, item: Task) -> None:
@@ -348,7 +303,6 @@ class TaskPlane(Plane[Task], Subscriber):
     def remove(self, agent: Agent, item: Task) -> None:
         """Takes it away, with what it wrote."""
         super().remove(agent, item)
-        self.forget(item)
         if not item.child:
             self._trash.discard(self._results.directory(agent, item), agent.owner)
 
@@ -360,11 +314,6 @@ class TaskPlane(Plane[Task], Subscriber):
                 agent = self._registry.get(task.agent)
                 assert agent is not None
                 self.remove(agent, task)
-
-    def forget(self, task: Task) -> None:
-        """Nobody can wait for it any more."""
-        if task.wait_token:
-            self._wait_files.remove(task.wait_token)
 
     def set(self, task: Task, **values: Any) -> None:
         """Fields of a command, until it is started."""

@@ -9,14 +9,10 @@ all. Causes in one change see each other (``Change.peek``). Two stay armed, and 
 from __future__ import annotations
 
 import contextlib
-import heapq
-import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from typing import Final
-
-import trio
 
 from runtime import crashpoints
 from runtime.agents.conditions import (
@@ -31,6 +27,7 @@ from runtime.agents.conditions import (
     reply_facts,
 )
 from runtime.agents.messages import Messages, notice_of
+from runtime.agents.moments import Moments, expiry
 from runtime.agents.planes import Plane, PlaneKind, armed_for
 from runtime.agents.results import EndFacts, Results
 from runtime.agents.work import WorkPlane
@@ -43,13 +40,12 @@ from runtime.errors import (
     QuotaError,
     WrongStateError,
 )
-from runtime.ids import ItemIndex, TriggerToken
+from runtime.ids import TriggerToken
 from runtime.kernel import clock
 from runtime.kernel.linux import boot_id
-from runtime.records.change import Change, Subscriber
+from runtime.records.change import Change
 from runtime.records.items import (
     NOTICES,
-    Item,
     Message,
     Wait,
     WaitStatus,
@@ -57,9 +53,7 @@ from runtime.records.items import (
 )
 from runtime.records.lifecycle import LIVE
 from runtime.records.model import Agent
-from runtime.texts.names import dump_json, is_duration, parse_moment, quote, timestamp
-
-log = logging.getLogger("ctxd.waiting")
+from runtime.texts.names import dump_json, is_duration, quote, timestamp
 
 #: notices that an agent has not read of one wait that stays armed
 _UNREAD: Final = 64
@@ -94,7 +88,7 @@ WAITS: Final = PlaneKind(
 )
 
 
-class WaitingPlane(Plane[Wait], Subscriber):
+class WaitingPlane(Plane[Wait]):
     """The waits of all agents."""
 
     def __init__(
@@ -104,24 +98,10 @@ class WaitingPlane(Plane[Wait], Subscriber):
         self._messages = messages
         self._work = work
         self._conditions = Conditions(facts, messages, results)
-        #: how much the wall clock is ahead of CLOCK_BOOTTIME, by which these count: timers and
-        #: deadlines with their index, some of them out of date
-        self._ahead = clock.ahead()
-        self._moments: list[tuple[float, ItemIndex]] = []
-        self._crowded = 1024
-        self._sooner = trio.Event()
-        for wait in self._items.all(Wait):
-            self._expect(wait)
+        self.moments = Moments(facts, Wait, self._moments_of, self._come)
         messages.when_queued.append(self._message_queued)
         messages.when_ended.append(self._message_ended)
         work.when_over.append(self._cancel_on)
-        self._journal.subscribe(self)
-
-    # Subscriber
-
-    def item_changed(self, item: Item, names: Iterable[str]) -> None:
-        if isinstance(item, Wait):
-            self._expect(item)
 
     # looking
 
@@ -164,17 +144,13 @@ class WaitingPlane(Plane[Wait], Subscriber):
         self._check_family(caller, kind.family)
         work = self._open_work(change, agent, change.peek(wait, "work"))
         on = f"{kind.usage.split()[0]} {argument}".rstrip()
-        deadline = change.peek(wait, "deadline")
         self._check_few(change, agent, kind, on)
         now, up = clock.wall(), clock.up()
         times = moments(kind, argument, now)
         is_counted = kind is EVERY or is_duration(argument)
         due_up = up + times["due"] - now if is_counted and times["due"] else 0.0
-        expires, expires_up = _moment_of(deadline)
-        change.put(
-            wait, on=on, expires=expires, expires_up=expires_up, due_up=due_up, boot=boot_id(),
-            **times,
-        )
+        deadline = expiry(change.peek(wait, "deadline"))
+        change.put(wait, on=on, due_up=due_up, boot=boot_id(), **deadline, **times)
         answer: Payload | None = None
         if kind.over is not None:
             answer = kind.over(self._conditions, change, agent, argument)
@@ -247,10 +223,10 @@ class WaitingPlane(Plane[Wait], Subscriber):
             self._work.block(change, agent, item)
 
     def _set_deadline(self, change: Change, agent: Agent, wait: Wait, text: str) -> None:
-        expires, expires_up = _moment_of(text)
+        deadline = expiry(text)
         change.put(wait, deadline=text)
         if change.peek(wait, "status") is WaitStatus.ARMED:
-            change.put(wait, expires=expires, expires_up=expires_up)
+            change.put(wait, **deadline)
 
     # what becomes of them
 
@@ -423,98 +399,21 @@ class WaitingPlane(Plane[Wait], Subscriber):
     # timers and deadlines
 
     def _due(self, wait: Wait) -> float:
-        return self._counted(wait, wait.due, wait.due_up)
+        return self.moments.counted(wait, wait.due, wait.due_up)
 
-    def _expires(self, wait: Wait) -> float:
-        return self._counted(wait, wait.expires, wait.expires_up)
-
-    def _counted(self, wait: Wait, moment: float, moment_up: float) -> float:
-        """A moment of a wait by CLOCK_BOOTTIME, as far as is known now; infinite for none.
-
-        What was said as a duration is counted by that clock, in the boot in which it was said.
-        """
-        if moment_up and wait.boot == boot_id():
-            return moment_up
-        return moment - self._ahead if moment else math.inf
-
-    def _moments_of(self, wait: Wait) -> frozenset[float]:
+    def _moments_of(self, wait: Wait) -> tuple[float, ...]:
         if wait.status is not WaitStatus.ARMED:
-            return frozenset()
-        return frozenset((self._due(wait), self._expires(wait))) - {math.inf}
+            return ()
+        return self._due(wait), self.moments.deadline(wait)
 
-    def _expect(self, wait: Wait) -> None:
-        """An armed one has changed: its moments may be sooner than the others'."""
-        for moment in self._moments_of(wait):
-            heapq.heappush(self._moments, (moment, wait.index))
-            if self._moments[0] == (moment, wait.index):
-                self._sooner.set()
-        if len(self._moments) > self._crowded:
-            self._count_anew()
-
-    def _count_anew(self) -> None:
-        """Most moments are of waits that were cancelled, or the wall clock was set."""
-        waits = self._items.all(Wait)
-        self._moments = sorted((m, w.index) for w in waits for m in self._moments_of(w))
-        self._crowded = max(1024, 2 * len(self._moments))
-
-    async def run(self) -> None:
-        """Fires timers and ends what is past its deadline, those first that were due meanwhile."""
-        while True:
-            self._sooner = trio.Event()
-            ahead = clock.ahead()
-            if abs(ahead - self._ahead) > clock.SET_SECONDS:
-                self._ahead = ahead
-                self._count_anew()
-            while (moment := self._next()) is not None and moment[0] <= clock.up():
-                heapq.heappop(self._moments)
-                self._come(*moment)
-                await trio.lowlevel.checkpoint()
-            left = math.inf if moment is None else moment[0] - clock.up()
-            longest = clock.LOOK_AGAIN if moment else math.inf
-            with trio.move_on_after(min(max(left, 0.0), longest)):
-                await self._sooner.wait()
-
-    def _next(self) -> tuple[float, ItemIndex] | None:
-        """The first moment of a wait that is still armed."""
-        while self._moments:
-            moment, index = self._moments[0]
-            wait = self._items.get(index)
-            if isinstance(wait, Wait) and moment in self._moments_of(wait):
-                return moment, index
-            heapq.heappop(self._moments)
-        return None
-
-    def _come(self, moment: float, index: ItemIndex) -> None:
-        """A moment has come; what has happened cannot be refused."""
-        wait = self._items.get(index)
-        assert isinstance(wait, Wait)
-        agent = self._registry.get(wait.agent)
-        if agent is None:
-            return
-        change = Change()
-        try:
-            # the one of the two that was due first has happened
-            if moment == self._due(wait) and wait.period:
-                self._come_again(change, agent, wait)
-            elif moment == self._due(wait):
-                self.fire(change, agent, wait, {"due": timestamp(wait.due)})
-            else:
-                self.expire(change, agent, wait)
-        except Exception:
-            log.exception("%s: a bug in ctxfs", agent.name)
-            return
-        crashpoints.reach("wait.due")
-        self._journal.note(change)
-        crashpoints.reach("wait.fired")
-
-
-def _moment_of(text: str) -> tuple[float, float]:
-    """A duration from now by both clocks, or a time by the wall clock alone; zeros for no text."""
-    if not text:
-        return 0.0, 0.0
-    now = clock.wall()
-    moment = parse_moment(text, now)
-    return moment, clock.up() + moment - now if is_duration(text) else 0.0
+    def _come(self, change: Change, agent: Agent, wait: Wait, moment: float) -> None:
+        # the one of the two that was due first has happened
+        if moment == self._due(wait) and wait.period:
+            self._come_again(change, agent, wait)
+        elif moment == self._due(wait):
+            self.fire(change, agent, wait, {"due": timestamp(wait.due)})
+        else:
+            self.expire(change, agent, wait)
 
 
 def _named(work: str) -> dict[str, str]:

@@ -45,6 +45,8 @@ class Resource(StrEnum):
     MEMORY = "memory"
     TASKS = "tasks"
     MONITORS = "monitors"
+    #: questions that nobody has answered yet
+    ASKS = "asks"
     #: files that cells have in memory, as they were measured
     TMP = "tmp"
     DISK = "disk"
@@ -74,6 +76,7 @@ _ABOUT: Final[dict[Resource, tuple[str, str]]] = {
     ),
     Resource.TASKS: ("owner_tasks", "let tasks end, or stop some"),
     Resource.MONITORS: ("owner_monitors", "let runs and tasks end, or stop some"),
+    Resource.ASKS: ("owner_asks", "answer some, or withdraw some with rmdir or AskWithdraw"),
     Resource.TMP: ("owner_tmp_max", "remove files below /tmp in cells, or stop agents"),
     Resource.DISK: ("owner_disk_max", "remove files (rm), or sessions and agents (rmdir)"),
 }

@@ -16,7 +16,7 @@ from runtime.authority.disk import INCARNATION_SIZE
 from runtime.authority.facts import Facts, Part
 from runtime.ids import NO_ITEM, AgentIndex, ItemIndex
 from runtime.records.change import Change, Subscriber
-from runtime.records.items import KINDS, LONG_ABOVE, Item, Task, TaskStatus, Work
+from runtime.records.items import KINDS, LONG_ABOVE, AskStatus, Item, Task, TaskStatus, Work
 from runtime.records.lifecycle import ENDING_VERBS
 from runtime.records.model import Agent, Session
 from runtime.texts.names import dump_json
@@ -40,7 +40,7 @@ _AGENT_TEXTS: Final = (
 #: what a caller may do again and again, so that there has to be room for the event
 _BEGINNINGS: Final = {
     *("agent.control", "agent.report", "agent.start", "message.queued", "task.start"),
-    *("wait.armed", "work.status"),
+    *("wait.armed", "work.status", "ask.open", "ask.to"),
 }
 #: messages that tell of an end
 _NOTICES: Final = {"task_result", "wait"}
@@ -184,6 +184,8 @@ class Upkeep(Part, Subscriber):
             memory, disk = _sizes_of(item)
             if isinstance(item, Task) and not item.child and item.status in _RUNNING:
                 held = _of_task(item)
+            elif item.status is AskStatus.OPEN:
+                held = {Resource.ASKS: 1}
             held[Resource.MEMORY] = held.get(Resource.MEMORY, 0) + _RECORD + memory
             held[Resource.DISK] = disk
         self._hold(agent, item.index, held)

@@ -102,6 +102,7 @@ def conclude_run(
             extra = about(agent, run=agent.run.id)
             log.error("%s: cannot keep the result: %s", agent.name, error.strerror, extra=extra)
         _add_run_end(change, agent, record, outcome, reason, usage)
+    agents.asks.run_over(change, agent)
     message = agents.messages.current(agent)
     if message is not None:
         status = message_status(outcome, reason)

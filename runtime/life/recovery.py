@@ -27,7 +27,7 @@ from runtime.life.beginning import Beginner
 from runtime.life.conclusions import end_message
 from runtime.life.ending import Ender
 from runtime.records.change import Change
-from runtime.records.items import MessageStatus, Task, TaskCue, TaskStatus
+from runtime.records.items import MessageStatus, TaskCue, TaskStatus
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
 from runtime.records.run import RunCue
@@ -61,11 +61,10 @@ class Recovery(Part):
         for agent in agents.registry:
             family = agents.registry.family(agent)
             agents.wait_files.create(agent.wait_token, agent.owner, family)
-            for task in agents.items.of(agent.index, Task):
-                if not task.child:
-                    agents.wait_files.create(task.wait_token, agent.owner, family)
-                    if task.over:
-                        agents.wait_files.release(task.wait_token)
+            for task in agents.tasks.known(agent):
+                agents.tasks.block(agent, task)
+            for ask in agents.asks.known(agent):
+                agents.asks.block(agent, ask)
             if agent.status is Status.DEAD:
                 self._ender.release(agent)
         adopted: list[Agent] = []
@@ -151,6 +150,7 @@ def _end_run(change: Change, agents: Agents, agent: Agent, reason: str, *, last:
     is over."""
     if agent.run.pid:
         change.tell(agent, "run.end", run=agent.run.id, outcome=Outcome.INTERRUPTED, reason=reason)
+    agents.asks.run_over(change, agent)
     message = agents.messages.current(agent)
     if message is not None:
         failed = MessageStatus.FAILED

@@ -216,6 +216,7 @@ class Supervisor(Part, Subscriber):
         told = not run.aborting and self._agents.messages.takes_cancel(agent)
         cue, by = RunCue.CANCEL if told else RunCue.END, self._agents.journal.actor
         change.run(agent, cue, cause=BY_ABORT, caused_by=by)
+        self._agents.asks.run_over(change, agent)
         change.set(agent, no_room="")
         if told and agent.status is not Status.PAUSED:
             change.move(agent, Cue.ABORT, reason=BY_ABORT)

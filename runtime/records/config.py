@@ -159,6 +159,7 @@ class Config:
     tasks: _Count = 1024
     work_items: _Count = 1024
     waits: _Count = 1024
+    asks: _Count = 16
     ended: _Count = 4096
     keep_ended: Annotated[float | None, _optional(_duration)] = None
     keep_sessions: Annotated[float | None, _optional(_duration)] = None
@@ -177,6 +178,7 @@ class Config:
     owner_memory_max: _Size = 128 << 20
     owner_tasks: _Count = 1024
     owner_monitors: _Count = 4096
+    owner_asks: _Count = 1000
     #: first and count of the projects that owners get (quotactl(2))
     disk_projects: Annotated[tuple[int, int] | None, _projects] = None
     owner_disk_max: _Size = 16 << 30

@@ -1,4 +1,4 @@
-"""The records below an agent: messages, tasks, work items, waits and reports.
+"""The records below an agent: messages, tasks, work items, waits, asks and reports.
 
 Each is one row of the store and belongs to one incarnation. What each may
 become is a table, as for agents (``runtime.records.lifecycle``): pure, and a pair that
@@ -20,6 +20,7 @@ from runtime.ids import (
     NO_AGENT,
     NO_BOOT,
     NO_ITEM,
+    NO_MESSAGE,
     NO_RUN,
     NO_WAIT_FILE,
     AgentIndex,
@@ -158,6 +159,24 @@ WAIT_MOVES: Final = _steps(
 )
 
 
+class AskStatus(StrEnum):
+    NEW = "new"
+    OPEN = "open"
+    ANSWERED = "answered"
+    EXPIRED = "expired"
+    WITHDRAWN = "withdrawn"
+
+
+_Q = AskStatus
+ASK_MOVES: Final = _steps(
+    "ask",
+    {
+        _Q.NEW: (_Q.OPEN, _Q.WITHDRAWN),
+        _Q.OPEN: (_Q.ANSWERED, _Q.EXPIRED, _Q.WITHDRAWN),
+    },
+)
+
+
 class ReportStatus(StrEnum):
     KEPT = "kept"
 
@@ -224,6 +243,8 @@ class Item:
     kind: ClassVar[str] = ""
     moves: ClassVar[Moves[Any, Any]]
     long: ClassVar[tuple[str, ...]] = ()
+    #: of what waits for something to become of it: found without looking at all (``Items.pending``)
+    pending: ClassVar[StrEnum | None] = None
 
     #: of its row in the store, 0 before it has one
     index: ItemIndex = NO_ITEM
@@ -297,6 +318,7 @@ class Message(Item):
     kind: ClassVar[str] = "message"
     moves: ClassVar = MESSAGE_MOVES
     long: ClassVar[tuple[str, ...]] = ("text", "reply")
+    pending: ClassVar = MessageStatus.QUEUED
 
     name: MessageId
     status: MessageStatus = MessageStatus.QUEUED
@@ -377,33 +399,38 @@ class Work(Item):
     parent: str = ""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Timed(Item):
+    """One that may have a deadline: as written, and the moment that this was when it began to
+    count, 0 for none; by CLOCK_BOOTTIME of the boot in which it was said, if as a duration."""
+
+    deadline: str = ""
+    expires: float = 0.0
+    expires_up: float = 0.0
+    boot: BootId = NO_BOOT
+
+
 @_with_long
 @dataclass(slots=True, kw_only=True, eq=False)
-class Wait(Item):
+class Wait(Timed):
     """Why an agent, or one of its work items, cannot go on."""
 
     kind: ClassVar[str] = "wait"
     moves: ClassVar = WAIT_MOVES
     long: ClassVar[tuple[str, ...]] = ("on", "payload")
+    pending: ClassVar = WaitStatus.ARMED
 
     status: WaitStatus = WaitStatus.NEW
     on: str = ""
     work: str = ""
-    #: as written, and the moment that this was when it was armed, 0 for none
-    deadline: str = ""
-    expires: float = 0.0
-    #: of a timer
+    #: of a timer; by CLOCK_BOOTTIME too, if said as a duration
     due: float = 0.0
+    due_up: float = 0.0
     #: of one that is due again: after so many seconds, until this moment, 0 for none; and how
     #: often it was since its last notice, which is unread
     period: float = 0.0
     until: float = 0.0
     missed: int = 0
-    #: ``expires`` and ``due`` by CLOCK_BOOTTIME of the boot in which they were said, if as
-    #: durations
-    expires_up: float = 0.0
-    due_up: float = 0.0
-    boot: BootId = NO_BOOT
     payload: str = ""
     #: what fires it if it ``has_token``; the others never show theirs
     token: TriggerToken = field(default_factory=lambda: TriggerToken(secrets.token_hex(16)))
@@ -416,6 +443,39 @@ class Wait(Item):
     def repeats(self) -> bool:
         """Whether it stays armed when what it waits for has happened."""
         return self.on == "triggers" or bool(self.period)
+
+
+@_with_long
+@dataclass(slots=True, kw_only=True, eq=False)
+class Ask(Timed):
+    """A question of an agent's to people, or to its supervisor; ``name`` is the agent's for it."""
+
+    kind: ClassVar[str] = "ask"
+    moves: ClassVar = ASK_MOVES
+    long: ClassVar[tuple[str, ...]] = (
+        *("question", "detail", "options", "form", "default", "answer"),
+    )
+    pending: ClassVar = AskStatus.OPEN
+
+    status: AskStatus = AskStatus.NEW
+    ask_kind: str = "question"
+    question: str = ""
+    detail: str = ""
+    #: lines WORD [LABEL]; or a form, on one line
+    options: str = ""
+    form: str = ""
+    default: str = ""
+    to: str = "operator"
+    life: str = "agent"
+    #: the run that asked, and the message with which the supervisor was told
+    run: RunId = NO_RUN
+    message: MessageId = NO_MESSAGE
+    #: a line, and perhaps more with a note; who gave it, as in ``by`` of events
+    answer: str = ""
+    by: str = ""
+    asked: float = 0.0
+    ended: float = 0.0
+    wait_token: WaitFileName = NO_WAIT_FILE
 
 
 @_with_long
@@ -446,7 +506,7 @@ class Report(Item):
 
 
 KINDS: Final[dict[str, type[Item]]] = {
-    cls.kind: cls for cls in (Message, Task, Work, Wait, Report)
+    cls.kind: cls for cls in (Message, Task, Work, Wait, Ask, Report)
 }
 _I = TypeVar("_I", bound=Item)
 
@@ -461,8 +521,8 @@ class Items:
         #: armed waits by agent, field and what that holds; and the keys of each
         self._armed: dict[tuple[AgentIndex, str, str], dict[ItemIndex, Wait]] = {}
         self._armed_by: dict[ItemIndex, list[tuple[AgentIndex, str, str]]] = {}
-        #: messages that wait: there may be a million, so nobody looks at each
-        self._queued: set[ItemIndex] = set()
+        #: by kind, those in the status ``pending``: there may be a million messages
+        self._pending: dict[str, dict[ItemIndex, Any]] = {kind: {} for kind in KINDS}
 
     def add(self, item: Item) -> Item | None:
         """The one whose name it takes, if there is any."""
@@ -490,7 +550,7 @@ class Items:
 
     def _forget(self, item: Item) -> None:
         self._by_index.pop(item.index, None)
-        self._queued.discard(item.index)
+        self._pending[item.kind].pop(item.index, None)
         if isinstance(item, Wait):
             self._by_token.pop(item.token, None)
             self._disarm(item)
@@ -499,12 +559,12 @@ class Items:
         """One has changed."""
         if self._by_index.get(item.index) is not item:
             return
+        if item.status is item.pending:
+            self._pending[item.kind][item.index] = item
+        else:
+            self._pending[item.kind].pop(item.index, None)
         if isinstance(item, Wait):
             self._note_wait(item)
-        elif isinstance(item, Message) and item.status is MessageStatus.QUEUED:
-            self._queued.add(item.index)
-        else:
-            self._queued.discard(item.index)
 
     def _note_wait(self, wait: Wait) -> None:
         self._disarm(wait)
@@ -528,15 +588,9 @@ class Items:
         """The armed waits of an agent for a thing (``on``), or a work item, the newest first."""
         return reversed(self._armed.get((agent, field, value), {}).values())
 
-    @property
-    def armed_count(self) -> int:
-        """How many waits are armed."""
-        return len(self._armed_by)
-
-    @property
-    def queued_count(self) -> int:
-        """How many messages wait."""
-        return len(self._queued)
+    def pending(self, cls: type[_I]) -> Collection[_I]:
+        """Queued messages, armed waits, open asks: of all agents, as they came to be so."""
+        return self._pending[cls.kind].values()
 
     def with_token(self, token: TriggerToken) -> Wait | None:
         return self._by_token.get(token)
@@ -547,6 +601,10 @@ class Items:
     def of(self, agent: AgentIndex, cls: type[_I]) -> list[_I]:
         """The items of one kind and agent, oldest first."""
         return list(self._of.get((agent, cls.kind), {}).values())  # type: ignore[arg-type]
+
+    def awaited(self, agent: AgentIndex) -> list[Task | Ask]:
+        """Those of an agent that have a file which blocks its readers until their end."""
+        return [*self.of(agent, Task), *self.of(agent, Ask)]
 
     def named(self, agent: AgentIndex, cls: type[_I], key: str) -> _I | None:
         return self._of.get((agent, cls.kind), {}).get(key)  # type: ignore[return-value]

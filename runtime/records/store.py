@@ -532,6 +532,8 @@ _STEPS: Final[tuple[tuple[str, Callable[[Store], None]], ...]] = (
     (_SPACES, _nothing),
     # before, a run was fields of its agent
     ("", Store._gather_runs),
+    # before, no agent asked anything: an older daemon does not know such an item
+    ("", _nothing),
 )
 #: the number of the format of the database
 SCHEMA: Final = len(_STEPS)

@@ -405,6 +405,15 @@ def dump_json(value: Any) -> str:
     return _encode(value)
 
 
+def shown_json(value: Any) -> str:
+    """One line of JSON for a terminal, too: no control character is in it, bidirectional ones
+    neither."""
+    text = dump_json(value)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
 def decode(data: bytes, *, final: bool = True) -> str:
     """UTF-8 without NUL; ``MalformedError``. What is not ``final`` may end within a character."""
     if b"\0" in data:

@@ -1,0 +1,164 @@
+"""The asks of an agent, ``agent/NAME.d/ask``, and all of them, ``asks`` of the root, as rows
+(ctxfs-tasks(5), Asks)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from ctxfs.files import fields
+from ctxfs.tree.base import Base
+from ctxfs.tree.items import agent_with, item_layout
+from ctxfs.tree.rows import Control, Directory, Link, Row, Shown, one_line
+from runtime.agents.asks import ADDRESSING, ANSWERING, ASKS, WRITING, is_unfinished
+from runtime.caller import Caller
+from runtime.records.change import Change
+from runtime.records.items import Ask, AskStatus
+from runtime.texts.names import head, parse_json_object, shown_json, timestamp
+
+#: of the detail, in a line of ``asks``
+_DETAIL_MAX: Final = 1024
+#: lines of ``asks`` that are made before others have their turn
+_AT_ONCE: Final = 128
+
+
+class _Whole:
+    """Has what is written checked as a whole, whenever there are lines more."""
+
+    def __init__(self, check: Callable[[str], object]) -> None:
+        self._check = check
+        self._text = ""
+
+    def take(self, text: str) -> None:
+        self._text += f"{text}\n"
+        self._check(self._text)
+
+
+def _field(name: str, doc: str, **more: Any) -> Control[Ask]:
+    """A value on one line, written before it is asked."""
+    field = {"kind": "ask_kind"}.get(name, name)
+    return Control(
+        name=name, doc=doc, guard=WRITING, single=True,
+        check=lambda base, ask, caller, line: base.agents.asks.update(
+            Change(), agent_with(base, ask), ask, field, line
+        ),
+        commit=lambda base, ask, caller, text: base.agents.asks.set(
+            agent_with(base, ask), ask, field, one_line(text)
+        ),
+        **{"render": fields.value(field), **more},
+    )  # fmt: skip
+
+
+def _text(name: str, doc: str) -> Control[Ask]:
+    """A value of several lines, written before it is asked."""
+
+    def checking(base: Base, ask: Ask, caller: Caller) -> _Whole:
+        def check(text: str) -> None:
+            if not (name == "form" and is_unfinished(text)):
+                base.agents.asks.update(Change(), agent_with(base, ask), ask, name, text)
+
+        return _Whole(check)
+
+    return Control(
+        name=name, doc=doc, guard=WRITING, render=fields.text(name), checking=checking,
+        commit=lambda base, ask, caller, text: base.agents.asks.set(
+            agent_with(base, ask), ask, name, text
+        ),
+    )  # fmt: skip
+
+
+def _wait_path(base: Base, ask: Ask) -> str:
+    return str(base.agents.wait_files.path(ask.wait_token))
+
+
+ROWS: Final[tuple[Row[Ask], ...]] = (
+    Directory(name="", top=True),
+    _field("kind", "question, or permission", default="question"),
+    Control(name="question", guard=WRITING, single=True, render=fields.value("question"),
+        check=lambda base, ask, caller, line: base.agents.asks.begin(
+            Change(), agent_with(base, ask), ask, line
+        ),
+        commit=lambda base, ask, caller, text: base.agents.asks.ask(
+            agent_with(base, ask), ask, one_line(text)
+        ),
+        doc="one line, of at most 1024 bytes. Writing it asks, once"),
+    _text("detail", "more about it, such as what is to be allowed"),
+    _text("options", "the answers that there are, one per line: WORD, or WORD LABEL; empty: any "
+          "text"),
+    _text("form", "instead of options: a JSON schema of an object with fields of the types string, "
+          "number, integer, boolean, or array of choices"),
+    _field("default", "the answer if there is none before the deadline"),
+    _field("deadline", "a duration or time after which it expires; a duration counts from the "
+           "asking"),
+    Control(name="to", default="operator", guard=ADDRESSING, single=True, volatile=True,
+        render=lambda base, ask, caller: base.agents.asks.addressee(
+            agent_with(base, ask), ask
+        ) + "\n",
+        check=lambda base, ask, caller, line: base.agents.asks.pass_on(
+            Change(), caller, agent_with(base, ask), ask, line
+        ),
+        commit=lambda base, ask, caller, text: base.agents.asks.address(
+            caller, agent_with(base, ask), ask, one_line(text)
+        ),
+        doc="whom it asks: operator, or supervisor. While it is open, the creator may write "
+        "operator, and operators may write either"),
+    _field("life", "agent; or run: it is withdrawn at the end of the run that asks",
+           default="agent"),
+    Control(name="answer", guard=ANSWERING, render=fields.text("answer"),
+        checking=lambda base, ask, caller: _Whole(
+            lambda text: base.agents.asks.check_answer(ask, text)
+        ),
+        commit=lambda base, ask, caller, text: base.agents.asks.answer(
+            caller, agent_with(base, ask), ask, text
+        ),
+        doc="a line with a word of the options, or a text, then perhaps lines with a note; of a "
+        "form an object of JSON. It is written once, by operators; by the creator if to is "
+        "supervisor"),
+    Shown(name="status", polled=True, instead="answer", render=fields.value("status"),
+        doc=" ".join(AskStatus)),
+    Shown(name="by", render=fields.value("by"), doc="who ended it, as in events"),
+    Shown(name="asked_at", render=fields.time("asked"), depends=("asked",), doc="RFC 3339 time"),
+    Shown(name="ended_at", render=fields.time("ended"), depends=("ended",), doc="RFC 3339 time"),
+    Link(name="wait", listed=False, target=_wait_path,
+        doc="reading it blocks until it is over; by name only, no listing has it"),
+)
+
+LAYOUT: Final = item_layout(13, "ask", ROWS, ASKS, lambda agents: agents.asks)
+
+
+def view(base: Base, ask: Ask) -> dict[str, Any]:
+    """An ask as who may answer it is shown it; who asks is said by the runtime."""
+    agent = agent_with(base, ask)
+    return {
+        "agent": agent.name,
+        "ask": ask.name,
+        "owner": agent.owner,
+        "kind": ask.ask_kind,
+        "to": base.agents.asks.addressee(agent, ask),
+        "question": ask.question,
+        "options": ask.options.splitlines(),
+        "form": parse_json_object(ask.form) if ask.form else None,
+        "default": ask.default,
+        "deadline": timestamp(ask.expires) if ask.expires else "",
+        "asked_at": timestamp(ask.asked),
+        "run": ask.run,
+        "detail": head(ask.detail, _DETAIL_MAX),
+    }
+
+
+def _lines(base: Base, _: Base, caller: Caller) -> Iterator[str]:
+    """One line each; an empty piece after some."""
+    for number, ask in enumerate(base.agents.asks.seen_by(caller), 1):
+        if ask.status is AskStatus.OPEN and base.agents.items.get(ask.index) is ask:
+            yield shown_json(view(base, ask)) + "\n"
+        if number % _AT_ONCE == 0:
+            yield ""
+
+
+#: at the root
+LIST: Final[Shown[Base]] = Shown(
+    name="asks", public=True, generated=True, polled=True, render=_lines,
+    doc="one JSON object per line for each open ask that the caller may answer, or asks itself, "
+    "oldest first: agent ask owner kind to question options form default deadline asked_at run "
+    "detail. form is null without one, detail its first 1024 bytes",
+)  # fmt: skip
