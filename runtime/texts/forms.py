@@ -33,7 +33,7 @@ def _is_number(value: Any) -> bool:
 _KINDS: Final[dict[str, Callable[[Any], bool]]] = {
     "string": lambda value: isinstance(value, str),
     "number": _is_number,
-    "integer": lambda value: _is_number(value) and value == int(value),
+    "integer": lambda value: _is_number(value) and (isinstance(value, int) or value.is_integer()),
     "boolean": lambda value: isinstance(value, bool),
     "array": lambda value: isinstance(value, list) and all(isinstance(v, str) for v in value),
 }
@@ -60,7 +60,7 @@ def parse_form(text: str) -> dict[str, Any]:
 
 def _check_field(name: str, field: Any) -> None:
     kind = field.get("type") if isinstance(field, dict) else None
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise MalformedError(f"{quote(name)} is of no type; use one of {', '.join(_KINDS)}")
     for bound in _BOUNDS.get(kind, ()):
         if bound in field and not _is_number(field[bound]):

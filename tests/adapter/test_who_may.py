@@ -32,7 +32,7 @@ from runtime.authority.guard import Act
 from runtime.caller import Caller
 from runtime.errors import DeniedError
 from runtime.ids import NO_AGENT, RunId
-from runtime.records.items import TaskStatus, WaitStatus, WorkStatus
+from runtime.records.items import AskStatus, TaskStatus, WaitStatus, WorkStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.records.run import NOWHERE, Run, RunStatus
@@ -78,12 +78,19 @@ NOT_DEAD = ANY_STATUS - {Status.DEAD}
 NOT_ENDING = NOT_DEAD - {Status.STOPPING}
 BETWEEN_RUNS = ANY_STATUS - {Status.STARTING, Status.BUSY, Status.STOPPING}
 
-#: statuses of tasks, work items and waits from which a file of theirs is written no more
+#: a form as long as one may be
+FORM = (
+    '{"type":"object","properties":{'
+    + ",".join(f'"f{n}":{{"type":"string","enum":["{"x" * 180}"]}}' for n in range(60))
+    + "}}\n"
+)
+#: statuses of tasks, work items, waits and asks from which a file of theirs is written no more
 STARTED = frozenset(TaskStatus) - {TaskStatus.MADE}
 ENDED = STARTED - {TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.CANCELLING}
 DONE = frozenset({WorkStatus.DONE, WorkStatus.CANCELLED})
 ARMED = frozenset(WaitStatus) - {WaitStatus.NEW}
 OVER = ARMED - {WaitStatus.ARMED}
+ASKED = frozenset(AskStatus) - {AskStatus.NEW}
 
 
 @dataclass(frozen=True)
@@ -204,6 +211,11 @@ AGENT = {
         (KNOWS, KNOWS, KNOWS, "Oosa"),
         files("task work waiting", when=GOING_ON) | files("work/current", when=LIVE),
     ),
+    "asks": Group(
+        ("Oosarpk", "Oosarpk", "Oosarpk", "a"),
+        (KNOWS, KNOWS, KNOWS, "a"),
+        files("ask", when=GOING_ON),
+    ),
     # who may say a verb has to find it; which verb is the other table
     "ctl": Group(
         ("Oosarpkbe", "Oosarpkbe", "Oosarpk", "Oosabepk"),
@@ -293,7 +305,18 @@ RECORD = {
         | files("status worktree", "task/item/", polled=True)
         | files(". created_at updated_at", "work/item/")
         | files(". payload", "waiting/item/")
-        | files("status", "waiting/item/", polled=True),
+        | files("status", "waiting/item/", polled=True)
+        | files(". by asked_at ended_at wait", "ask/item/")
+        | files("status", "ask/item/", polled=True),
+    ),
+    # before it is asked
+    "asked": Group(
+        ("Oosarpk", "Oosarpk", "Oosarpk", "a"),
+        (KNOWS, KNOWS, KNOWS, "a"),
+        files("kind question default deadline life", "ask/item/", when=GOING_ON, final=ASKED)
+        | files("detail", "ask/item/", when=GOING_ON, final=ASKED, lines=("a line %x\n",))
+        | files("options", "ask/item/", when=GOING_ON, final=ASKED, lines=("w%x A label\n",))
+        | files("form", "ask/item/", when=GOING_ON, final=ASKED, lines=(FORM,)),
     ),
     "said": Group(
         ("Oosarpk", "Oosarpk", "Oosarpk", "Oosa"),
@@ -336,7 +359,7 @@ OPEN = {
     "root": {"/": File()}
     | files("ctxd.sock bin bin/ctx agent tool home shared trigger")
     | files("status error metrics", generated=True)
-    | files("agents", generated=True, polled=True),
+    | files("agents asks", generated=True, polled=True),
     "home": files(". agent data"),
     "history": files(". session"),
     "space": files(". owner data") | files("usage max", generated=True),
@@ -346,6 +369,8 @@ OPEN = {
 ELSEWHERE = {
     "agent": files("self"),
     "waiting": files("TOKEN", volatile=True, lines=("fired %x\n",)),
+    # whose they are depends on what is asked (test_asks.py)
+    "ask": files("to", volatile=True) | files("answer", lines=("a line %x\n",)),
     "child": files("child"),
     # as of the agent itself
     "supervisor": {".d": File()} | files("inbox", lines=("some %x\n",)),
@@ -742,6 +767,7 @@ PLACED = {
     "task": placed(RECORD, below="task/item"),
     "work": placed(RECORD, below="work/item"),
     "waiting": placed(RECORD, below="waiting/item") | ELSEWHERE["waiting"],
+    "ask": placed(RECORD, below="ask/item") | ELSEWHERE["ask"],
 }
 
 
@@ -1188,6 +1214,12 @@ STATUSES = {
         "work": "unless new, stopping or dead.",
         "waiting": "unless new, stopping or dead.",
         "work/current": "unless new or dead.",
+        "ask": "unless new, stopping or dead.",
+    },
+    "ask files": {
+        "question": "unless new, stopping or dead. Refused if it was asked (EBUSY).",
+        "answer": "at any time. Refused if the caller is an agent, and it is not asked of that "
+        "(EACCES), or if it is not asked yet (EBUSY), or if it is over (EBUSY).",
     },
     "waiting files": {
         "on": "unless new, stopping or dead. Refused if it was armed before (EBUSY).",

@@ -206,6 +206,19 @@ def _wait(desk: Desk) -> None:
     desk.call("WaitFor", {"wake": "message", "id": "x"})
 
 
+def _ask(desk: Desk) -> None:
+    desk.call("Ask", {"question": "May I?", "options": ["yes", "no Not now"], "id": "q"})
+
+
+def _asked_by_child(desk: Desk) -> None:
+    _kid(desk)
+    kid = desk.agents.registry.named("kid")
+    assert kid is not None
+    desk.mounted.world.live(kid)
+    given = {"question": "May I?", "options": ["yes", "no"], "to": "supervisor", "id": "q"}
+    desk.call("Ask", given, inside(kid))
+
+
 def _kid(desk: Desk) -> None:
     """A child that takes messages."""
     desk.call("SpawnAgent", {"initial_message": "look", "name": "kid", "mode": "turn"})
@@ -378,11 +391,51 @@ CALLS: dict[str, Sample] = {
         _wait, {"wait_id": "x"}, {"wait_id": "x", "status": "cancelled"},
         {"wait_id": "A2"},
     ),
+    "Ask": Sample(
+        _nothing,
+        {
+            "question": "May I push?",
+            "options": ["yes", "no Not today"],
+            "default": "no",
+            "deadline": "1h",
+        },
+        {"ask_id": "ask-1", "status": "open", "wait_id": "wait-1"},
+        {
+            "question": "x" * 1024,
+            "form": {
+                "type": "object",
+                "properties": {
+                    f"f{n}": {"type": "string", "enum": [f"{n}{'x' * 80}"]} for n in range(64)
+                },
+            },
+            "detail": "x\n" * 32_000,
+            "id": "Q2",
+        },
+    ),
+    "Ask and wait": Sample(
+        _nothing, {"question": "May I?", "block": True, "timeout": 0}, {"status": "open"}
+    ),
+    "Ask again": Sample(
+        _ask, {"question": "May I?", "id": "q"},
+        {"ask_id": "q", "status": "open", "wait_id": "wait-1"},
+    ),
+    "AskWithdraw": Sample(_ask, {"ask_id": "q"}, {"ask_id": "q"}, {"ask_id": "Q9"}),
+    "AskList": Sample(_asked_by_child, {}, {"left": 0}, {}),
+    "AskAnswer": Sample(
+        _asked_by_child,
+        {"agent_id": "kid", "ask_id": "q", "answer": "yes", "note": "but slowly"},
+        {"ask_id": "q", "status": "answered", "answer": "yes", "note": "but slowly"},
+        {"agent_id": "k1", "ask_id": "Q", "answer": "yes", "note": "x\n" * 30_000},
+    ),
+    "WaitFor answer": Sample(
+        _ask, {"wake": "answer", "resource": "q"}, {"status": "armed", "on": "answer q"}
+    ),
 }
 
 
+_FORM = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 #: nobody else does these for an agent
-BY_THE_AGENT_ALONE = ("ResultWrite", "Report")
+BY_THE_AGENT_ALONE = ("ResultWrite", "Report", "Ask")
 
 
 def test_every_tool_is_called() -> None:
@@ -506,6 +559,25 @@ def test_an_unknown_tool_is_missing(desk: Desk) -> None:
         ("WaitFor", {"wake": "message", "deadline": "later"}, "deadline"),
         ("WaitFor", {"wake": "message", "id": "x.d"}, "id"),
         ("WaitCancel", {}, "wait_id"),
+        ("Ask", {}, "question"),
+        ("Ask", {"question": ""}, "question"),
+        ("Ask", {"question": "a\nb"}, "question"),
+        ("Ask", {"question": "x" * 2048}, "question"),
+        ("Ask", {"question": "x", "options": ["yes"], "form": _FORM}, "form"),
+        ("Ask", {"question": "x", "options": [f"o{n}" for n in range(17)]}, "options"),
+        ("Ask", {"question": "x", "options": ["yes", "yes Again"]}, "options"),
+        ("Ask", {"question": "x", "options": ["yes"], "default": "maybe"}, "default"),
+        ("Ask", {"question": "x", "form": _FORM, "default": "{}"}, "default"),
+        ("Ask", {"question": "x", "form": {"type": "object"}}, "form"),
+        ("Ask", {"question": "x", "form": {"type": "object", "properties": {"a": {}}}}, "form"),
+        ("Ask", {"question": "x", "deadline": "soon"}, "deadline"),
+        ("Ask", {"question": "x", "to": "somebody"}, "to"),
+        ("Ask", {"question": "x", "id": "a b"}, "id"),
+        ("Ask", {"question": "x", "block": True, "timeout": "soon"}, "timeout"),
+        ("AskWithdraw", {}, "ask_id"),
+        ("AskList", {"all": True}, "all"),
+        ("AskAnswer", {"agent_id": "coder", "ask_id": "q"}, "answer"),
+        ("AskAnswer", {"agent_id": "coder", "ask_id": "q", "answer": 1}, "answer"),
     ],
 )
 def test_bad_input_is_told_with_its_field(desk: Desk, name: str, given: Any, field: str) -> None:
@@ -578,6 +650,12 @@ def test_bad_input_is_shown_as_it_was_given(
         ("WaitFor", {"wake": "message", "work": "none"}, MissingError, "work"),
         ("WaitFor", {"wake": "message", "id": "x"}, TakenError, "id"),
         ("WaitCancel", {"wait_id": "none"}, MissingError, "wait_id"),
+        ("WaitFor", {"wake": "answer", "resource": "none"}, MissingError, "resource"),
+        ("Ask", {"question": "x", "detail": "x" * 70000}, TooLongError, "detail"),
+        ("AskWithdraw", {"ask_id": "none"}, MissingError, "ask_id"),
+        ("AskAnswer", {"agent_id": "nobody", "ask_id": "q", "answer": "y"}, MissingError,
+         "agent_id"),
+        ("AskAnswer", {"agent_id": "coder", "ask_id": "q", "answer": "y"}, DeniedError, ""),
     ],
 )
 def test_refusals_are_those_of_the_files(
