@@ -242,6 +242,23 @@ def typed_answer(row: Ask) -> list[str]:
     return [f"{name}={value}" for name, value in typed if value]
 
 
+def send_answer(root: Root, row: Ask, text: str) -> None:
+    """Answer an ask as it was shown.
+
+    Its agent may have withdrawn it meanwhile, and ask something else by the same name.
+    """
+    owner = agent(row["agent"], f"ask/{row['ask']}")
+    shown = Root(root.path)
+    shown.hold(owner)
+    try:
+        for file in ("asked_at", "question"):
+            if shown.value(f"{owner}/{file}") != row[file]:
+                raise Failure(f"{path_of(row)} asks something else by now: look again")
+        shown.write(f"{owner}/answer", value_of(text))
+    finally:
+        shown.let_go()
+
+
 @command(
     "answer",
     option("--note", "TEXT", "what to say beside the answer"),
@@ -256,19 +273,16 @@ def do_answer(root: Root, args: Arguments) -> int | None:
     """
     row = named_ask(root, args.name)
     name, _, ask = args.name.partition("/")
-    if row is not None:
-        ask = row["ask"]
-    elif not ask:
+    if row is None and not ask:
         root.call(agent(name), os.stat)
         raise Failure(f"{name} asks nothing that you may answer")
-    owner = agent(name, f"ask/{ask}")
-    form = row["form"] if row is not None else None
-    if not args.words and row is None:
-        raise Failure(f"{name}/{ask} is {root.value(f'{owner}/status') or 'not there'}")
+    if row is None:  # ctxd says what has become of it
+        root.write(agent(name, f"ask/{ask}/answer"), value_of(" ".join(args.words)))
+        return None
     try:
-        words = args.words or typed_answer(row or {})
+        words = args.words or typed_answer(row)
     except (EOFError, KeyboardInterrupt):
         STDOUT.text("\n")
         return INTERRUPTED
-    root.write(f"{owner}/answer", value_of(answer_text(form, words, args.note or "")))
+    send_answer(root, row, answer_text(row["form"], words, args.note or ""))
     return None

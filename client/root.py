@@ -187,6 +187,13 @@ class Root:
         fd = self.call(owner, lambda path: os.open(path, os.O_PATH | os.O_DIRECTORY))
         self.held = f"{owner}/", f"/proc/self/fd/{fd}"
 
+    def let_go(self) -> None:
+        """Reach everything by its name again."""
+        directory = self.held[1]
+        self.held = ("", "")
+        if directory:
+            os.close(int(label(directory)))
+
     def join(self, relative: str) -> str:
         """Return the absolute path of something below the root."""
         owner, directory = self.held

@@ -20,6 +20,7 @@ from textual.widgets import Input, Static
 
 from client.control import control
 from client.exits import OK, Failure
+from client.installed.asks import AskScreen
 from client.installed.feed import Lister, Sampler
 from client.installed.model import ENDED, Agent, Snapshot, View, lines
 from client.installed.table import AgentTable, Headings
@@ -42,6 +43,7 @@ r                    the result of the agent
 l                    its output: log, then out; follows what comes
 p                    pause it and all that it owns
 c                    resume it ("continue")
+a                    what agents ask, and your answers
 x                    stop it, or kill it; asks first
 q, Ctrl-C            quit
 
@@ -144,6 +146,7 @@ class Top(App[int]):
         Binding("F", "fold_all", show=False),
         Binding("d", "dead", show=False),
         Binding("escape", "find_all", show=False),
+        Binding("a", "asks", show=False, priority=True),
         # those that the last line tells of
         Binding("s", "sort", "sort"),
         Binding("space", "fold('turn')", "fold"),
@@ -265,6 +268,7 @@ class Top(App[int]):
         """Tell of all agents in the first line."""
         counts = self.snapshot.counts()
         told = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
+        asked = sum(each.asks for each in self.snapshot.agents.values())
         number = len(self.snapshot.agents)
         text = self.root.path
         if self.view.without_dead:
@@ -272,6 +276,7 @@ class Top(App[int]):
         if self.view.find:
             text += f"  (found: {self.view.find})"
         text += f"  {number} agent{'s' * (number != 1)}{': ' if told else ''}{told}"
+        text += f"  ({asked} question{'s' * (asked != 1)}: a)" if asked else ""
         clock = time.strftime("%H:%M:%S")
         room = self.size.width - len(clock) - 1
         text = f"{text[: room - 1]}…" if len(text) > room else text.ljust(room)
@@ -303,7 +308,7 @@ class Top(App[int]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
         """Whether a key is for the table: elsewhere the same one may be a letter of a text."""
-        return action not in ("find", "stop") or self.focused is self.table
+        return action not in ("find", "stop", "asks") or self.focused is self.table
 
     def action_fold(self, how: str) -> None:
         """Fold or unfold what is below the agent; of one that has nothing below it, go to its
@@ -387,6 +392,11 @@ class Top(App[int]):
             return "\n".join(f"==> {file} <==\n{text}" for file, text in parts if text)
 
         self.push_screen(TextScreen(f"log and out of {name}", read, follows=True))
+
+    def action_asks(self) -> None:
+        """Show what agents ask, that of the selected agent first."""
+        first = self.table.current.agent.name if self.table.current is not None else ""
+        self.push_screen(AskScreen(self.root, first))
 
     def end_of(self, name: str, file: str) -> str:
         """Return the last part of a file of an agent, or why it cannot be had."""

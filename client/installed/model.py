@@ -30,6 +30,8 @@ TOLD: dict[str, tuple[str, ...]] = {
     "message.end": ("outcome", "reason"),
     "task.start": ("task",),
     "task.end": ("task", "status", "exit"),
+    "ask.open": ("question",),
+    "ask.end": ("status", "answer", "by"),
 }
 
 
@@ -44,6 +46,7 @@ class Agent:
     run: str
     session: str
     queue: int
+    asks: int  # that nobody has answered
     created_at: str
     since: float  # seconds since the epoch
 
@@ -55,6 +58,7 @@ class Agent:
             name=str(row["name"]),
             status=str(row["status"]),
             queue=int(row.get("queue", 0)),
+            asks=int(row.get("asks", 0)),
             created_at=str(row["created_at"]),
             since=timestamp(str(row.get("since", row["created_at"]))),
             **text,

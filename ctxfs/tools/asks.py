@@ -29,11 +29,11 @@ from runtime import crashpoints
 from runtime.agents.asks import ADDRESSEES, ANSWERING, ASK_KINDS
 from runtime.agents.conditions import answer_facts
 from runtime.authority.guard import Act
-from runtime.errors import MalformedError, MissingError
+from runtime.errors import MalformedError, MissingError, WrongStateError
 from runtime.records.change import Change
 from runtime.records.items import Ask, AskStatus, Wait, WaitStatus
 from runtime.records.model import Agent
-from runtime.texts.names import dump_json, head, parse_json_object, timestamp
+from runtime.texts.names import dump_json, head, parse_json_object, quote, timestamp
 
 #: of the detail, in a list
 _DETAIL_MAX: Final = 1024
@@ -227,8 +227,9 @@ def _wait_for_answer(request: Request, change: Change, agent: Agent, ask: Ask) -
     output=shape({"ask_id": _ID}),
 )
 async def _withdraw(request: Request) -> dict[str, Any]:
-    """Withdraw a question of yours that needs no answer any more, and remove it; one that is over
-    is only removed. It frees a place among your open questions."""
+    """Withdraw a question of yours, and remove it; one that is over is only removed. Use it when
+    you need no answer any more, and to make room for other questions. It cancels no wait of
+    another kind: for that use WaitCancel."""
     with about("ask_id"):
         ask = request.agents.asks.find(request.agent, request.input["ask_id"])
     where = f"agent/{request.agent.name}.d/ask"
@@ -261,19 +262,27 @@ async def _list(request: Request) -> dict[str, Any]:
     does=Does.REACHES,
     example={"agent_id": "reviewer", "ask_id": "ask-1", "answer": "yes"},
     required={"agent_id": text("the agent that asks"), "ask_id": _ID, "answer": _ANSWER},
-    optional={"note": text("what to say beside the answer")},
+    optional={
+        "note": text("what to say beside the answer"),
+        "asked_at": text("as AskList and the message tell it: nothing else is answered"),
+    },
     output=_STATE.schema,
 )
 async def _answer(request: Request) -> dict[str, Any]:
     """Answer a question that a child asks you. Use it for what you can decide; what only people
-    should decide, pass on: write operator to the file to of the ask. It is answered once: if
-    somebody was faster, you are told who. For a message to a child use SendMessage."""
+    should decide, pass on: write operator to the file to of the ask. Give asked_at, as a child may
+    withdraw a question and ask another one by its id. It is answered once: if somebody was faster,
+    you are told who. For a message to a child use SendMessage."""
     given, agents = request.input, request.agents
     agent = asked_for(request)
     roles = agents.identity.roles(request.caller, agent)
     ANSWERING.check_who(Act.WRITE, "answer", agents, roles, agent)
     with about("ask_id"):
         ask = agents.asks.find(agent, given["ask_id"])
+    if given.get("asked_at", timestamp(ask.asked)) != timestamp(ask.asked):
+        raise WrongStateError(
+            f"{quote(agent.name)} asks something else by this id now: see AskList"
+        )
     answer, note = given["answer"], given.get("note", "")
     if isinstance(answer, str) and "\n" in answer:
         raise MalformedError("answer: it is one line: give the rest as note")

@@ -317,6 +317,7 @@ class AskPlane(AwaitedPlane[Ask]):
             "ask": ask.name,
             "question": change.peek(ask, "question"),
             "options": change.peek(ask, "options").splitlines(),
+            "asked_at": timestamp(change.peek(ask, "asked")),
         }
         message = self._messages.queue(
             change, supervisor, text=dump_json(told), sender=f"agent:{agent.name}",

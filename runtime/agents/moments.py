@@ -83,9 +83,6 @@ class Moments(Part, Subscriber, Generic[_T]):
     def deadline(self, item: _T) -> float:
         return self.counted(item, item.expires, item.expires_up)
 
-    def __len__(self) -> int:
-        return len(self._moments)
-
     def _moments_of(self, item: _T) -> frozenset[float]:
         return frozenset(self._tell(item)) - {math.inf}
 

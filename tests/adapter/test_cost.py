@@ -56,7 +56,17 @@ from runtime.kernel.output import append
 from runtime.kernel.recent import Recent
 from runtime.life.ending import Ender
 from runtime.records.change import Change
-from runtime.records.items import Message, Task, TaskCue, TaskStatus, Wait, WaitStatus, Work
+from runtime.records.items import (
+    Ask,
+    AskStatus,
+    Message,
+    Task,
+    TaskCue,
+    TaskStatus,
+    Wait,
+    WaitStatus,
+    Work,
+)
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome, Profile
 from runtime.records.run import Run
@@ -190,6 +200,11 @@ class Scene:
             change.make(
                 Wait(agent=index, name=f"A{n}", status=WaitStatus.ARMED, on="trigger", work="W0")
             )
+            change.make(
+                Ask(agent=index, name=f"Q{n}", status=AskStatus.OPEN, question="q" * 1024,
+                    detail="d\n" * 1000, options="".join(f"w{m} {'x' * 200}\n" for m in range(16)),
+                    to="supervisor", asked=float(n))
+            )  # fmt: skip
         change.make(Wait(agent=index, name="new"))
         for plane in ITEM_PLANES:
             if not change.newly_made(index, plane.cls):  # one of which no worst is known

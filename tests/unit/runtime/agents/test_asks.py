@@ -110,7 +110,7 @@ def test_what_is_open_stays_open_and_is_answered_by_the_next_daemon(
     assert (answered.status, answered.answer, answered.by) == (
         AskStatus.ANSWERED, "yes\nslowly\n", "operator uid:0"
     )  # fmt: skip
-    with pytest.raises(WrongStateError, match='answered by operator uid:0 at .*: "yes"'):
+    with pytest.raises(WrongStateError, match=r'answered by operator uid:0 at .*: "yes"'):
         after.asks.answer(ROOT, after.registry.named("x"), answered, "no")  # type: ignore[arg-type]
 
 

@@ -35,7 +35,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from runtime.agents import waiting
+from runtime.agents import moments, waiting
 from runtime.agents.results import exit_of
 from runtime.errors import (
     CtxError,
@@ -862,7 +862,8 @@ class Planes(RuleBasedStateMachine):
         self._patch = pytest.MonkeyPatch()
         self._directory = tempfile.TemporaryDirectory(prefix="planes-")
         self._clock = Clock()
-        self._patch.setattr(waiting, "clock", self._clock)
+        for module in (waiting, moments):
+            self._patch.setattr(module, "clock", self._clock)
         self.world = World(Path(self._directory.name), **_SETTINGS)
         self.model = Model()
         self._histories: dict[Path, bytes] = {}
@@ -1501,7 +1502,7 @@ class Planes(RuleBasedStateMachine):
 
     async def _look_at_clock(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.world.agents.waiting.run)
+            nursery.start_soon(self.world.agents.waiting.moments.run)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
 

@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from runtime.agents import messages, waiting
+from runtime.agents import messages, moments, waiting
 from runtime.agents.conditions import Payload
 from runtime.agents.planes import armed_for
 from runtime.errors import (
@@ -70,7 +70,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(waiting, "clock", clock)
+    for module in (waiting, moments):
+        monkeypatch.setattr(module, "clock", clock)
     return clock
 
 
@@ -143,7 +144,7 @@ def settle(world: World) -> None:
 
     async def run() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(world.agents.waiting.run)
+            nursery.start_soon(world.agents.waiting.moments.run)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
 
@@ -1179,7 +1180,7 @@ def test_a_new_wait_wakes_whoever_sleeps_until_a_later_one(world: World, agent: 
 
     async def run() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(world.agents.waiting.run)
+            nursery.start_soon(world.agents.waiting.moments.run)
             await trio.testing.wait_all_tasks_blocked()
             world.agents.waiting.arm(USER, agent, sooner, "timer 10ms")
             with trio.fail_after(30):
@@ -1202,7 +1203,7 @@ def test_a_clock_that_is_set_is_looked_at_again(world: World, agent: Agent, cloc
 
     async def run() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(world.agents.waiting.run)
+            nursery.start_soon(world.agents.waiting.moments.run)
             await trio.testing.wait_all_tasks_blocked()
             clock.set = 40.0 * 86400
             await trio.sleep(61)
@@ -1274,14 +1275,14 @@ def test_moments_of_what_was_cancelled_do_not_pile_up(
 ) -> None:
     kept = armed(world, agent, "kept", "timer 1h")
     plane = world.agents.waiting
-    plane._crowded = 16
+    plane.moments._crowded = 16
     for _ in range(40):
         armed(world, agent, "x", "timer 30d", deadline="40d")
         rmdir(plane, USER, agent, "x")
-    assert len(plane._moments) <= 1024
-    plane._crowded = 16
+    assert len(plane.moments._moments) <= 1024
+    plane.moments._crowded = 16
     armed(world, agent, "y", "timer 30d")
-    assert len(plane._moments) == 2
+    assert len(plane.moments._moments) == 2
     clock.now = NOON + 3600
     settle(world)
     assert kept.status == "fired"

@@ -47,8 +47,9 @@ def test_what_fits(field: str, value: Any) -> None:
         ("text", 1, "not of type string"), ("word", "c", '"c" is no choice; use a, b'),
         ("titled", "X", "use x"), ("number", 0, "minimum is 0.5"), ("number", True, "type number"),
         ("number", "1", "type number"), ("count", 10, "maximum is 9"),
-        ("count", 1.5, "type integer"), ("count", 10**300, "maximum is 9"), ("flag", "yes", "type boolean"),
-        ("flag", 1, "type boolean"), ("some", [], "minItems is 1"), ("some", "a", "type array"),
+        ("count", 1.5, "type integer"), ("count", 10**300, "maximum is 9"),
+        ("flag", "yes", "type boolean"), ("flag", 1, "type boolean"),
+        ("some", [], "minItems is 1"), ("some", "a", "type array"),
         ("some", ["c"], "no choice"), ("any", [1], "type array"), ("else", 1, "is no field"),
     ],
 )  # fmt: skip
