@@ -11,13 +11,14 @@ from client.exits import FAILED, INTERRUPTED, OK, TIMED_OUT, Failure, Misuse
 from client.files import close, read_all, read_stdin, timestamp, value_of
 from client.jsontext import dumps, loads
 from client.output import STDOUT, age, as_json, complain, decode, escape, gist, show_table
-from client.root import Root, agent, label, own_agent, own_name
-from client.types import Any, Iterator, Sequence
+from client.root import Root, agent, label, own_agent
+from client.types import Any, Callable, Iterator, Result, Sequence
 
 #: one that is open, as `asks` of the root tells of it
 Ask = dict[str, Any]
 
 RETRY = 0.5  # seconds between two attempts to find a ctxd that went away
+LOST_MAX = 60.0  # seconds after which it is given up
 COLUMNS = ("ASK", "AGE", "KIND", "TO", "ANSWERS", "QUESTION")
 
 
@@ -73,7 +74,8 @@ def do_ask(root: Root, args: Arguments) -> int:
     from client.following import wait_ended
     from client.items import create_object
 
-    own_name(root, "ctx ask, from inside of it")
+    if not own_agent(root):
+        raise Misuse("only agents ask: run this inside of one")
     detail = decode(read_stdin()) if args.detail == "-" else args.detail
     lines = {"kind": args.kind, "options": "\n".join(args.option), "form": args.form,
              "default": args.default, "deadline": args.deadline, "detail": detail, "to": args.to,
@@ -87,8 +89,10 @@ def do_ask(root: Root, args: Arguments) -> int:
     except KeyboardInterrupt:
         root.remove(owner)
         return INTERRUPTED
-    status, by = root.value(f"{owner}/status"), root.value(f"{owner}/by")
-    answer, _, note = root.value(f"{owner}/answer").partition("\n")
+    status, by, answered = outlasting(lambda: [
+        root.value(f"{owner}/{file}") for file in ("status", "by", "answer")
+    ])  # fmt: skip
+    answer, _, note = answered.partition("\n")
     if status not in ("answered", "expired"):
         complain(f"{label(owner)}: withdrawn {by and 'by '}{by}".rstrip())
         return FAILED
@@ -99,6 +103,18 @@ def do_ask(root: Root, args: Arguments) -> int:
     if note:
         complain(f"{label(owner)}: {note}")
     return OK
+
+
+def outlasting(look: Callable[[], Result]) -> Result:
+    """Return a result; a ctxd that has died after the answer is waited for."""
+    until = time.monotonic() + LOST_MAX
+    while True:
+        try:
+            return look()
+        except Failure as failure:
+            if failure.number != errno.ENOTCONN or time.monotonic() > until:
+                raise
+        time.sleep(RETRY)
 
 
 # the inbox

@@ -296,6 +296,7 @@ SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
     "wait.armed": (stages.waited,),
     "wait.due": (stages.waited,),
     "wait.fired": (stages.waited,),
+    "ask.answered": (stages.asked,),
     "adopt.led": (_family, _started),
     "adopt.lost": (_family, _started),
     "adopt.ended": (_family, _started),

@@ -6,6 +6,7 @@ A stage appends to ``Scene.after`` what is to hold in the end, however far it go
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -18,6 +19,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+
+import pytest
 
 from runtime.kernel.cgroups import Cgroup
 from tests.worlds.daemon import AGENT_UID, alive, read, wait_dead, wait_status, wait_until, write
@@ -459,6 +462,36 @@ def tasked(scene: Scene) -> None:
     for title, directory in started.items():
         status = _TASKS[title][2]
         scene.wait_until(lambda d=directory, s=status: read(d, "status").strip() == s, title)  # type: ignore[misc]
+
+
+#: asks whether it may go on, and says what it was answered
+_ASKER: Final = (
+    'q=$CTX_SELF/ask/q; mkdir $q && printf "yes\\nno\\n" > $q/options && echo "May I?" > $q/question; '
+    "cat $q/wait; until a=$(cat $q/answer); do sleep 0.05; done; echo answered $a; sleep 1000"
+)
+
+
+def asked(scene: Scene) -> None:
+    """A question; whether or not its operator was told, it is answered once."""
+    directory = agent(scene, "asker", "once", f"sh -c {shlex.quote(_ASKER)}")
+    ask = directory / "ask" / "q"
+
+    def over() -> None:
+        wait_until(lambda: "answered yes" in output(scene, "asker"), "it has the answer")
+        assert read(ask, "answer") == "yes\n"
+        for text in ("yes", "no"):
+            with pytest.raises(OSError) as refused:
+                write(ask / "answer", text)
+            assert refused.value.errno == errno.EBUSY
+        told = Counter(e["type"] for e in history(scene, "asker") if e["type"].startswith("ask."))
+        assert told == {"ask.open": 1, "ask.end": 1}
+        assert not (scene.daemon.path("asks")).read_text()
+
+    scene.after.append(over)
+    scene.wait_until(
+        lambda: (ask / "status").exists() and read(ask, "status") == "open\n", "it is asked"
+    )
+    scene.do(lambda: write(ask / "answer", "yes"))
 
 
 def waited(scene: Scene) -> None:

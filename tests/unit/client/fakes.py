@@ -36,6 +36,8 @@ PARTS = {
     "task": "kind title cmd cwd env accepts_input status exit output preview input ctl work",
     "work": "objective plan.md acceptance.md status blocked_by parent created_at updated_at",
     "waiting": "on work deadline status payload token",
+    "ask": "kind question detail options form default deadline to life answer status by asked_at "
+    "ended_at",
 }
 
 
