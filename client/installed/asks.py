@@ -1,4 +1,4 @@
-"""What agents ask, one question after the other, as a screen of `ctx top`, and its answers."""
+"""The questions of agents, one after the other, as a screen of `ctx top`, and their answers."""
 
 from __future__ import annotations
 

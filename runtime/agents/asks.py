@@ -351,7 +351,7 @@ class AskPlane(AwaitedPlane[Ask]):
         return "\n".join(filter(None, (word, note.strip("\n")))) + "\n"
 
     def check_answer(self, ask: Ask, text: str) -> None:
-        """What is written so far; ``MalformedError`` if no answer begins so."""
+        """Looks at what is written so far; ``MalformedError`` if no answer begins so."""
         if not (ask.form and is_unfinished(text)):
             self.parse_answer(Change(), ask, text)
 

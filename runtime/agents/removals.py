@@ -193,7 +193,7 @@ class Removals(Part):
         self._wait_files.keep(self._wait_tokens(self._registry))
 
     def _wait_tokens(self, agents: Iterable[Agent]) -> set[WaitFileName]:
-        """Of agents, and of what below them has an end."""
+        """The wait files of agents, and of what below them has an end."""
         tokens = {agent.wait_token for agent in agents}
         for agent in agents:
             tokens |= {item.wait_token for item in self._items.awaited(agent.index)}

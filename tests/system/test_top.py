@@ -267,3 +267,30 @@ def test_its_waiting_costs_nothing(daemon: Daemon) -> None:
         daemon.make("new")
         at.wait_for("101 agents")
         assert read_bytes() - before >= size
+
+
+def test_a_question_is_answered(daemon: Daemon) -> None:
+    program = "sh -c 'ctx ask -o yes -o no \"May I push?\"; ctx ask \"How\\x1b?\"'"
+    asker = daemon.run("asker", program)
+    with top(daemon) as at:
+        at.wait_for("(1 question: a)")
+        at.type("a")
+        at.wait_for("asker/ask-1 asks", "May I push?", "question 1 of 1")
+        at.type("maybe")
+        at.type("Enter")
+        at.wait_for('"maybe" is no option; use yes, no')
+        for _ in "maybe":
+            at.type("BSpace")
+        at.type("yes")
+        at.type("Enter")
+        at.wait_for("answered asker/ask-1: yes")
+        at.wait_for("asker/ask-2 asks")
+        at.type("so")
+        at.type("Enter")
+        at.wait_for("(nothing is asked)")
+        at.type("Escape")
+        at.wait_for(FOOTER)
+        at.type("q")
+        at.wait_for("ended: 0")
+    wait_dead(asker)
+    assert read(asker, "out") == "yes\nso\n"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from client.asks import answer_text, value_for
+from client.calls import WAIT, Call
 from client.exits import Misuse
 from tests.unit.client.fakes import FakeRoot, Run
 
@@ -134,3 +135,13 @@ def test_an_object_is_an_answer_as_it_is() -> None:
     assert answer_text(FORM, ['{"name": 1}']) == '{"name": 1}'
     with pytest.raises(Misuse):
         answer_text(FORM, ["name"])
+
+
+def test_a_call_that_asks_and_waits_says_the_same_again() -> None:
+    """It is carried out once, by its id: so what it says must not change with the time left."""
+    call = Call("Ask", {"question": "x", "block": True}, lambda call, frame: None)
+    assert call.given["timeout"] == WAIT
+    assert call.request() == call.request()
+    assert Call("Ask", {"question": "x"}, lambda call, frame: None).given == {"question": "x"}
+    longer = {"question": "x", "block": True, "timeout": 900}
+    assert Call("Ask", longer, lambda call, frame: None).given == longer

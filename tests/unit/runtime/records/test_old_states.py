@@ -15,12 +15,12 @@ import pytest
 from runtime.cell.record import RunRecord, read_record
 from runtime.kernel import clock
 from runtime.records.change import Change
-from runtime.records.items import Item, Message, Task, Wait, Work
+from runtime.records.items import Ask, Item, Message, Task, Wait, Work
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
 from runtime.records.store import check_state
 from tests.upgrade.scene import STATUSES
-from tests.worlds.records import ROOT, World, world_in
+from tests.worlds.records import ROOT, World, inside, world_in
 
 STATES = Path(__file__).parent / "states"
 #: records of agents, by kind and agent, with what tells them apart and their statuses
@@ -40,7 +40,7 @@ ITEMS: dict[tuple[type[Item], str], list[tuple[str, str]]] = {
 }
 
 
-@pytest.fixture(params=[2, 3, 4, 5])
+@pytest.fixture(params=[2, 3, 4, 5, 7])
 def schema(request: pytest.FixtureRequest) -> int:
     version: int = request.param
     return version
@@ -123,7 +123,7 @@ def test_what_they_own_is_what_it_was(world: World) -> None:
     assert timer is not None and late is not None
     # by the wall clock alone, as that version counted
     for wait, moment in ((timer, timer.due), (late, late.expires)):
-        (counted,) = world.agents.waiting._moments_of(wait)
+        (counted,) = world.agents.waiting.moments._moments_of(wait)
         assert moment - clock.ahead() == pytest.approx(counted, abs=5)
     assert late is not None and late.expires > late.created > 0
     assert world.agents.waiting.with_token(late.token) is late
@@ -189,3 +189,14 @@ def check_record(record: RunRecord, *, over: bool, version: int) -> None:
     assert record.settled and record.monitor and record.chain and record.keeper
     assert record.held or record.program
     assert (record.over, record.signal) == ((True, 15) if over else (False, None))
+
+
+def test_agents_that_could_not_ask_ask(world: World) -> None:
+    talker, asks = named(world, "talker"), world.agents.asks
+    assert not asks.seen_by(ROOT) and not asks.known(talker)
+    ask = asks.make(inside(talker), talker, "q")
+    asks.ask(talker, ask, "May I?")
+    asks.answer(ROOT, talker, ask, "yes")
+    agents = world.reopen()
+    (again,) = agents.items.all(Ask)
+    assert (again.question, again.answer, again.by) == ("May I?", "yes\n", "runtime")
