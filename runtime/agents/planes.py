@@ -110,7 +110,7 @@ class Plane(Part, Generic[_I]):
         there = self.of(change, agent)
         if any(item.name == name for item in there):
             raise TakenError(why_taken(agent, self._what, name))
-        self._kind.making.check_when(Act.MAKE, f"a {self._what}", agent)
+        self._kind.making.check_when(Act.MAKE, one(self._what), agent)
         config = self._settings.config
         limit = self._kind.limit(config)
         counted = list(filter(self._counts, there))
@@ -214,7 +214,12 @@ class AwaitedPlane(Plane[_A], Subscriber):
 
 def why_taken(agent: Agent, what: str, name: str) -> str:
     """The sentence for a name that a record of an agent has."""
-    return f"{quote(agent.name)} already has a {what} {quote(name)}: choose another name"
+    return f"{quote(agent.name)} already has {one(what)} {quote(name)}: choose another name"
+
+
+def one(what: str) -> str:
+    """The noun with its article."""
+    return f"{'an' if what[0] in 'aeiou' else 'a'} {what}"
 
 
 def armed_for(

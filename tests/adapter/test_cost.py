@@ -103,6 +103,11 @@ class Scene:
         ]
         for child in self.children[1:3]:
             world.agents.journal.update(world.live(child), mode="turn")
+            with agents.journal.changing() as change:
+                change.make(
+                    Ask(agent=child.index, name="Q", status=AskStatus.OPEN, to="supervisor",
+                        question="?")
+                )
         kept = Worktree(name="k8", root="/srv", common="/srv/.git", base="0").kept("not clean")
         for child in self.children[8:9]:
             world.agents.journal.update(child, worktree=kept.dump(), worktree_made=True)
@@ -739,7 +744,7 @@ MEASURED: Final[dict[str, tuple[Measuring, Status]]] = {
 def measure(path: Path, scale: int, what: str) -> dict[str, float]:
     """The longest step of everything, in seconds."""
     measuring, status = MEASURED[what]
-    with mounted_in(path, agents=20_000) as mounted:
+    with mounted_in(path, agents=20_000, asks=1024, owner_asks=20_000) as mounted:
         scene = Scene(mounted, scale=scale)
         mounted.agents.journal.update(scene.x, status=status)
         meter = LoopMeter()
@@ -778,7 +783,7 @@ def test_every_operation_of_a_socket_has_a_case() -> None:
 
 def list_many(path: Path) -> dict[str, float]:
     """The longest step of reading ``agents``, the first time and again, by caller."""
-    with mounted_in(path, agents=30_000) as mounted:
+    with mounted_in(path, agents=30_000, asks=1024, owner_asks=20_000) as mounted:
         scene = Scene(mounted, scale=100)
         registry = mounted.agents.registry
         for n in range(20_000):

@@ -307,7 +307,7 @@ def test_without_room_nothing_is_called_but_what_makes_room(
 def test_what_makes_room_ends_or_removes() -> None:
     frees = {tool.name for tool in TOOLS if Does.FREES in tool.does}
     assert frees == {"AgentStop", "AgentRemove", "TaskStop", "TaskRemove", "WaitCancel",
-                     "WorkRemove"}  # fmt: skip
+                     "WorkRemove", "AskWithdraw"}  # fmt: skip
     for tool in TOOLS:
         assert not (Does.READS in tool.does and tool.does & ~Does.READS), tool.name
         assert tool.waits is None or Does.READS in tool.does, "what waits is not carried out once"

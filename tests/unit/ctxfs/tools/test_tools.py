@@ -409,7 +409,6 @@ CALLS: dict[str, Sample] = {
                 },
             },
             "detail": "x\n" * 32_000,
-            "id": "Q2",
         },
     ),
     "Ask and wait": Sample(
@@ -2179,6 +2178,13 @@ def _turn(desk: Desk) -> None:
     desk.mounted.world.live(child)
 
 
+def _asking(desk: Desk) -> None:
+    child = desk.agents.registry.named("reviewer")
+    assert child is not None
+    given = {"question": "May I?", "options": ["yes", "no"], "to": "supervisor"}
+    desk.call("Ask", given, inside(child))
+
+
 def _running_task(desk: Desk) -> None:
     task = desk.agents.tasks.find(desk.coder, "task-1")
     with desk.agents.journal.changing() as change:
@@ -2203,6 +2209,10 @@ STORY: dict[str, Callable[[Desk], None]] = {
     "AgentList": _turn,
     "AgentGet": _nothing,
     "SendMessage": _nothing,
+    "AskAnswer": _asking,
+    "Ask": _nothing,
+    "AskList": _nothing,
+    "AskWithdraw": _nothing,
     "WorkCreate": _nothing,
     "WorkUpdate": _nothing,
     "WorkFocus": _nothing,
