@@ -116,6 +116,9 @@ def test_nobody_asks_in_the_name_of_an_agent(mounted: Mounted, party: Caller | s
     assert mounted.get(f"{KID}/ask/q/status") == "new\n"
 
 
+ASKED_FILES = (
+    *("kind", "question", "detail", "options", "form", "default", "deadline", "life"),
+)
 FORM = json.dumps({
     "type": "object",
     "properties": {"name": {"type": "string"}, "count": {"type": "integer", "maximum": 3}},
@@ -219,7 +222,7 @@ def test_an_answer_that_does_not_fit_is_refused_where_it_is_written(
 def test_what_is_asked_is_not_changed_any_more(mounted: Mounted) -> None:
     path = ask(mounted, options="yes\n")
     with mounted.as_(me(mounted, "kid")):
-        for file in "kind question detail options form default deadline life".split():
+        for file in ASKED_FILES:
             with refused("EBUSY"):
                 mounted.put(f"{path}/{file}", "x\n")
         with refused("EACCES"):
@@ -289,7 +292,7 @@ def _unknown(mounted: Mounted) -> Caller:
 
 
 #: who never answers what a supervisor is asked, and operators neither
-NEVER = {
+NEVER: dict[str, Callable[[Mounted], Caller]] = {
     "the asker": _as("kid"),
     "its child": _as("pup"),
     "its sister": _as("sister"),
@@ -335,7 +338,7 @@ def _settle(mounted: Mounted, path: str) -> None:
         raise pyfuse3.FUSEError(13) from error
 
 
-TRIES = {
+TRIES: dict[str, Callable[[Mounted, str], None]] = {
     "write": _write, "append": _append, "truncate": _truncate, "to": _readdress,
     "rmdir": _remove, "tool": _settle,
 }  # fmt: skip

@@ -466,7 +466,7 @@ def tasked(scene: Scene) -> None:
 
 #: asks whether it may go on, and says what it was answered
 _ASKER: Final = (
-    'q=$CTX_SELF/ask/q; mkdir $q && printf "yes\\nno\\n" > $q/options && echo "May I?" > $q/question; '
+    'q=$CTX_SELF/ask/q; mkdir $q && printf "yes\\nno\\n" > $q/options && echo ok > $q/question; '
     "cat $q/wait; until a=$(cat $q/answer); do sleep 0.05; done; echo answered $a; sleep 1000"
 )
 
