@@ -99,7 +99,7 @@ def do_ask(root: Root, args: Arguments) -> int:
     if not answer:
         complain(f"{label(owner)}: nobody answered before the deadline")
         return TIMED_OUT
-    STDOUT.lines([answer])
+    STDOUT.copy(value_of(answer))
     if note:
         complain(f"{label(owner)}: {note}")
     return OK

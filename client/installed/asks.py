@@ -104,7 +104,11 @@ class AskScreen(Screen[None]):
         if self.shown is not None and key_of(self.shown) in keys:
             self.show(self.rows[(keys.index(key_of(self.shown)) + by) % len(keys)])
 
+    def on_input_changed(self, event: Input.Changed) -> None:
+        event.stop()  # it is no part of a name, which the table would look for
+
     def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
         row, typed = self.shown, event.value.strip()
         if row is None or not typed:
             return

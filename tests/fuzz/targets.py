@@ -22,7 +22,7 @@ from client.mcp import Server
 from client.root import Root
 from ctxfs.declared import parse as parse_declaration
 from ctxfs.tools import registry
-from runtime.agents import conditions
+from runtime.agents import asks, conditions
 from runtime.agents.messages import check_id
 from runtime.authority.accounts import Payer, accounts_of
 from runtime.authority.loop import Turns
@@ -33,6 +33,7 @@ from runtime.records.config import Config, load_config
 from runtime.records.history import History
 from runtime.sockets import connection as sockets
 from runtime.texts import mounts, names, policy
+from runtime.texts.forms import parse_filled, parse_form
 from runtime.texts.names import decode
 from tests.worlds.records import ROOT
 
@@ -69,6 +70,7 @@ for _name, _parse in (
     ("unfinished_json", names.is_unfinished_json),
     ("message_id", check_id),
     ("wait_on", conditions.parse),
+    ("options", asks.parse_options),
     ("mount_line", mounts.parse_line),
     ("relabel", lambda text: policy.relabel(text, "x_t", "y_t")),
 ):
@@ -94,6 +96,13 @@ def mount_tables(data: bytes) -> None:
     index, places = mounts.Index(parent), mounts.TreePlaces("/run/ctxfs/tree", ("/ctx",))
     for mount in table:
         mounts.within(mount, index.covering(mount.source), places.named(mount, 1000))
+
+
+@target
+def forms(data: bytes) -> None:
+    """A form, and what somebody filled in."""
+    form, _, filled = decode(data).partition("\f")
+    parse_filled(parse_form(form), filled)
 
 
 @target
