@@ -33,6 +33,7 @@ TESTS: Final = ("tests/unit", "tests/adapter")
 MODULES: Final = (
     *("runtime/agents/messages.py", "runtime/agents/tasks.py", "runtime/agents/work.py"),
     *("runtime/agents/waiting.py", "runtime/agents/births.py", "runtime/agents/removals.py"),
+    *("runtime/agents/asks.py", "runtime/agents/moments.py"),
     *("runtime/records/items.py", "runtime/records/journal.py"),
     *("ctxfs/tree/openfiles.py", "ctxfs/tree/rows.py"),
 )

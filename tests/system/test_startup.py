@@ -130,7 +130,7 @@ def test_metrics_have_each_fact_of_status_and_keep_it_at_zero(daemon: Daemon) ->
         f"ctxfs_{name}"
         for name in (
             *("requests_total", "requests_at_hand", "refusals_total", "agent_restarts_total"),
-            *("messages_waiting", "waits_armed", "changes_waiting", "descriptors"),
+            *("messages_waiting", "waits_armed", "asks_open", "changes_waiting", "descriptors"),
             *("descriptors_max", "process_resident_bytes", "process_cpu_seconds_total"),
             *("process_threads", "process_start_time_seconds"),
             *("state_free_bytes", "state_size_bytes"),

@@ -2252,3 +2252,74 @@ def test_a_model_is_told_when_to_use_a_tool_and_when_another(tool: Any) -> None:
     assert any(re.search(rf"\b{name}\b", tool.description) for name in others)
     assert tool.described.endswith("}")
     assert json.loads(tool.described.rpartition("Example: ")[2]) == tool.example
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["this daemon", "the next one"])
+def test_who_asks_and_waits_hears_the_answer(desk: Desk, again: bool) -> None:
+    """Also a call that a daemon has handed to the next one: the question was asked by then."""
+    given = {"question": "May I?", "options": ["yes", "no"], "block": True}
+    progress: dict[str, Any] = {}
+    if again:
+        progress["decided"] = desk.call("Ask", {**given, "timeout": 0})
+    heard = []
+
+    async def main() -> None:
+        async def ask() -> None:
+            base, root = desk.mounted.base, desk.mounted.fs.root
+            heard.append(
+                await registry.call(base, root, desk.me, "Ask", given, progress=progress)
+            )
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not heard
+            (found,) = desk.agents.asks.known(desk.coder)
+            with desk.agents.journal.acting(USER):
+                desk.agents.asks.answer(USER, desk.coder, found, "no\nnot today\n")
+
+    trio.run(main)
+    assert heard == [{"ask_id": "ask-1", "status": "answered", "answer": "no",
+                      "note": "not today", "by": "operator uid:1000"}]  # fmt: skip
+
+
+def test_an_ask_is_said_again_by_its_id_to_go_on_waiting(desk: Desk) -> None:
+    given = {"question": "May I?", "block": True, "timeout": 0, "id": "q"}
+    assert desk.call("Ask", given) == desk.call("Ask", given) == {"ask_id": "q", "status": "open"}
+    assert len(desk.agents.asks.known(desk.coder)) == 1
+    with refused(TakenError, "^id: "):
+        desk.call("Ask", {**given, "question": "May I go?"})
+
+
+def test_a_question_that_was_replaced_is_not_answered(desk: Desk) -> None:
+    _asked_by_child(desk)
+    (listed,) = desk.call("AskList")["asks"]
+    kid = desk.agents.registry.named("kid")
+    assert kid is not None
+    desk.call("AskWithdraw", {"ask_id": "q"}, inside(kid))
+    given = {"question": "May I remove it?", "options": ["yes"], "to": "supervisor", "id": "q"}
+    desk.call("Ask", given, inside(kid))
+    (now,) = desk.agents.asks.known(kid)
+    with desk.agents.journal.changing() as change:
+        change.put(now, asked=now.asked + 1)  # a clock may be slow
+    answer = {key: listed[key] for key in ("agent_id", "ask_id", "asked_at")} | {"answer": "yes"}
+    with refused(WrongStateError, "asks something else by this id now"):
+        desk.call("AskAnswer", answer)
+    (listed,) = desk.call("AskList")["asks"]
+    answer["asked_at"] = listed["asked_at"]
+    assert desk.call("AskAnswer", answer)["status"] == "answered"
+
+
+def test_what_only_people_decide_no_parent_answers(desk: Desk) -> None:
+    _asked_by_child(desk)
+    kid = desk.agents.registry.named("kid")
+    assert kid is not None
+    desk.mounted.put("agent/kid.d/ask/q/to", "operator\n")
+    answer = {"agent_id": "kid", "ask_id": "q", "answer": "yes"}
+    for caller in (desk.me, inside(kid)):
+        with refused(DeniedError):
+            desk.call("AskAnswer", answer, caller)
+    assert desk.call("AskList")["asks"] == []
+    assert desk.call("AskAnswer", answer, USER)["by"] == "operator uid:1000"
+    with refused(WrongStateError, r'answered by operator uid:1000 at .*: "yes"'):
+        desk.call("AskAnswer", answer, ROOT)
