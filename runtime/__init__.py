@@ -20,7 +20,7 @@ In the code each of these words stands for one thing:
   with all executions in it
 - *port*: what those who lead programs ask of the machine on which these run (``cell.port``)
 - *session*: the history of a name's conversation, in ``home/``; it outlives agents
-- *record*, *item*: a row of the store; one below an agent: message, task, work item, wait or
+- *record*, *item*: a row of the store; one below an agent: message, task, work item, wait, ask or
   report
 - *plane*: the items of one kind below an agent, and their directory
 - *report*: what an agent tells its supervisor; a message of provenance ``child``
@@ -31,6 +31,7 @@ In the code each of these words stands for one thing:
 - *cue*, *move*, *effect*: a verb, or what the runtime observes; the step of a status that the
   table has for it; what the step calls for beside the records
 - *event*: a line of ``events.jsonl``; sockets send the same
+- *ask*: an item, a question of an agent's; its *addressee* is ``operator`` or ``supervisor``
 - *wait*, *wait file*: an item, what an agent waits for; a FIFO that blocks readers until an end
 - *wakeup*: what rouses a task of the daemon when one of several files or causes changes
 - *facts*: where guards, and the parts of ``agents``, look things up (``authority.facts``)
