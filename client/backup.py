@@ -24,8 +24,11 @@ MANIFEST = "ctxfs-backup.json"
 DATABASE = "ctxfs.db"
 #: agents that have not been removed
 AGENTS = "SELECT COUNT(*) FROM agents WHERE removed=0"
+#: the number of the last event
+LAST = "SELECT COALESCE(MAX(seq), 0) FROM outbox"
+HELD = "SELECT lines FROM held"
 #: below the state, what is not made anew
-TREES = ("agent", "home", "tree")
+TREES = ("agent", "events", "home", "tree")
 #: the same of an archive that an older version made; the daemon moves what is there
 OLDER = (*TREES, "shared")
 #: what an empty state may have
@@ -414,7 +417,9 @@ def check_trees(staged: str) -> None:
     """Fail if an archive has a link where there has to be a directory: it leads elsewhere."""
     home = os.path.join(staged, "home")
     owners = os.listdir(home) if os.path.isdir(home) and not os.path.islink(home) else []
-    below = (f"home/{owner}{part}" for owner in owners for part in ("", "/agent"))
+    below = [f"home/{owner}{part}" for owner in owners for part in ("", "/agent")]
+    logs = os.path.join(staged, "events")
+    below += [f"events/{owner}" for owner in (os.listdir(logs) if os.path.isdir(logs) else ())]
     for name in (*OLDER, DATABASE, MANIFEST, *below):
         if os.path.islink(os.path.join(staged, name)):
             raise Failure(f"this is no backup of ctxfs: {name} is a link; nothing was restored")
@@ -445,6 +450,9 @@ def fit_histories(state: str) -> int:
             ):
                 kept[str(owner), agent, name] = json.loads(data)
             agents = number(db, AGENTS)
+            last = number(db, LAST)
+            for (lines,) in db.execute(HELD):
+                last = max(last, json.loads(lines.splitlines()[-1]).get("seq", 0))
     except sqlite3.Error as error:
         raise Failure(f"the backup is not whole: nothing was restored ({error})") from None
     for key, path in session_directories(state):
@@ -455,9 +463,13 @@ def fit_histories(state: str) -> int:
         for kind in ("events", "messages"):
             history = os.path.join(path, f"{kind}.jsonl")
             if session.get("held") is None:
-                cut_history(history, kind[:1].encode(), session.get(kind, 0))
+                cut_history(history, b'{"id":"' + kind[:1].encode(), session.get(kind, 0))
             elif os.path.lexists(history):  # the database has it
                 os.unlink(history)
+    logs = os.path.join(state, "events")
+    for owner in entries(logs):
+        for file in os.listdir(os.path.join(logs, owner)):
+            cut_history(os.path.join(logs, owner, file), b'{"seq":', last)
     return agents
 
 
@@ -480,8 +492,8 @@ def entries(directory: str) -> Iterable[str]:
         return ()
 
 
-def cut_history(path: str, letter: bytes, last: int) -> None:
-    """Cut off a file of lines after the one that has this number in its id, such as `e17`.
+def cut_history(path: str, front: bytes, last: int) -> None:
+    """Cut off a file of lines after the one that has this number behind the front of each line.
 
     What the database has and the file has not, the daemon adds at its start. So a line that is
     not whole is cut off as well.
@@ -494,8 +506,8 @@ def cut_history(path: str, letter: bytes, last: int) -> None:
         position = end = 0
         for line in file:
             position += len(line)
-            mark, _, rest = line.partition(b'"id":"' + letter)
-            number = rest.partition(b'"')[0]
-            if line.endswith(b"\n") and mark == b"{" and number.isdigit() and int(number) <= last:
+            mark, _, rest = line.partition(front)
+            digits = rest[: len(rest) - len(rest.lstrip(b"0123456789"))]
+            if line.endswith(b"\n") and not mark and digits and int(digits) <= last:
                 end = position
         file.truncate(end)

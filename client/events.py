@@ -1,22 +1,41 @@
-"""The events of a session; the ends of agents and tasks, and their exit statuses."""
+"""The events of a session, or of all; the ends of agents and tasks, and their exit statuses."""
 
 from __future__ import annotations
 
 import os
 
-from client.declaring import FOLLOW, LISTING, OWN, Arguments, command
-from client.exits import CANNOT_START, FAILED, INTERRUPTED, OK, OUT_OF_MEMORY, TIMED_OUT, Failure
+from client.declaring import LISTING, Arguments, command, flag, operand, option
+from client.exits import (
+    CANNOT_START,
+    FAILED,
+    INTERRUPTED,
+    NOT_RUNNING,
+    OK,
+    OUT_OF_MEMORY,
+    TIMED_OUT,
+    Failure,
+    Misuse,
+)
 from client.files import BLOCK, Opened, first_line
-from client.following import Tail, follow
+from client.following import Tail, follow, nobody_reads
 from client.jsontext import dumps
-from client.loop import parse_object
-from client.output import STDOUT, Part, decode
-from client.root import Root, agent, label, own_name
-from client.types import Any, Iterator
+from client.loop import Lines, Loop, parse_object
+from client.output import STDOUT, Part, complain, decode
+from client.root import Root, agent, label, own_agent, own_name
+from client.types import Any, Iterator, Sequence
 from client.words import SESSION_ENDS
 
 ROOM = 64 << 20  # bytes of many histories together that are in memory at a time
 LEAST = 4 << 10  # and of each of them
+EVENT = b'{"seq":'  # begins a line of the daemon's log of all events
+DIGITS = 19  # of the number of an event, at most
+TYPES = (
+    *("agent.create", "agent.control", "agent.start", "agent.status", "agent.stop"),
+    *("agent.child.cancel", "agent.report", "run.start", "run.end"),
+    *("message.queued", "message.end", "task.start", "task.end", "work.status"),
+    *("wait.armed", "wait.fired", "wait.cancelled", "wait.expired"),
+    *("ask.open", "ask.to", "ask.end"),
+)
 
 
 def last_events(root: Root, session: str) -> list[dict[str, Any]]:
@@ -59,7 +78,7 @@ def show_event(event: dict[str, Any]) -> list[Part]:
         (f"{event.get('type', '-')!s:<18}", "heading"),
     ]
     for key, value in event.items():
-        if key not in ("id", "ts", "type"):
+        if key not in ("id", "ts", "type", "seq", "session"):
             text = value if isinstance(value, str) else dumps(value)
             parts += [f" {key}=", (text, text if key in ("status", "outcome") else "")]
     return parts
@@ -71,21 +90,35 @@ def describe_event(line: bytes) -> str | list[Part]:
     return decode(line) if event is None else show_event(event)
 
 
-class Events(Tail):
-    """The events of a session, read in whole lines."""
+def is_of(line: bytes, types: Sequence[str]) -> bool:
+    """Return whether a line is an event of one of some types; `x.*` stands for all of `x.`"""
+    kind = str((parse_object(line) or {}).get("type")) if types else ""
+    return not types or any(
+        kind.startswith(word[:-1]) if word.endswith("*") else kind == word for word in types
+    )
 
-    def __init__(self, root: Root, relative: str, raw: bool) -> None:
+
+def show_events(lines: Sequence[bytes], raw: bool) -> None:
+    """Print lines of a history."""
+    if raw:
+        STDOUT.copy(b"".join(line + b"\n" for line in lines))
+    else:
+        STDOUT.lines(describe_event(line) for line in lines if line)
+
+
+class Events(Tail):
+    """The events of a session, read in whole lines: of some types, or all if there are none."""
+
+    def __init__(self, root: Root, relative: str, raw: bool, types: Sequence[str] = ()) -> None:
         super().__init__(root, relative, STDOUT)
         self.raw = raw
+        self.types = types
 
     def pump(self) -> None:
         """Show the events since the last call."""
         self.read(1, 0)  # arms POLLPRI again, which reports changes since the last read at offset 0
         for lines in self.batches():
-            if self.raw:
-                self.output.copy(b"".join(line + b"\n" for line in lines))
-            else:
-                self.output.lines(describe_event(line) for line in lines if line)
+            show_events([line for line in lines if is_of(line, self.types)], self.raw)
 
 
 def last_session(root: Root, name: str) -> str:
@@ -99,20 +132,83 @@ def last_session(root: Root, name: str) -> str:
     return ""
 
 
-@command("events", FOLLOW, *LISTING, OWN)
+def event_number(text: str) -> int:
+    """Return the number of an event."""
+    if text.isascii() and text.isdigit() and len(text) <= DIGITS:
+        return int(text)
+    raise Misuse(f'"{text}" is not the number of an event, which its "seq" is with --json')
+
+
+@command(
+    "events",
+    flag("-f", "--follow", "continue; with a name until the agent is dead"),
+    option("--after", "SEQ", "of all agents, those after this number", type=event_number),
+    option("--type", "TYPE...", "only of this type, such as agent.stop or 'run.*'", words=TYPES),
+    *LISTING,
+    operand("name", "[NAME]", "default: the agent you are in, else all of yours"),
+)
 def do_events(root: Root, args: Arguments) -> None:
-    """Show the events of an agent.
+    """Show the events of an agent, or of all.
 
     Shows the current session, or the last session of a removed agent. --json prints the lines
-    of events.jsonl unchanged.
+    of events.jsonl unchanged. Outside of agents and without a name, or with --after, it shows the
+    events of all of your agents in one order, to root of all; with -f new ones only, unless
+    --after says more. --json then has their numbers.
     """
+    if args.after is not None or not (args.name or own_agent(root)):
+        show_all(root, args)
+        return
     name = args.name or own_name(root)
     lives = root.present(agent(name))
     session = agent(name, "session") if lives else last_session(root, name)
-    events = Events(root, f"{session or agent(name, 'session')}/events.jsonl", args.json)
+    path = f"{session or agent(name, 'session')}/events.jsonl"
+    events = Events(root, path, args.json, args.type)
     events.pump()
     if args.follow and lives:
         follow(root, agent(name), [events], events.fd)
+
+
+def show_all(root: Root, args: Arguments) -> None:
+    """Show the events that the daemon has in one order."""
+    from client.sockets import MESSAGE_CODES, NO_ANSWER, ask, connect_daemon, refusal
+
+    fields: dict[str, Any] = {"follow": args.follow, "types": args.type}
+    if args.name:
+        fields["agents"] = [args.name]
+    if args.after is not None or not args.follow:
+        fields["after"] = args.after or 0
+    loop, last = Loop(), b""
+    with connect_daemon(root) as connection:
+        ask(connection, op="events", **fields)
+        arriving = Lines(connection.fileno())
+
+        def more() -> None:
+            nonlocal last
+            lines = arriving.read()
+            if lines is None:
+                number = (parse_object(last) or {}).get("seq")
+                raise Failure(
+                    f"{NO_ANSWER}; go on with: --after {number}" if number else NO_ANSWER,
+                    NOT_RUNNING,
+                )
+            events: list[bytes] = []
+            for line in lines:
+                if line.startswith(EVENT):
+                    events.append(line)
+                    continue
+                show_events(events, args.json)
+                events, frame = [], parse_object(line) or {}
+                if frame.get("type") == "error":
+                    raise refusal(frame, MESSAGE_CODES)
+                if frame.get("type") == "lost":
+                    complain(f"events before the number {frame.get('oldest')} are gone")
+                loop.over |= frame.get("type") == "end"
+            show_events(events, args.json)
+            last = (events or [last])[-1]
+
+        loop.watch(1, nobody_reads, 0)  # poll(2) tells of errors unasked
+        loop.watch(connection.fileno(), more)
+        loop.run()
 
 
 # ends

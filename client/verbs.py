@@ -12,15 +12,22 @@ from client.declaring import (
     Arguments,
     command,
     declare,
+    flag,
+    one_of,
     operand,
     option,
 )
-from client.exits import FAILED, OK, TIMED_OUT
+from client.exits import FAILED, OK, TIMED_OUT, Failure, Misuse
 from client.jsontext import dumps
 from client.output import STDOUT, complain
 from client.planes import path_of
 from client.root import Root, agent, label
-from client.words import VERBS
+from client.types import Any
+from client.words import STATUSES, VERBS
+
+
+ASKING = "asking"  # an agent that asks somebody, whatever its status is
+WAITED_FOR = (*STATUSES, ASKING)
 
 
 def do_verb(root: Root, args: Arguments) -> int:
@@ -39,12 +46,31 @@ def do_order(root: Root, args: Arguments) -> None:
     control(root, agent(args.name), " ".join(filter(None, (args.command, args.word))))
 
 
-@command("wait", *LISTING, TIMEOUT, NAMES)
-def do_wait(root: Root, args: Arguments) -> int:
+@command(
+    "wait",
+    flag("--any", "wait for the first of the agents, or of all without a name"),
+    option("--status", "S[,S]", "with --any: one of these (default: dead)", words=WAITED_FOR),
+    *LISTING,
+    TIMEOUT,
+    operand("names", "[NAME...]", "the agents"),
+)
+def do_wait_agents(root: Root, args: Arguments) -> int:
     """Wait until agents are dead.
 
     Prints NAME, outcome and reason of each. Exits 0 if all are done, 1 if not, 124 on timeout.
+    With --any, prints NAME and status of the first that has one of the statuses, and exits 0.
     """
+    if args.any:
+        return wait_any(root, args)
+    if args.status:
+        raise Misuse("--status says what --any waits for: add --any")
+    if not args.names:
+        raise Misuse("name the agents, or wait for any: ctx wait --any")
+    return do_wait(root, args)
+
+
+def do_wait(root: Root, args: Arguments) -> int:
+    """Wait until agents or tasks have ended, and tell how."""
     from client.events import ending, session_of, task_ending
     from client.following import wait_ended
 
@@ -69,6 +95,60 @@ def do_wait(root: Root, args: Arguments) -> int:
         complain(f"did not end in time: {error}")
         return TIMED_OUT
     return OK if all(outcome in ("done", "completed") for outcome in outcomes) else FAILED
+
+
+def wait_any(root: Root, args: Arguments) -> int:
+    """Wait until one agent has one of some statuses, and print the first that there is."""
+    import os
+
+    from client.files import read_all
+    from client.loop import POLLPRI, Loop, parse_object
+
+    wanted = (args.status or "dead").split(",")
+    for word in wanted:
+        if word not in WAITED_FOR:
+            raise Misuse(f'"{word}" is not a status: {", ".join(WAITED_FOR)}')
+    names = dict.fromkeys(args.names)
+    for name in names:
+        if missing := root.missing(agent(name)):
+            raise Failure(missing)
+    loop, found = Loop(), list[dict[str, Any]]()
+    fd = root.open("agents")
+
+    def look() -> None:
+        os.lseek(fd, 0, os.SEEK_SET)
+        data = root.call("agents", lambda _: read_all(fd))
+        rows = [row for row in map(parse_object, data.split(b"\n")) if row]
+        gone = names.keys() - {row["name"] for row in rows}
+        rows += [{"name": name, "status": "dead"} for name in gone]  # and removed
+        for row in rows:
+            if (not names or row["name"] in names) and not states(row).isdisjoint(wanted):
+                found.append(row)
+        loop.over = bool(found)
+
+    try:
+        loop.watch(fd, look, POLLPRI)
+        if args.timeout is not None:
+            loop.later(args.timeout, loop.stop)
+        look()
+        loop.run()
+    finally:
+        os.close(fd)
+    if not found:
+        complain(f"no agent was {one_of(wanted) if len(wanted) > 1 else wanted[0]} in time")
+        return TIMED_OUT
+    row = found[0]
+    status = next(word for word in wanted if word in states(row))
+    if args.json:
+        STDOUT.text(dumps(row) + "\n")
+    else:
+        STDOUT.lines([[f"{row['name']} ", (status, status)]])
+    return OK
+
+
+def states(row: dict[str, Any]) -> set[str]:
+    """Return the words for what an agent is, by its line of `agents`."""
+    return {str(row.get("status")), *([ASKING] if row.get("asks") else [])}
 
 
 for verb, what in VERBS.items():

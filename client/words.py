@@ -9,6 +9,8 @@ from __future__ import annotations
 MODES = ("once", "turn", "resident")
 #: and of `life`
 LIVES = ("owned", "temp", "detached")
+#: and of `status`
+STATUSES = ("new", "starting", "ready", "busy", "idle", "paused", "stopping", "dead")
 #: the files that set an agent up, in an order in which they can be written
 AGENT_FILES = (
     "life", "profile", "owner", "uid", "gid", "groups", "label", "policy", "mount", "root",
@@ -128,7 +130,7 @@ HINTS = {
 #: of ctxfs
 VERSION = "0.2.0"
 #: of the state that this version writes
-SCHEMA = 8
+SCHEMA = 9
 #: the tools that are about the caller, or the agent of `agent_id`
 ABOUT_ONE = (
     "SpawnAgent", "AgentGet", "ResultWrite", "WorkCreate", "WorkUpdate", "WorkList",

@@ -21,6 +21,7 @@ command:ps               procps            tests  and the examples of man pages
 command:mandoc           mandoc            tests  the man page lint
 command:shellcheck       shellcheck        tests  the lint of scripts
 command:tmux             tmux              tests  ctx top
+command:jq               jq                tests  the notices of ctx(1)
 "
 
 has() {

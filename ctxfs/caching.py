@@ -97,6 +97,10 @@ class Poller(Handed):
     def version(self, inode: int) -> int:
         return self._versions.get(inode, 0)
 
+    def is_awaited(self, inode: int) -> bool:
+        """Whether somebody waits for its next version."""
+        return inode in self._waiting
+
     def wait(self, inode: int, file: int, handle: Waiter) -> None:
         self._waiting.setdefault(inode, {})[file] = handle
 

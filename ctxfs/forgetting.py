@@ -20,7 +20,7 @@ from ctxfs.tree.layouts import Layout
 from runtime.ids import AgentIndex, SessionIndex
 from runtime.records.change import Subscriber
 from runtime.records.items import Ask, AskStatus, Item, Message, Task
-from runtime.records.model import Agent
+from runtime.records.model import Agent, Session
 
 _O = TypeVar("_O")
 
@@ -47,6 +47,7 @@ class Forgetting(Subscriber):
         root = root_files.LAYOUT
         self._list = root.inode(0, root.number_of(agents_file.ROW.name))
         self._asks = root.inode(0, root.number_of(ask_files.LIST.name))
+        self._events = root.number_of("events")
         #: the files that other agents may write by policy
         self._told = [agent_files.LAYOUT.number_of(name) for name in ("ctl", "inbox")]
         #: those of records below every agent, by the kind of record
@@ -83,6 +84,12 @@ class Forgetting(Subscriber):
 
     def session_changed(self, index: SessionIndex, names: Iterable[str]) -> None:
         self._rows_changed(session_files.LAYOUT, index, frozenset(names))
+
+    def history_grew(self, session: Session, size: int) -> None:
+        for owner in (session.owner, None):
+            readers = root_files.LAYOUT.inode(root_files.reader_of(owner), self._events)
+            if self._cache.poller.is_awaited(readers):
+                self._cache.poller.changed_again(readers)
 
     def agent_listed(self, agent: Agent) -> None:
         """Once an agent is gone, has the kernel ask anew for what it knows of it."""

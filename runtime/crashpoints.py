@@ -17,6 +17,7 @@ _INSTANTS: Final = {
     "create": "waitfile inserted announced",
     "write": "committed",
     "outbox": "appended",
+    "events": "appended",
     "start": "committed planned launched running",
     "run": "committed launched running ended recorded",
     "message": "queued delivered written ended",

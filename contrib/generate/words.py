@@ -31,6 +31,7 @@ from runtime.records.items import (
     WaitStatus,
     WorkStatus,
 )
+from runtime.records.lifecycle import Status
 from runtime.records.model import LIVES, SESSION_STATES
 from runtime.records.modes import MODES
 from runtime.records.store import SCHEMA
@@ -95,6 +96,7 @@ def _agent_files() -> tuple[str, ...]:
 WORDS: Final[dict[str, tuple[str, Any]]] = {
     "MODES": ("the values of an agent's file `mode`", tuple(MODES)),
     "LIVES": ("and of `life`", LIVES),
+    "STATUSES": ("and of `status`", tuple(status.value for status in Status)),
     "AGENT_FILES": (
         "the files that set an agent up, in an order in which they can be written",
         _agent_files(),

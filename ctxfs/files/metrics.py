@@ -140,6 +140,8 @@ def _of_agents(base: Base) -> Iterator[_Family]:
         ("waits_armed", "gauge", len(agents.items.pending(Wait)), "Waits that may still fire."),
         ("asks_open", "gauge", len(agents.items.pending(Ask)),
          "Questions that nobody has answered yet."),
+        ("event_readers", "gauge", agents.fleet.readers,
+         "Requests for the events of all agents that are being answered."),
         ("changes_waiting", "gauge", agents.journal.behind,
          "Changes and lines of histories that wait for room on the disk."),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from ctxfs.tree.rownodes import RowNode, found, node_of
 from ctxfs.tree.rows import Directory, Making, Removing, Row, Shown, Socket, Target
 from runtime.agents import births
 from runtime.agents.removals import REMOVING
-from runtime.caller import Caller, Role
+from runtime.caller import OPERATORS, Caller, Role
 from runtime.errors import (
     MalformedError,
     MissingError,
@@ -23,6 +23,19 @@ from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.sockets.server import DAEMON_BIND_NAME
 from runtime.texts.names import quote
+
+#: bytes of what ``events`` shows
+_EVENTS_SHOWN: Final = 256 << 10
+
+
+def reader_of(owner: int | None) -> int:
+    """The number of those who read the events of one owner's agents; 0 of who reads all."""
+    return 0 if owner is None else owner + 1
+
+
+def _followed(base: Base, caller: Caller) -> tuple[int, int]:
+    owner = base.agents.identity.whose(caller)
+    return reader_of(owner), base.agents.fleet.last(owner)
 
 
 def _status(base: Base, _: Base, caller: Caller) -> str:
@@ -149,6 +162,13 @@ ROWS: Final[tuple[Row[Base], ...]] = (
             "is there from the start, at 0 if there is nothing"),
     agents.ROW,
     ask.LIST,
+    Shown(name="events", read=OPERATORS, generated=True, polled=True, followed=_followed,
+        render=lambda base, _, caller: base.agents.fleet.tail(
+            base.agents.identity.whose(caller), _EVENTS_SHOWN
+        ),
+        doc="the last events of all agents of the reader, to root of all, about "
+            f"{_EVENTS_SHOWN >> 10} KiB: {{seq, owner, session, id, ts, type, agent, ...}} per "
+            "line, as in their sessions' events.jsonl, in the order of seq"),
     Socket(name="ctxd.sock", public=True,
         doc="the daemon's socket, for operators"),
     Directory(name="bin", public=True, doc="programs for sandboxes"),

@@ -14,7 +14,7 @@ from ctxfs.tree.base import Base
 from ctxfs.tree.inodes import Treatment
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Attributes, Node
-from ctxfs.tree.rows import Control, Inlet, Kind, PathControl, Rendered
+from ctxfs.tree.rows import Control, Inlet, Kind, PathControl, Rendered, Shown
 from runtime.authority.guard import Act
 from runtime.caller import NOBODY, Caller, Role
 from runtime.errors import DeniedError, ForbiddenError, MissingError
@@ -139,6 +139,14 @@ class Member(Node, Generic[_O]):
         if known is not None:
             return known
         return agent.created if agent is not None else self.base.started
+
+    def watched(self, caller: Caller) -> tuple[int, int]:
+        """The inode whose changes poll(2) tells a caller of, and its version now."""
+        row = self.row
+        if isinstance(row, Shown) and row.followed is not None:
+            index, version = row.followed(self.base, caller)
+            return self.layout.inode(index, self.layout.number_of(row.name, row.within)), version
+        return self.inode, self.base.cache.poller.version(self.inode)
 
     # content
 

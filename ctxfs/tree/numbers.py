@@ -17,7 +17,7 @@ ROWS_MAX: Final = 255
 ROWS: Final[dict[str, tuple[str, ...]]] = {
     "root": (
         ".", "status", "error", "metrics", "agents", "ctxd.sock", "bin", "bin/ctx", "agent",
-        "tool", "home", "shared", "trigger", "asks",
+        "tool", "home", "shared", "trigger", "asks", "events",
     ),
     "agent": (
         ".", "*", "*.sock", "*self", "parent", "supervisor", "life", "profile", "visibility",

@@ -88,7 +88,7 @@ class OpenRow(OpenFile, Generic[_O]):
 
     def release(self) -> None:
         self._charge(0)
-        self._base.cache.poller.closed(self.node.inode, id(self))
+        self._base.cache.poller.closed(self.node.watched(self.caller)[0], id(self))
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
         if self._text is not None and not self._cut:
@@ -154,7 +154,7 @@ class OpenRow(OpenFile, Generic[_O]):
             # The read began before the change. The page goes when anybody asks for the attributes,
             # as the next reader does. To drop it here would void what pollers are told of them.
             return iter((told,))
-        self._seen = cache.poller.version(inode)
+        self._seen = self.node.watched(self.caller)[1]
         return self.node.pieces(self.caller)
 
     def _more(self, size: int) -> Iterator[bytes]:
@@ -170,15 +170,15 @@ class OpenRow(OpenFile, Generic[_O]):
     def poll(self, waiter: Waiter | None) -> int | None:
         if not self.node.row.polled:
             return None
-        poller = self._base.cache.poller
-        if self._seen != poller.version(self.node.inode):
-            if self.keep and self._reported == poller.version(self.node.inode):
+        inode, version = self.node.watched(self.caller)
+        if self._seen != version:
+            if self.keep and self._reported == version:
                 # another reader has filled the page: the next read is to come here
                 self._base.cache.drop_pages(self.node.inode)
-            self._reported = poller.version(self.node.inode)
+            self._reported = version
             return _CHANGED
         if waiter is not None:
-            poller.wait(self.node.inode, id(self), waiter)
+            self._base.cache.poller.wait(inode, id(self), waiter)
         return select.POLLIN
 
 

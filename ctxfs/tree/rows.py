@@ -311,12 +311,14 @@ class Shown(Rendered[_O]):
     """A value that is shown and never written; ``changed`` says when it got what it is.
 
     A ``generated`` one is made anew for each reader and costs what it costs: as in procfs its
-    size is 0, so that stat(2) makes nothing.
+    size is 0, so that stat(2) makes nothing. Where readers see different things, ``followed``
+    numbers those that see the same, and tells the version that they see now.
     """
 
     volatile: bool = False
     polled: bool = False
     generated: bool = False
+    followed: Callable[[Base, Caller], tuple[int, int]] | None = None
 
     def treated(self) -> Treatment:
         # pages of what can be polled are those of its time

@@ -31,6 +31,7 @@ from runtime.kernel.inotify import Wakeup
 from runtime.kernel.quotas import Quotas
 from runtime.kernel.rooms import Rooms
 from runtime.kernel.walker import Walker
+from runtime.records.fleet import DIRECTORY as FLEET
 from runtime.records.model import Agent, Session
 from runtime.records.spaces import Spaces, tree_of_space
 
@@ -56,6 +57,7 @@ DIRECTORIES_SIZE: Final = 4 * ((4 << 10) + ENTRY_SIZE)
 _TREES: Final = "tree/"
 #: who holds what is in no agent's directory
 _HOME: Final = "home"
+_EVENTS: Final = "the log of events"
 _UNNAMED: Final = "files that were removed and are open"
 
 #: (owner, who of it holds it)
@@ -304,6 +306,8 @@ class Disk:
         for user in _entries(self._state / "tree/agent"):
             for agent in _entries(self._state / "tree/agent" / user):
                 yield f"tree/agent/{user}/{agent}", (int(user), agent)
+        for owner in _entries(self._state / FLEET):
+            yield f"{FLEET}/{owner}", (int(owner), _EVENTS)
         for space in self._spaces:
             yield f"tree/{tree_of_space(space.name)}", (space.owner, f"shared/{space.name}")
 

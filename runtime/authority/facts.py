@@ -16,6 +16,8 @@ from runtime.kernel.trash import Trash
 from runtime.kernel.waitfiles import WaitFiles
 from runtime.records.config import Config
 from runtime.records.documents import Documents
+from runtime.records.fleet import Fleet
+from runtime.records.history import History
 from runtime.records.items import Items
 from runtime.records.journal import Journal
 from runtime.records.registry import Registry
@@ -59,9 +61,18 @@ class Facts:
         for item in store.load_items():
             items.add(item)
         self.sessions = Sessions(store=store, registry=registry, trash=trash, state=state)
+        #: what happened
+        history = History(state)
+        self.fleet = Fleet(state, history, self.settings)
         #: the one way in which any of that changes
         self.journal = Journal(
-            store=store, registry=registry, items=items, sessions=self.sessions, state=state
+            store=store,
+            registry=registry,
+            items=items,
+            sessions=self.sessions,
+            history=history,
+            fleet=self.fleet,
+            state=state,
         )
         self.documents = Documents(journal=self.journal, trash=trash, state=state)
         #: who calls, what that may, and on whose account

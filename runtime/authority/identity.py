@@ -127,6 +127,10 @@ class Identity:
         """Whether it is root, or the user that runs the daemon without root, outside all agents."""
         return caller.known and caller.agent is None and self._privilege.is_master(caller.uid)
 
+    def whose(self, caller: Caller) -> int | None:
+        """The owner whose agents an operator has; None for all owners."""
+        return None if self.is_master(caller) else caller.uid
+
     def payer(self, caller: Caller) -> Payer:
         """On whose account it uses something: its agent's owner's, else its own uid's."""
         if caller.agent is not None:

@@ -46,6 +46,8 @@ _BEGINNINGS: Final = {
 _NOTICES: Final = {"task_result", "wait"}
 #: of an event, beside what its maker says in it: id, time, and by whom
 _EVENT: Final = 128
+#: in the history of the session, and in the log of the owner
+_TOLD: Final = 2
 #: a field of a record that has texts in it
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 _RUNNING: Final = frozenset({TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.CANCELLING})
@@ -124,7 +126,7 @@ class Upkeep(Part, Subscriber):
             for event in _begun(self._journal.told(change)):
                 whose = self._registry.named(event["agent"])
                 if whose is not None:
-                    kept[whose.owner] += len(dump_json(event).encode()) + _EVENT
+                    kept[whose.owner] += _TOLD * (len(dump_json(event).encode()) + _EVENT)
         for owner, amount in growth.items():
             if amount > 0:
                 self._accounts.check(

@@ -66,7 +66,10 @@ class Subscriber:
         """An agent appeared or went."""
 
     def history_grew(self, session: Session, size: int) -> None:
-        """So many bytes were added to what a session remembers."""
+        """So many bytes were added to what a session remembers, and to the log of its owner."""
+
+    def caught_up(self) -> None:
+        """The histories have what they had no room for on the disk."""
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
         """Fields of a plane's record changed."""

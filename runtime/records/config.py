@@ -173,6 +173,7 @@ class Config:
     spaces: _Count = 64
     restart_max: _Count = 10
     log_max: _Size = 64 << 20
+    events_max: _Size = 16 << 20
     owner_descriptors: Annotated[int | None, _optional(_count)] = None
     owner_connections: _Count = 1024
     owner_memory_max: _Size = 128 << 20

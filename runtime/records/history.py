@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,8 @@ log = logging.getLogger("ctxd.history")
 
 _TAIL: Final = 1 << 21
 _ID: Final = re.compile(rb'^\{"id":"[a-z]([0-9]{1,15})"', re.M)
+#: of a file of lines that is read at once, in bytes
+PIECE: Final = 128 << 10
 
 
 def _write_all(fd: int, data: bytes) -> None:
@@ -31,16 +33,25 @@ class History:
         #: files that have lines which a loss of power could take
         self._unsynced: set[str] = set()
 
-    def append(self, path: str, lines: Iterable[str]) -> None:
-        """Lines to one file, as a single append."""
-        data = "".join(f"{line}\n" for line in lines).encode()
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        fd = os.open(f"{self._state}/{path}", flags, 0o600)
+    def append(self, path: str, lines: Iterable[str]) -> int:
+        """Lines to one file, as a single append; returns how many bytes these are."""
+        fd = self.writable(path)
         try:
-            self._unsynced.add(path)
-            _write_all(fd, data)
+            return self.write(fd, path, lines)
         finally:
             os.close(fd)
+
+    def writable(self, path: str) -> int:
+        """The descriptor of a file, for ``write``; it is made if it is not there."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        return os.open(f"{self._state}/{path}", flags, 0o600)
+
+    def write(self, fd: int, path: str, lines: Iterable[str]) -> int:
+        """Lines to an open file, as a single append; returns how many bytes these are."""
+        data = "".join(f"{line}\n" for line in lines).encode()
+        self._unsynced.add(path)
+        _write_all(fd, data)
+        return len(data)
 
     def complete(self, path: str, lines: Iterable[str]) -> None:
         """Like ``append`` for lines of one file, in order, of which an earlier daemon may
@@ -109,3 +120,34 @@ class History:
                     os.fsync(fd)
                 finally:
                     os.close(fd)
+
+
+def read_lines(fd: int, offset: int, size: int = PIECE) -> bytes:
+    """Complete lines of a file from an offset on, one at least if there is one."""
+    while True:
+        data = os.pread(fd, size, offset)
+        lines = data[: data.rfind(b"\n") + 1]
+        if lines or len(data) < size:
+            return lines
+        size *= 2
+
+
+def find_line(fd: int, last: int, number: Callable[[bytes], int], piece: int = PIECE) -> int:
+    """An offset in a file of lines whose numbers grow, of a line's beginning, before which all
+    are at most ``last``; few places of a long one are looked at.
+
+    ``number`` gets bytes that begin with a line, and tells its number, 0 if it has none.
+    """
+    low, high = 0, os.fstat(fd).st_size
+    while high - low > piece:
+        middle = (low + high) // 2
+        block = os.pread(fd, piece, middle)
+        begin = block.find(b"\n") + 1
+        found = number(block[begin:]) if begin else 0
+        if not found:
+            break  # a line longer than that: from here on all is looked at
+        if found > last:
+            high = middle
+        else:
+            low = middle + begin
+    return low

@@ -37,6 +37,7 @@ from runtime.errors import KernelError, NoSpaceError
 from runtime.ids import AgentIndex, SessionIndex
 from runtime.kernel.inotify import Wakeup
 from runtime.records.change import EVENTS, RUNTIME, Answer, Change, Subscriber
+from runtime.records.fleet import Fleet, numbered, path_of, plain
 from runtime.records.history import History
 from runtime.records.items import Item, Items
 from runtime.records.lifecycle import AFTERWARDS, BEFOREHAND, ENDING_VERBS, Effect
@@ -93,10 +94,12 @@ class Journal:
         registry: Registry,
         items: Items,
         sessions: Sessions,
+        history: History,
+        fleet: Fleet,
         state: Path,
     ) -> None:
         self._store = store
-        self._history = History(state)
+        self._history = history
         self._registry = registry
         self._items = items
         self._sessions = sessions
@@ -111,7 +114,7 @@ class Journal:
         store.crowded = self._long_log.notify
         #: histories whose last number is known to be the session's
         self._numbered: set[str] = set()
-        self._outbox = Outbox(store, self._history, state)
+        self._outbox = Outbox(store, history, fleet, state)
         #: see ``Outbox.synced``
         self.synced = self._outbox.synced
 
@@ -371,15 +374,29 @@ class Journal:
     def _store_lines(
         self, change: Change, sessions: Mapping[SessionIndex, Session], when: str
     ) -> tuple[list[Pending], dict[SessionIndex, int]]:
-        """Inside the transaction: what is on its way to files, and by how much sessions grew."""
+        """Inside the transaction: what is on its way to files, and how much that is."""
         posted: list[Pending] = []
         grown: dict[SessionIndex, int] = defaultdict(int)
         for (index, file), some in itertools.groupby(change.lines, lambda line: line[:2]):
             session, fields = sessions[index], [line[2] for line in some]
             lines = self._number(session, file, fields, when)
-            grown[index] += len(lines.encode()) + 1
-            if not self._hold(session, file, lines):
-                posted += self._post(session, file, lines)
+            size, is_event = len(lines.encode()) + 1, file == EVENTS
+            held = session.held if is_event else None
+            room = -1 if held is None else _HELD_MAX - size - held
+            if room < 0:
+                posted += self._release(session)
+            last = self._store.number(len(fields))
+            text = numbered(session, lines, last) if is_event else lines
+            grown[index] += size + (len(text.encode()) + 1 if is_event else 0)
+            if room >= 0:
+                self._sessions.hold(index, text + "\n")
+                session.held = _HELD_MAX - room
+            else:
+                row = Pending(last, f"{self._sessions.path(session)}/{file}", text)
+                self._store.post(row)
+                posted.append(row._replace(line=lines))
+            if is_event:
+                posted.append(Pending(last, path_of(session.owner), text))
         return posted, grown
 
     def _apply_agents(self, change: Change, undoing: Undoing) -> None:
@@ -523,30 +540,18 @@ class Journal:
         )
         return "\n".join(texts)
 
-    def _hold(self, session: Session, file: str, lines: str) -> bool:
-        """Inside the transaction: keeps events in the store as long as they are few. A file and
-        its directories take far more of the disk, and of the time of an agent that ends soon."""
-        if session.held is None or file != EVENTS:
-            return False
-        size = session.held + len(lines.encode()) + 1
-        if size > _HELD_MAX:
-            return False
-        self._sessions.hold(session.index, lines + "\n")
-        session.held = size
-        return True
-
-    def _post(self, session: Session, file: str, lines: str) -> Iterator[Pending]:
-        """Inside the transaction: to the file, after what was held for it until now."""
-        path = self._sessions.path(session)
-        if session.held is not None:
-            self._sessions.ensure(session)
-            session.held = None
-            held = self._sessions.release(session.index).removesuffix("\n")
-            if held and file == EVENTS:
-                lines = f"{held}\n{lines}"
-            elif held:
-                yield self._store.post(f"{path}/{EVENTS}", held)
-        yield self._store.post(f"{path}/{file}", lines)
+    def _release(self, session: Session) -> Iterator[Pending]:
+        """Inside the transaction: what the store held of a session goes to its file. It holds
+        events as long as they are few: a file and its directories take far more of the disk, and
+        of the time of an agent that ends soon."""
+        if session.held is None:
+            return
+        self._sessions.ensure(session)
+        session.held = None
+        if held := self._sessions.release(session.index).removesuffix("\n"):
+            row = Pending(self._store.number(1), f"{self._sessions.path(session)}/{EVENTS}", held)
+            self._store.post(row)
+            yield row._replace(line=plain(held))
 
     def _deliver(self, posted: Iterable[Pending] = ()) -> None:
         if not self._outbox.deliver(posted):
@@ -581,6 +586,8 @@ class Journal:
             self._deliver()
             if not self.behind:
                 self._room = trio.Event()
+                for tell in self._told["caught_up"]:
+                    tell()
 
     @property
     def is_late(self) -> bool:

@@ -1,5 +1,8 @@
 """The way of events to their files: from the outbox of the store, each once, whatever dies when.
 
+An event goes to the log of its owner, and to the history of its session, if the store does not hold
+it. The store has it as the log has, in the outbox or where it is held.
+
 A line stays in the outbox until its file is synced: a loss of power may keep either of two writes.
 """
 
@@ -16,40 +19,57 @@ import trio
 from runtime import crashpoints
 from runtime.kernel import linux
 from runtime.kernel.inotify import Wakeup
+from runtime.records.fleet import DIRECTORY, Fleet, held_since, logged, plain
 from runtime.records.history import History
 from runtime.records.store import Pending, Store
 
 log = logging.getLogger("ctxd.journal")
 
-#: lines that are in their files, and in the outbox until these are synced
+#: changes whose lines are in their files, and in the store until these are synced
 OUTBOX_MAX: Final = 1000
 
 
 class Outbox:
     """Moves what the store holds to the histories, in order, and syncs both."""
 
-    def __init__(self, store: Store, history: History, state: Path) -> None:
+    def __init__(self, store: Store, history: History, fleet: Fleet, state: Path) -> None:
         self._store = store
         self._history = history
+        self._fleet = fleet
         self._state = state
         #: on their way
-        self.left: list[Pending] = store.undelivered()
+        self.left: list[Pending] = []
         #: files to which a write failed
         self._cut: set[str] = set()
-        #: up to where the outbox is in the histories, and where it was synced last
-        self._appended = self._synced = 0
+        #: up to where the outbox is in the histories, and where it was synced last; the rows since
+        self._appended = self._synced = self._unsynced = 0
         self._syncing = trio.Lock()
         self._crowded = Wakeup()
         self._complete()
 
     def _complete(self) -> None:
         """Completes files by what an earlier daemon, or the disk, did not get there."""
+        rows = self._store.undelivered()
+        self.left = [
+            row._replace(line=plain(row.line))
+            for row in rows
+            if self._kind(row.path) is self._history
+        ]
         for path, wanted in self._by_file().items():
             with contextlib.suppress(FileNotFoundError):  # of a history since removed
                 self._history.complete(path, wanted)
-        if self.left:
-            self._appended = self.left[-1].seq
         self.left.clear()
+        held = held_since(self._store.synced(), self._store.held())
+        for path, wanted in logged((*(row.line for row in rows), *held)).items():
+            self._fleet.complete(path, wanted)
+        if rows:
+            self._appended = rows[-1].seq
+        self._unsynced = len(rows)
+        # a loss of power may have kept lines whose rows it took
+        self._store.last = max(self._store.last, self._fleet.last(None))
+
+    def _kind(self, path: str) -> History | Fleet:
+        return self._fleet if path.startswith(f"{DIRECTORY}/") else self._history
 
     def _by_file(self) -> dict[str, list[str]]:
         lines: dict[str, list[str]] = {}
@@ -60,24 +80,26 @@ class Outbox:
     def deliver(self, more: Iterable[Pending] = ()) -> bool:
         """Whether nothing is left: what could not be written waits for the next time."""
         self.left += more
+        self._unsynced += 1
         for path, wanted in self._by_file().items():
+            kind = self._kind(path)
             try:
                 if path in self._cut:
-                    self._history.complete(path, wanted)
+                    kind.complete(path, wanted)
                 else:
-                    self._history.append(path, wanted)
+                    kind.append(path, wanted)
             except FileNotFoundError:
                 log.warning("history %s was removed: dropping its events", path)
             except OSError as error:
                 log.error("cannot write history %s: %s; trying again later", path, error.strerror)
                 self._cut.add(path)  # some of it may be there already
                 continue
-            crashpoints.reach("outbox.appended")
+            crashpoints.reach("events.appended" if kind is self._fleet else "outbox.appended")
             self._cut.discard(path)
         if self.left and not self._cut:
             self._appended = self.left[-1].seq
         self.left = [each for each in self.left if each.path in self._cut]
-        if self._appended - self._synced > OUTBOX_MAX:
+        if self._unsynced > OUTBOX_MAX:
             self._crowded.notify()
         return not self.left
 
@@ -86,7 +108,7 @@ class Outbox:
         while True:
             await self._crowded.wait_changed()
             async with self._syncing:
-                appended = self._appended
+                appended, self._unsynced = self._appended, 0
                 self._history.forget()
                 await trio.to_thread.run_sync(
                     linux.sync_filesystem, self._state, abandon_on_cancel=True
@@ -104,7 +126,7 @@ class Outbox:
         wait for the first would return before the lines that the first took are synced.
         """
         async with self._syncing:
-            appended = self._appended
+            appended, self._unsynced = self._appended, 0
             await self._history.synced()
             self._note_synced(appended)
             await trio.to_thread.run_sync(self._store.sync)

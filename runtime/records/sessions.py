@@ -19,9 +19,10 @@ from typing import BinaryIO
 from runtime.errors import NoSpaceError
 from runtime.ids import NO_SESSION, AgentIndex, SessionIndex
 from runtime.kernel.trash import Trash
+from runtime.records.fleet import path_of, plain
 from runtime.records.model import Agent, Session
 from runtime.records.registry import Registry
-from runtime.records.store import Store
+from runtime.records.store import Pending, Store
 from runtime.texts.names import free_number
 
 
@@ -214,6 +215,9 @@ class Sessions:
 
     def erase(self, session: Session) -> None:
         """Deletes its row, and releases the name after the last session of it."""
+        if held := self.release(session.index).removesuffix("\n"):
+            # the disk may not have them in the log yet
+            self._store.post(Pending(self._store.number(1), path_of(session.owner), held))
         self.delete(session.index)
         if (
             self._store.name_owner(session.agent) == session.owner
@@ -236,11 +240,14 @@ class Sessions:
 
     def lines(self, index: SessionIndex) -> str:
         """The events of a session that has no file of them."""
+        return plain(self._held(index))
+
+    def _held(self, index: SessionIndex) -> str:
         return self._store.value(str, "SELECT lines FROM held WHERE session=?", index) or ""
 
     def release(self, index: SessionIndex) -> str:
-        """They are held no longer."""
-        lines = self.lines(index)
+        """They are held no longer; returns them as they were held."""
+        lines = self._held(index)
         self._store.execute("DELETE FROM held WHERE session=?", index)
         return lines
 

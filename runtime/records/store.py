@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -106,6 +107,13 @@ CREATE TABLE spaces (
     data TEXT NOT NULL
 );
 """
+#: the numbers of rows are those of events (``Store.number``)
+_NUMBERED: Final = """
+ALTER TABLE outbox RENAME TO older;
+CREATE TABLE outbox (seq INTEGER PRIMARY KEY, path TEXT NOT NULL, line TEXT NOT NULL);
+INSERT INTO outbox SELECT seq, path, line FROM older;
+DROP TABLE older
+"""
 #: fields that have columns of their own, and change
 _COLUMNS: Final = {
     "agents": frozenset({"parent_session", "channel", "removed"}),
@@ -133,6 +141,8 @@ class Store:
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._depth = 0
         self._delivered = 0
+        #: the last number that an event got
+        self.last = 0
         #: about how much the WAL has that no checkpoint has seen, in bytes
         self._written = 0
         self._rows = 0
@@ -151,6 +161,7 @@ class Store:
             self._db.execute(f"PRAGMA {pragma}")
         try:
             self._bring_up_to_date()
+            self.last = self.value(int, "SELECT MAX(seq) FROM outbox") or 0
         except BaseException:
             self._db.close()
             raise
@@ -211,6 +222,7 @@ class Store:
                 yield
                 if self._delivered:
                     self._db.execute("DELETE FROM outbox WHERE seq <= ?", (self._delivered,))
+                    self.post(Pending(self._delivered, "", ""))
                 self._db.execute("COMMIT")
                 self._delivered = 0
                 self._note_written()
@@ -450,16 +462,39 @@ class Store:
 
     # outbox
 
-    def post(self, path: str, line: str) -> Pending:
-        """One line, or several with newlines between them."""
-        return Pending(self.insert("outbox", path=path, line=line), path, line)
+    def number(self, count: int) -> int:
+        """The last one of so many numbers for lines.
+
+        They are never used twice, and grow whatever the clock does: they are its microseconds
+        where that is more, so that a backup that is put back has none of them used again.
+        """
+        self.last = max(self.last + count, time.time_ns() // 1000)
+        return self.last
+
+    def post(self, row: Pending) -> None:
+        """One line, or several with newlines between them; ``seq`` is the number of the last.
+
+        Events are posted, and held, as the log of their owner has them (``runtime.records.fleet``).
+        """
+        self._db.execute("INSERT INTO outbox VALUES (?,?,?)", row)
 
     def undelivered(self) -> list[Pending]:
-        rows = self._db.execute("SELECT seq, path, line FROM outbox ORDER BY seq")
+        rows = self._db.execute(
+            "SELECT seq, path, line FROM outbox WHERE path != '' ORDER BY seq"
+        )
         return [Pending(*row) for row in rows]
 
+    def synced(self) -> int:
+        """The number up to which all lines are on the disk (``delivered``)."""
+        return self.value(int, "SELECT seq FROM outbox WHERE path=''") or 0
+
+    def held(self) -> Iterator[str]:
+        """The events that are held, by session."""
+        return (lines for (lines,) in self._db.execute("SELECT lines FROM held"))
+
     def delivered(self, seq: int) -> None:
-        """Notes that the outbox is done up to ``seq``; the next transaction empties it."""
+        """Notes that the outbox is done up to ``seq``; the next transaction empties it, but for
+        that number."""
         self._delivered = max(self._delivered, seq)
 
 
@@ -534,6 +569,8 @@ _STEPS: Final[tuple[tuple[str, Callable[[Store], None]], ...]] = (
     ("", Store._gather_runs),
     # before, no agent asked anything: an older daemon does not know such an item
     ("", _nothing),
+    # before, events were in the histories of their sessions alone
+    (_NUMBERED, _nothing),
 )
 #: the number of the format of the database
 SCHEMA: Final = len(_STEPS)

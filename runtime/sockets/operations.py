@@ -50,7 +50,7 @@ from runtime.records.items import REPORTED, Message, MessageStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.sockets.connection import Asked, Connection, Server
-from runtime.sockets.replay import Replays, check_event_id
+from runtime.sockets.replay import Replays, check_event_id, check_following
 from runtime.texts import policy
 from runtime.texts.names import check_name, parse_duration, quote
 
@@ -416,6 +416,20 @@ async def _status(request: Request) -> None:
     await request.answer({"type": "status", **request.services.status()})
 
 
+async def _events(request: Request) -> None:
+    """Keeps nothing of who reads but a number: where it is."""
+    after, wanted, follow = check_following(request.fields)
+    progress, agents = request.progress, request.agents
+    owner = agents.identity.whose(request.caller)
+    if "after" not in progress:
+        progress["after"] = agents.fleet.last(owner) if after is None else after
+    with agents.fleet.reading(owner, progress["after"]) as reader:
+        connection, replays = request.connection, request.services.replays
+        await replays.follow(connection, reader, wanted, progress, forever=follow)
+    progress["done"] = True
+    await request.answer({"type": "end", "seq": reader.after})
+
+
 async def _reexec(request: Request) -> None:
     """The daemon that is executed answers."""
     before = request.progress.setdefault("before", request.services.version)
@@ -546,6 +560,8 @@ DAEMON_OPERATIONS: Final = _table(
         doc="answer with a descriptor; the named agent ends when that is closed"),
     Operation(name="prune", guard=_OPERATORS, handler=_prune, stays=True,
         doc="remove what of the caller's ended long ago"),
+    Operation(name="events", guard=_OPERATORS, handler=_events, stays=True,
+        doc="send the events of all agents of the caller, to root of all, then new ones"),
     Operation(name="reexec", guard=_MASTERS, handler=_reexec, stays=True,
         doc="execute the program of the daemon again, and answer when it is ready"),
     Operation(name="why", handler=_why,

@@ -1,8 +1,7 @@
-"""Replaying the events of a session, then telling of new ones until its agent ends."""
+"""Sending the events of a session until its agent ends, or those of the agents of an owner."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from typing import Any, Final
@@ -14,37 +13,83 @@ from runtime.errors import MalformedError, MissingError
 from runtime.ids import SessionIndex
 from runtime.kernel.inotify import Wakeup
 from runtime.records.change import Subscriber
+from runtime.records.fleet import NUMBERS, Reader
+from runtime.records.history import find_line, read_lines
 from runtime.records.model import Session
 from runtime.records.sessions import Sessions
 from runtime.sockets.connection import REST_SECONDS, Connection
-from runtime.texts.names import quote
+from runtime.texts.names import check_name, quote
 
 _EVENT_ID: Final = re.compile(r"e[0-9]{1,15}")
-#: of a history that is sent in one piece, in bytes
-_REPLAY: Final = 128 << 10
-#: followers of sessions that are told of more at once
+#: followers that are told of more at once
 _WOKEN_AT_ONCE: Final = 8
+#: types, or agents, whose events are asked for
+_WORDS_MAX: Final = 64
+#: what a line of an owner's log has before what its event says
+_TOLD: Final = re.compile(
+    rb'\{"seq":[0-9]+,"owner":[0-9]+,"session":"[^"]*","id":"e[0-9]+","ts":"[^"]*",'
+    rb'"type":"([^"]*)","agent":"([^"]*)"'
+)
+
+
+class Wanted:
+    """The events that somebody asks for: of some types or agents, or of all if there are none.
+
+    A type that ends with ``*`` stands for all that begin so.
+    """
+
+    def __init__(self, types: Iterable[str], agents: Iterable[str]) -> None:
+        words = [word.encode() for word in types]
+        self._types = {word for word in words if not word.endswith(b"*")}
+        self._begin = tuple(word[:-1] for word in words if word.endswith(b"*"))
+        self._agents = {name.encode() for name in agents}
+
+    def has(self, line: bytes) -> bool:
+        if not (self._types or self._begin or self._agents):
+            return True
+        told = _TOLD.match(line)
+        if told is None or (self._agents and told[2] not in self._agents):
+            return False
+        if not (self._types or self._begin):
+            return True
+        return told[1] in self._types or told[1].startswith(self._begin)
+
+
+#: the owner of a log, and no number of a session; None for all owners
+Log = tuple[int | None]
 
 
 class Replays(Subscriber):
-    """Sends events to connections that follow sessions."""
+    """Sends events to connections that follow sessions, or logs."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        #: followers by session, and those that are about to be told that there is more
-        self._appended: dict[SessionIndex, set[trio.Event]] = {}
+        #: followers by session, or by the owner of a log, and those that are about to be told that
+        #: there is more
+        self._appended: dict[SessionIndex | Log, set[trio.Event]] = {}
         self._following: list[trio.Event] = []
         self._woken = Wakeup()
         self._turns = Turns()
 
     def session_changed(self, index: SessionIndex, names: Iterable[str]) -> None:
-        waiting = self._appended.pop(index, None)
+        self._grew(index)
+
+    def history_grew(self, session: Session, size: int) -> None:
+        self._grew((session.owner,))
+        self._grew((None,))
+
+    def caught_up(self) -> None:
+        for what in list(self._appended):
+            self._grew(what)
+
+    def _grew(self, what: SessionIndex | Log) -> None:
+        waiting = self._appended.pop(what, None)
         if waiting is not None:
             self._following += waiting
             self._woken.notify()
 
     async def run(self) -> None:
-        """Tells those who follow sessions, a few at a time: others are served in between."""
+        """Tells those who follow, a few at a time: others are served in between."""
         while True:
             await self._woken.wait_changed()
             waiting, self._following = self._following, []
@@ -80,8 +125,8 @@ class Replays(Subscriber):
                 raise MissingError("the session was removed") from None
             with file:
                 if offset is None:
-                    offset = find_event(file.fileno(), last)
-                while lines := _read_lines(file.fileno(), offset):
+                    offset = find_line(file.fileno(), last, _event_number)
+                while lines := read_lines(file.fileno(), offset):
                     offset += len(lines)
                     if _event_number(lines) <= last:
                         lines = b"".join(
@@ -104,9 +149,77 @@ class Replays(Subscriber):
                 followers.discard(appended)
 
 
+    async def follow(
+        self,
+        connection: Connection,
+        reader: Reader,
+        wanted: Wanted,
+        progress: dict[str, Any],
+        *,
+        forever: bool,
+    ) -> None:
+        """Sends the wanted events that a reader of logs comes to, then new ones if ``forever``.
+
+        ``progress`` gets ``after``, as with ``send``.
+        """
+        while True:
+            appended = trio.Event()
+            followers = self._appended.setdefault((reader.owner,), set())
+            followers.add(appended)
+            try:
+                await self._send_all(connection, reader, wanted, progress)
+                if not forever:
+                    return
+                await trio.sleep(reader.rest)
+                await appended.wait()
+            finally:
+                followers.discard(appended)
+
+    async def _send_all(
+        self, connection: Connection, reader: Reader, wanted: Wanted, progress: dict[str, Any]
+    ) -> None:
+        """Sends what there is now."""
+        while True:
+            await self._turns.take(connection.who)
+            if oldest := reader.lost():
+                frame = {"type": "lost", "after": reader.after, "oldest": oldest}
+                await connection.send(frame)
+            lines = reader.read()
+            if not lines:
+                return
+            progress["after"] = reader.after
+            if some := b"".join(line for line in lines if wanted.has(line)):
+                await connection.send(some)
+            else:
+                await trio.lowlevel.checkpoint()
+
+
 async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
+
+
+def check_following(fields: dict[str, Any]) -> tuple[int | None, Wanted, bool]:
+    """After which event somebody wants which ones, and whether new ones, too.
+
+    Raises ``MalformedError``.
+    """
+    after, follow = fields.get("after"), fields.get("follow", False)
+    if after is not None and (type(after) is not int or after not in NUMBERS):
+        raise MalformedError("after: write the number of an event, as seq has it, or 0")
+    if not isinstance(follow, bool):
+        raise MalformedError("follow: write true or false")
+    types, agents = _words(fields, "types"), _words(fields, "agents")
+    return after, Wanted(types, map(check_name, agents)), follow
+
+
+def _words(fields: dict[str, Any], field: str) -> list[str]:
+    words = fields.get(field, [])
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise MalformedError(f"{field}: write a list of strings")
+    if len(words) > _WORDS_MAX:
+        raise MalformedError(f"{field}: write at most {_WORDS_MAX} strings")
+    return words
 
 
 def check_event_id(text: object) -> str | None:
@@ -114,37 +227,6 @@ def check_event_id(text: object) -> str | None:
     if text is None or (isinstance(text, str) and _EVENT_ID.fullmatch(text)):
         return text
     raise MalformedError(f"after: {quote(str(text))} is not an event id such as e17")
-
-
-def _read_lines(fd: int, offset: int) -> bytes:
-    """Complete lines of a history from an offset on, one at least if there is one."""
-    size = _REPLAY
-    while True:
-        data = os.pread(fd, size, offset)
-        lines = data[: data.rfind(b"\n") + 1]
-        if lines or len(data) < size:
-            return lines
-        size *= 2
-
-
-def find_event(fd: int, last: int) -> int:
-    """An offset in a history, of a line's beginning, before which all ids are at most ``last``.
-
-    Ids grow, so that few places of a long one are looked at.
-    """
-    low, high = 0, os.fstat(fd).st_size
-    while high - low > _REPLAY:
-        middle = (low + high) // 2
-        block = os.pread(fd, _REPLAY, middle)
-        begin = block.find(b"\n") + 1
-        number = _event_number(block[begin:]) if begin else 0
-        if not number:
-            break  # a line longer than that: from here on all is looked at
-        if number > last:
-            high = middle
-        else:
-            low = middle + begin
-    return low
 
 
 def _event_number(line: bytes) -> int:

@@ -142,7 +142,8 @@ def test_histories_count_when_they_grow(mounted: Mounted, agent: Agent) -> None:
 
     used_by(50)  # the first of them are in the store, and then there are directories
     used, grown = used_by(20)
-    assert used == grown > 20 * 100
+    # in the session, and with more in front of it in the log of the owner
+    assert 3 * grown > used > 2 * grown > 20 * 200
 
 
 def test_a_file_that_is_called_ctl_is_none(

@@ -30,8 +30,11 @@ from runtime.cell.record import judge, read_record
 from runtime.errors import CtxError, StartupError
 from runtime.life import residents
 from runtime.records.config import Config, load_config
+from runtime.records.fleet import Fleet, Reader
 from runtime.records.history import History
+from runtime.records.settings import Settings
 from runtime.sockets import connection as sockets
+from runtime.sockets.replay import check_following
 from runtime.texts import mounts, names, policy
 from runtime.texts.forms import parse_filled, parse_form
 from runtime.texts.names import decode
@@ -163,6 +166,36 @@ def history(data: bytes) -> None:
     assert text.endswith(b"\n")
     for line in due:
         assert line.encode() in text
+
+
+@target
+def log(data: bytes) -> None:
+    """What a loss of power left of a log of events: what is due comes behind it, if it is not
+    there, and all that has a number is read, forwards and backwards."""
+    state = _scratch()
+    path = state / "events/0/0"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    fleet = Fleet(state, History(state), Settings(Config()))
+    fleet.complete("events/0", [f'{{"seq":{n},"owner":0,"session":"s","id":"e1"}}' for n in (7, 8)])
+    assert path.read_bytes().endswith(b"\n")
+    assert fleet.last(0) >= 8
+    there = path.read_bytes().splitlines()
+    assert all(line in there for line in fleet.tail(None, len(data)).splitlines())
+    reader, lines = Reader(fleet, None, 0), len(path.read_bytes().splitlines())
+    while reader.read():
+        lines -= 1
+        assert lines >= 0
+
+
+@target
+def following(data: bytes) -> None:
+    """The fields of who asks for events, and lines that are looked at."""
+    _, wanted, _ = check_following(names.parse_json_object(decode(data)))
+    for kind in ("agent.stop", "run.end"):
+        line = f'{{"seq":1,"owner":0,"session":"s","id":"e1","ts":"t","type":"{kind}","agent":"x"}}'
+        wanted.has(line.encode())
+    wanted.has(data)
 
 
 @target

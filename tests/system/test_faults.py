@@ -241,6 +241,7 @@ SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
     "create.announced": (_configured, _family),
     "write.committed": (_configured, _family),
     "outbox.appended": (_configured, _family, _finished),
+    "events.appended": (_configured, _family, _finished),
     "start.committed": (_started, _family),
     "start.planned": (_started, _family),
     "start.launched": (_started, _family),
@@ -391,6 +392,7 @@ WAYS: Final[list[tuple[str, int, tuple[Stage, ...]]]] = [
     *((point, count, (stages.waited,))
       for point in ("run.ended", "run.recorded") for count in (1, 2)),
     ("outbox.appended", 9, (stages.tasked,)),
+    *(("events.appended", count, (stages.tasked,)) for count in (9, 23)),
 ]
 
 

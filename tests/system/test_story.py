@@ -52,6 +52,7 @@ MARKS: Final = "marks: cancelled (supervisor_stop)\nc:1: TODO: more"
 PLACES: Final = {
     "write.committed": (1, 9, 17, 25, 33, 41, 49),
     "outbox.appended": (1, 9, 17, 25, 33, 41, 49),
+    "events.appended": (5, 21, 37),
     **dict.fromkeys(("run.launched", "run.running", "run.ended", "run.recorded"), (1, 4, 8)),
     **dict.fromkeys(("remove.committed", "remove.forgotten"), (1, 2, 3)),
     **dict.fromkeys(("create.waitfile", "create.inserted", "create.announced"), (1, 2)),

@@ -1,10 +1,14 @@
-"""Histories as they are kept, whether the daemon lives or not."""
+"""Histories and logs as they are kept, whether the daemon lives or not."""
 
 from __future__ import annotations
 
+import json
 import sqlite3
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from pathlib import Path
+
+from runtime.records.fleet import plain
 
 _HELD = "SELECT owner, agent, name, lines FROM sessions JOIN held ON session=idx"
 
@@ -27,6 +31,51 @@ def _held(state: Path) -> dict[Path, bytes]:
     # read-only, or the last to close it would write the log of a dead daemon to the database
     with closing(sqlite3.connect(f"file:{state}/ctxfs.db?mode=ro", uri=True)) as database:
         return {
-            state / f"home/{owner}/agent/{agent}/{session}/events.jsonl": lines.encode()
+            state / f"home/{owner}/agent/{agent}/{session}/events.jsonl": plain(lines).encode()
             for owner, agent, session, lines in database.execute(_HELD)
         }
+
+
+def kept_logs(state: Path) -> dict[int, list[bytes]]:
+    """The lines of all logs, by owner; what is not a whole line is the last one."""
+    return {
+        int(log.name): b"".join(
+            path.read_bytes() for path in sorted(log.iterdir(), key=lambda path: int(path.name))
+        ).splitlines(keepends=True)
+        for log in state.glob("events/*")
+    }
+
+
+def mistold(
+    state: Path, histories: dict[Path, bytes], earlier: Collection[Path] = ()
+) -> Iterator[str]:
+    """What is wrong with the logs: a line that is torn, out of order, there twice, or not there
+    though a history has it that was read before, and is not of an ``earlier`` session."""
+    seen: set[int] = set()
+    told: set[tuple[str, str, bytes]] = set()
+    whole = all((state / f"events/{owner}/0").exists() for owner in kept_logs(state))
+    for owner, lines in kept_logs(state).items():
+        last = 0
+        for line in lines:
+            if not line.endswith(b"\n"):
+                yield f"the log of {owner} ends in the middle of a line: {line[-100:]!r}"
+                continue
+            event = json.loads(line)
+            number, key = event["seq"], (event["agent"], event["session"], _plain(line))
+            if number <= last or number in seen:
+                yield f"the log of {owner} has {number} after {last}, or twice"
+            if key in told:
+                yield f"the log of {owner} has {event['id']} of {event['agent']} twice: {line!r}"
+            last = number
+            seen.add(number)
+            told.add(key)
+    for path, history in histories.items():
+        if path.name == "events.jsonl" and whole and path.parent not in earlier:
+            agent, session = path.parts[-3:-1]
+            for line in history.splitlines(keepends=True):
+                if (agent, session, line) not in told:
+                    yield f"no log has what {path} has: {line!r}"
+
+
+def _plain(line: bytes) -> bytes:
+    return plain(line.decode()).encode()

@@ -24,7 +24,7 @@ from typing import Any, Final
 from runtime.cell.record import RunRecord, read_record
 from runtime.kernel.cgroups import Cgroup
 from tests.worlds.daemon import TIMEOUT, Daemon, alive, discarded, wait_dead, wait_until, write
-from tests.worlds.histories import kept_histories
+from tests.worlds.histories import kept_histories, mistold
 
 #: recorded ends, adopted agents: all that a daemon does by itself after its start
 SETTLE_SECONDS: Final = 60.0
@@ -475,7 +475,7 @@ class Invariants:
                     yield (directory / "session" / "events.jsonl").read_text()[-1500:]
 
     def _torn(self) -> Iterator[str]:
-        """4: a history begins with all that was ever read of it."""
+        """4: a history begins with all that was ever read of it, and logs have the same once."""
         kept = kept_histories(self._daemon.state)
         for path, before in self._histories.items():
             now = kept.get(path)
@@ -483,6 +483,7 @@ class Invariants:
                 yield f"{path} is gone"
             elif not now.startswith(before):
                 yield f"{path} was {before[-200:]!r} at its end, now {now[len(before) - 200 :]!r}"
+        yield from mistold(self._daemon.state, kept, self._earlier)
 
     def _bugs(self) -> Iterator[str]:
         log = self._daemon.log.read_text(errors="replace")

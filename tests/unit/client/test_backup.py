@@ -17,7 +17,7 @@ def line(number: int, text: str = "") -> bytes:
 def cut(tmp_path: Path, data: bytes, last: int) -> bytes:
     path = tmp_path / "events.jsonl"
     path.write_bytes(data)
-    backup.cut_history(str(path), b"e", last)
+    backup.cut_history(str(path), b'{"id":"e', last)
     return path.read_bytes()
 
 
@@ -40,7 +40,7 @@ def test_ids_in_texts_are_no_ids(tmp_path: Path) -> None:
 
 def test_an_empty_and_a_missing_history(tmp_path: Path) -> None:
     assert cut(tmp_path, b"", 3) == b""
-    backup.cut_history(str(tmp_path / "none"), b"e", 3)
+    backup.cut_history(str(tmp_path / "none"), b'{"id":"e', 3)
     assert not (tmp_path / "none").exists()
 
 
@@ -48,5 +48,5 @@ def test_the_history_behind_a_link_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(line(1) + line(2))
     (tmp_path / "link").symlink_to("other")
     with pytest.raises(OSError):
-        backup.cut_history(str(tmp_path / "link"), b"e", 1)
+        backup.cut_history(str(tmp_path / "link"), b'{"id":"e', 1)
     assert (tmp_path / "other").read_bytes() == line(1) + line(2)

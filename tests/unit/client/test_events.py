@@ -20,6 +20,12 @@ def test_events(root: FakeRoot, run: Run) -> None:
     assert run("events", "--json", "a")[1] == lines
     (root.path / "self").symlink_to("agent/a.d")
     assert run("events", "--json")[1] == lines
+    first = lines.splitlines(keepends=True)[0]
+    for types in (["run.end"], ["run.*"], ["*"], ["x", "run.end"]):
+        words = [word for name in types for word in ("--type", name)]
+        assert run("events", "--json", "a", *words)[1].splitlines(keepends=True)[:1] == [first]
+    for name in ("run", "run.start", "end", "*.end"):
+        assert run("events", "--json", "a", "--type", name)[1] == ""
 
 
 def test_events_follow_whole_lines_until_the_end(root: FakeRoot, spawned: Any) -> None:

@@ -49,7 +49,6 @@ from tests.unit.client.fakes import FakeRoot, Run, all_commands
         ["run", "y", "--mode", "once", "--message", "hi", "--", "true"],
         ["run", "y", "--set", "mode=once", "--message", "hi", "--", "true"],
         ["send", "x"],
-        ["events"],
         ["abort", "x", "--run", "r1\nkill"],
         ["session", "x"],
         ["session", "x", "a\nkill"],

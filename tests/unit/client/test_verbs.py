@@ -55,6 +55,41 @@ def test_wait_for_the_living(root: FakeRoot, spawned: Any) -> None:
     assert process.returncode == 0
 
 
+def test_wait_for_any(root: FakeRoot, run: Run) -> None:
+    for name, status in (("a", "busy"), ("b", "idle"), ("c", "dead")):
+        root.agent(name, status=status)
+    root.list_agents()
+    assert run("wait", "--any") == (0, "c dead\n", "")
+    assert run("wait", "--any", "--status", "dead,idle") == (0, "b idle\n", "")
+    assert run("wait", "--any", "--status", "busy,idle", "b", "c") == (0, "b idle\n", "")
+    agents = root.path / "agents"
+    lines = [json.loads(line) for line in agents.read_text().splitlines()]
+    lines[0]["asks"] = 1
+    agents.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run("wait", "--any", "--status", "dead,asking", "a", "b") == (0, "a asking\n", "")
+    status, out, _ = run("wait", "--any", "--json", "c")
+    assert (status, json.loads(out)["status"]) == (0, "dead")
+    assert run("wait", "--any", "-t", "10ms", "--status", "paused,new", "a") == (
+        124, "", "ctx: no agent was paused or new in time\n",
+    )  # fmt: skip
+    assert run("wait", "--any", "a", "nope") == (1, "", 'ctx: no agent "nope"\n')
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(["--any", "--status", "ended"], '"ended" is not a status: '),
+     (["--status", "idle", "a"], "add --any"), ([], "ctx wait --any")],
+)  # fmt: skip
+def test_wait_says_what_is_wrong(
+    root: FakeRoot, run: Run, words: list[str], says: str
+) -> None:
+    root.agent("a", status="busy")
+    root.list_agents()
+    status, out, err = run("wait", *words)
+    assert (status, out) == (2, "")
+    assert says in err
+
+
 STOP = {"id": "e7", "type": "agent.stop", "status": "error", "reason": "exit:3"}
 
 

@@ -26,6 +26,7 @@ from runtime.records.change import Change, Subscriber
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
 from runtime.records.run import BETWEEN_RUNS, Run
+from runtime.records.store import Pending
 from tests.unit.runtime.records.test_history import full_disk
 from tests.worlds.records import ROOT, World, add_end, cancel_new, inside, operator, world_in
 
@@ -689,8 +690,8 @@ def test_events_that_an_earlier_daemon_left_in_the_outbox_are_delivered_once(wor
     assert session is not None
     path = f"{world.agents.sessions.path(session)}/events.jsonl"
     with world.store.transaction():
-        world.store.post(path, '{"id":"e3"}')
-        world.store.post(path, '{"id":"e4"}')
+        world.store.post(Pending(world.store.number(1), path, '{"id":"e3"}'))
+        world.store.post(Pending(world.store.number(1), path, '{"id":"e4"}'))
     with open(world.state / path, "a") as file:
         file.write('{"id":"e3"}\n{"id')
     for _ in range(3):
@@ -700,7 +701,8 @@ def test_events_that_an_earlier_daemon_left_in_the_outbox_are_delivered_once(wor
 
 def test_events_for_a_removed_history_hold_nothing_up(world: World) -> None:
     with world.store.transaction():
-        world.store.post("home/1/agent/gone/default/events.jsonl", "{}")
+        path = "home/1/agent/gone/default/events.jsonl"
+        world.store.post(Pending(world.store.number(1), path, "{}"))
     trio.run(world.reopen().journal.synced)
     with world.store.transaction():
         pass

@@ -200,3 +200,17 @@ def test_agents_that_could_not_ask_ask(world: World) -> None:
     agents = world.reopen()
     (again,) = agents.items.all(Ask)
     assert (again.question, again.answer, again.by) == ("May I?", "yes\n", "runtime")
+
+
+def test_what_happens_from_then_on_is_in_the_log(world: World) -> None:
+    """What had happened before is in the histories alone, delivered or not."""
+    fleet, agent = world.agents.fleet, named(world, "talker")
+    assert fleet.tail(None, 1 << 20) == b""
+    change = Change()
+    change.tell(agent, "agent.report", text="x")
+    world.agents.journal.commit(change)
+    event = json.loads(fleet.tail(agent.owner, 1 << 20))
+    assert event["id"] == numbers(world, agent)[-1]
+    assert event["seq"] > 1_700_000_000_000_000
+    tail = fleet.tail(None, 1 << 20)
+    assert world.reopen().fleet.tail(None, 1 << 20) == tail

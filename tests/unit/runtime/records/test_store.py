@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -67,7 +68,7 @@ def test_a_transaction_is_all_or_nothing(store: Store) -> None:
     with pytest.raises(Fault), store.transaction():
         store.insert_agent(an_agent())
         store.claim_name("a", 1)
-        store.post("x", "{}")
+        store.post(Pending(1, "x", "{}"))
         raise Fault
     assert store.load_agents() == []
     assert store.name_owner("a") is None
@@ -108,7 +109,7 @@ def test_a_full_disk_is_said_and_undone(store: Store) -> None:
     with pytest.raises(NoSpaceError, match="disk"), store.transaction():
         store.claim_name("b", 1)
         for number in range(100):
-            store.post("x", f"{number}" * 4096)
+            store.post(Pending(store.number(1), "x", f"{number}" * 4096))
     assert store.name_owner("b") is None
     store._db.execute("PRAGMA max_page_count=100000")
     with store.transaction():
@@ -267,29 +268,41 @@ def test_the_row_of_a_session_names_its_agent_as_ever(store: Store) -> None:
     assert record["incarnation"] == 1 and "agent_index" not in record
 
 
+def post(store: Store, path: str, line: str) -> Pending:
+    row = Pending(store.number(1), path, line)
+    store.post(row)
+    return row
+
+
 def test_the_outbox_is_in_order_and_survives(tmp_path: Path) -> None:
     with closing(Store(tmp_path / "db")) as store, store.transaction():
-        store.post("x", "1")
-        store.post("y", "2")
+        rows = [post(store, "x", "1"), post(store, "y", "2")]
     with closing(Store(tmp_path / "db")) as store:
-        assert store.undelivered() == [Pending(1, "x", "1"), Pending(2, "y", "2")]
+        assert store.undelivered() == rows
+        assert store.synced() == 0
 
 
 def test_the_next_transaction_empties_what_was_delivered(tmp_path: Path) -> None:
     with closing(Store(tmp_path / "db")) as store:
         with store.transaction():
-            first, second = store.post("x", "1"), store.post("x", "2")
+            first, second = post(store, "x", "1"), post(store, "x", "2")
         store.delivered(first.seq)
         with store.transaction():
-            third = store.post("x", "3")
+            third = post(store, "x", "3")
     with closing(Store(tmp_path / "db")) as store:
         assert store.undelivered() == [second, third]
+        assert store.synced() == first.seq
+        store.delivered(third.seq)
+        with store.transaction():
+            pass
+        assert store.undelivered() == []
+        assert store.synced() == third.seq
 
 
 def test_a_failed_transaction_forgets_no_delivery(tmp_path: Path) -> None:
     with closing(Store(tmp_path / "db")) as store:
         with store.transaction():
-            first = store.post("x", "1")
+            first = post(store, "x", "1")
         store.delivered(first.seq)
         with pytest.raises(Fault), store.transaction():
             raise Fault
@@ -298,15 +311,23 @@ def test_a_failed_transaction_forgets_no_delivery(tmp_path: Path) -> None:
         assert store.undelivered() == []
 
 
-def test_a_number_in_the_outbox_is_never_given_twice(store: Store) -> None:
-    with store.transaction():
-        first = store.post("x", "1")
-    store.delivered(first.seq)
-    with store.transaction():
-        pass
-    assert store.undelivered() == []
-    with store.transaction():
-        assert store.post("x", "2").seq > first.seq
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_number_is_never_given_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """The clock may stand still, or go back."""
+    with closing(Store(tmp_path / "db")) as store:
+        with store.transaction():
+            first = post(store, "x", "1")
+        monkeypatch.setattr(time, "time_ns", lambda: 5)
+        store.delivered(first.seq)
+        with store.transaction():
+            pass
+        assert store.undelivered() == []
+    with closing(Store(tmp_path / "db")) as store:
+        assert store.number(count) == first.seq + count
+        monkeypatch.setattr(time, "time_ns", lambda: (first.seq + 1000) * 1000)
+        assert store.number(count) == first.seq + 1000
 
 
 def test_sync_reaches_the_disk_without_a_transaction(store: Store) -> None:
