@@ -25,7 +25,6 @@ from client.root import Root, agent, label
 from client.types import Any
 from client.words import STATUSES, VERBS
 
-
 ASKING = "asking"  # an agent that asks somebody, whatever its status is
 WAITED_FOR = (*STATUSES, ASKING)
 

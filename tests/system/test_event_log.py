@@ -12,8 +12,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,21 +99,22 @@ class Load(threading.Thread):
 
     def __init__(self, daemon: Daemon, number: int) -> None:
         super().__init__()
-        self.daemon = daemon
+        self.ctxd = daemon
         self.number = number
         self.over = threading.Event()
 
     def run(self) -> None:
         for count in itertools.count():
-            directory = self.daemon.agent_dir(f"a{self.number}-{count}")
-            for act in (
+            directory = self.ctxd.agent_dir(f"a{self.number}-{count}")
+            acts: list[Callable[[], object]] = [
                 directory.mkdir,
-                lambda d=directory: write(d / "owner", str(OWNERS[self.number % 2])),
-                *(lambda d=directory, n=n: write(d / "meta.json", f'{{"n":{n}}}')
+                partial(write, directory / "owner", str(OWNERS[self.number % 2])),
+                *(partial(write, directory / "meta.json", f'{{"n":{n}}}')
                   for n in range(30 if count % 3 else 4)),
-                lambda d=directory: write(d / "ctl", "stop"),
+                partial(write, directory / "ctl", "stop"),
                 *([directory.rmdir] if count % 2 else []),
-            ):
+            ]  # fmt: skip
+            for act in acts:
                 if self.over.is_set():
                     return
                 with suppress(OSError):  # no daemon answers

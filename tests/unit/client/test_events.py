@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
+from client.events import TYPES
 from tests.unit.client.fakes import EVENT, FakeRoot, Run
 
 
@@ -26,6 +29,12 @@ def test_events(root: FakeRoot, run: Run) -> None:
         assert run("events", "--json", "a", *words)[1].splitlines(keepends=True)[:1] == [first]
     for name in ("run", "run.start", "end", "*.end"):
         assert run("events", "--json", "a", "--type", name)[1] == ""
+
+
+def test_the_types_that_are_offered_are_those_of_the_manual() -> None:
+    page = (Path(__file__).parents[3] / "man" / "ctxfs.5").read_text()
+    told = page.partition("Types of events are\n")[2].partition(".Pp\n")[0]
+    assert set(re.findall(r"[a-z]+(?:\.[a-z]+)+", told)) == set(TYPES)
 
 
 def test_events_follow_whole_lines_until_the_end(root: FakeRoot, spawned: Any) -> None:

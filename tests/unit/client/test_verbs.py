@@ -67,8 +67,8 @@ def test_wait_for_any(root: FakeRoot, run: Run) -> None:
     lines[0]["asks"] = 1
     agents.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert run("wait", "--any", "--status", "dead,asking", "a", "b") == (0, "a asking\n", "")
-    status, out, _ = run("wait", "--any", "--json", "c")
-    assert (status, json.loads(out)["status"]) == (0, "dead")
+    code, out, _ = run("wait", "--any", "--json", "c")
+    assert (code, json.loads(out)["status"]) == (0, "dead")
     assert run("wait", "--any", "-t", "10ms", "--status", "paused,new", "a") == (
         124, "", "ctx: no agent was paused or new in time\n",
     )  # fmt: skip
