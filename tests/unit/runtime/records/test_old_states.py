@@ -40,7 +40,7 @@ ITEMS: dict[tuple[type[Item], str], list[tuple[str, str]]] = {
 }
 
 
-@pytest.fixture(params=[2, 3, 4, 5, 7])
+@pytest.fixture(params=[2, 3, 4, 5, 7, 8])
 def schema(request: pytest.FixtureRequest) -> int:
     version: int = request.param
     return version
