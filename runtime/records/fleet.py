@@ -30,10 +30,10 @@ from runtime.records.settings import Settings
 DIRECTORY: Final = "events"
 #: of each of many logs, what is read at once, in bytes
 _LEAST: Final = 4 << 10
-#: a look at what is new takes about a quarter of that
-_REST_SECONDS: Final = 0.0003
 #: of a log that is read from its end, the same
 _BACKWARDS: Final = 16 << 10
+#: a look at what is new takes about a quarter of that
+_REST_SECONDS: Final = 0.0003
 #: what is before the rest of a line
 _FRONT: Final = re.compile(r'^\{"seq":([0-9]+),"owner":([0-9]+),"session":"[^"]*",', re.M)
 _SEQ: Final = re.compile(rb'\{"seq":([0-9]{1,19}),')
