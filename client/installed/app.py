@@ -25,6 +25,7 @@ from client.installed.model import ENDED, Agent, Snapshot, View, lines
 from client.installed.table import AgentTable, Headings
 from client.output import decode, escape
 from client.root import Root, agent
+from client.terminal import attach
 
 NOTICE = 8.0  # seconds for which a notice stays
 FRAME = 0.5  # seconds after which ages are drawn anew
@@ -40,6 +41,7 @@ d                    hide the dead agents, or show them
 /                    find agents by a part of their names; Esc ends it
 r                    the result of the agent
 l                    its output: log, then out; follows what comes
+t                    be at its terminal; Ctrl-] d comes back
 p                    pause it and all that it owns
 c                    resume it ("continue")
 x                    stop it, or kill it; asks first
@@ -151,6 +153,7 @@ class Top(App[int]):
         Binding("slash", "find", "find", key_display="/", priority=True),
         Binding("r", "result", "result"),
         Binding("l,enter", "log", "log", key_display="l"),
+        Binding("t", "terminal", "tty"),
         Binding("p", "verb('pause')", "pause"),
         Binding("c", "verb('resume')", "resume"),
         Binding("x", "stop", "stop", priority=True),
@@ -387,6 +390,18 @@ class Top(App[int]):
             return "\n".join(f"==> {file} <==\n{text}" for file, text in parts if text)
 
         self.push_screen(TextScreen(f"log and out of {name}", read, follows=True))
+
+    def action_terminal(self) -> None:
+        """Be at the terminal of the agent, in place of the screen."""
+        name = self.selected.name
+        if not self.root.field(name, "tty"):
+            self.notice(f"{name} has no terminal; a shell where it is: ctx enter {name}")
+            return
+        with self.suspend():
+            try:
+                attach(self.root, agent(name), look=False, raw=False, leave=None)
+            except (Failure, OSError) as failure:
+                self.notice(str(failure))
 
     def end_of(self, name: str, file: str) -> str:
         """Return the last part of a file of an agent, or why it cannot be had."""
