@@ -19,11 +19,12 @@ import contextlib
 import logging
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from runtime.cell.inlet import Inlet
+from runtime.cell.viewers import VIEWERS_EVER
 from runtime.kernel import linux
 from runtime.records.items import Task, TaskCue, TaskStatus
 from runtime.records.model import Outcome
@@ -34,8 +35,8 @@ log = logging.getLogger("ctxd.record")
 #: the highest that is understood; the same as RECORD_VERSION of monitor.c
 VERSION: Final = 1
 _COMPLAINT_MAX: Final = 300
-#: a dozen lines, none longer than 600 bytes (monitor.c)
-_RECORD_MAX: Final = 16384
+#: a dozen lines, none longer than 600 bytes (monitor.c), and two for each viewer ever
+_RECORD_MAX: Final = (1 << 14) + 64 * VIEWERS_EVER
 
 
 @dataclass(slots=True)
@@ -57,8 +58,13 @@ class RunRecord:
     #: the two by CLOCK_BOOTTIME, 0 if an older monitor wrote it
     started_up: int = 0
     ended_up: int = 0
-    #: the agent's window was closed before it had ended
+    #: the agent's window was closed before it had ended, or a viewer with which it ends
     hung_up: bool = False
+    #: the program has a terminal, which the monitor serves
+    terminal: bool = False
+    #: the uids of viewers that are there, by their numbers; why others have left
+    viewers: dict[int, int] = field(default_factory=dict)
+    left: dict[int, str] = field(default_factory=dict)
     #: nobody can tell what became of it: its keeper was killed, or this daemon is too old
     lost: bool = False
     finished: bool = False
@@ -85,6 +91,11 @@ class RunRecord:
         if self.ended_up and other.ended_up:
             return self.ended_up <= other.ended_up
         return self.ended <= other.ended
+
+    @property
+    def next_viewer(self) -> int:
+        """A number that no viewer of the run had."""
+        return 1 + max(*self.viewers, *self.left, 0, 0)
 
     @property
     def exit(self) -> str:
@@ -136,6 +147,12 @@ def read_record(path: Path) -> RunRecord:
                 record.held = True
             case "hangup", [_]:
                 record.hung_up = not (record.finished or (record.ended and not record.held))
+            case "terminal", []:
+                record.terminal = True
+            case "viewer", [number, uid]:
+                record.viewers[number] = uid
+            case "left", [number] if record.viewers.pop(number, None) is not None:
+                record.left[number] = escape(rest.partition(" ")[2])
             case "exit", [code, when]:
                 record.exit_code, record.ended = code, when
             case "signal", [number, when]:
@@ -144,6 +161,8 @@ def read_record(path: Path) -> RunRecord:
                 record.lost = True
             case "end", _:
                 record.finished = True
+                record.left.update(dict.fromkeys(record.viewers, "ended"))
+                record.viewers.clear()
             case _:
                 continue
     return record
