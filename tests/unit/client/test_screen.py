@@ -39,8 +39,9 @@ HARMFUL = (
     f"\x1bP$qm{ST}", f"\x1bPq#0~{ST}", f"\x1bP+p41{ST}", f"\x1b_Ga=T;aGk={ST}", f"\x1b^private{ST}",
     f"\x1bXstring{ST}", f"\x1bktitle{ST}", f"\x1bPtmux;text{ST}",
     "\x1b[i", "\x1b[5i", "\x1b[?5i", "\x1b[4;1i", "\x1b[20t", "\x1b[21t", "\x1b[8;10;10t",
-    "\x1b[2t", "\x1b[3;0;0t", "\x1b[22;0t", "\x1b[1;1;1;1;1;1*y", "\x1b[62;0\"p", "\x1b[?2l", "\x1b[?1001h",
-    "\x1b[2h", "\x1b G", "\x1b%@", "\x1b%G", "\x1b[>2t", "\x1b[$}", "\x1b[>1p", "\x1b[1;2'z",
+    "\x1b[2t", "\x1b[3;0;0t", "\x1b[22;0t", "\x1b[1;1;1;1;1;1*y", "\x1b[62;0\"p",
+    "\x1b[?2l", "\x1b[?1001h", "\x1b[2h", "\x1b G", "\x1b%@", "\x1b%G", "\x1b[>2t",
+    "\x1b[$}", "\x1b[>1p", "\x1b[1;2'z",
     "\x1b[<5u", "\x05", "\x11\x13\x00\x7f", "\x1b[?1049l",
     # C1 controls, in UTF-8 and as bytes, and what is no UTF-8
     "\x9b5i", "\x9d52;c;aGk=\x07", "\x90q\x9c", "\x85",
