@@ -146,6 +146,7 @@ class Top(App[int]):
         Binding("F", "fold_all", show=False),
         Binding("d", "dead", show=False),
         Binding("escape", "find_all", show=False),
+        Binding("t", "terminal", show=False),
         # those that the last line tells of
         Binding("s", "sort", "sort"),
         Binding("space", "fold('turn')", "fold"),
@@ -153,7 +154,6 @@ class Top(App[int]):
         Binding("slash", "find", "find", key_display="/", priority=True),
         Binding("r", "result", "result"),
         Binding("l,enter", "log", "log", key_display="l"),
-        Binding("t", "terminal", "tty"),
         Binding("p", "verb('pause')", "pause"),
         Binding("c", "verb('resume')", "resume"),
         Binding("x", "stop", "stop", priority=True),
