@@ -34,6 +34,7 @@ _INSTANTS: Final = {
     "restart": "recorded due",
     "reset": "committed",
     "remove": "committed forgotten more",
+    "terminal": "handed hungup",
     "wait": "armed due fired",
     "adopt": "led lost ended cleaned",
     "reexec": "held saved executed restored",

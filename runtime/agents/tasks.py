@@ -13,6 +13,7 @@ from typing import Any, Final
 import trio
 
 from runtime import crashpoints
+from runtime.agents import visits
 from runtime.agents.messages import Messages, notice_of
 from runtime.agents.planes import Plane, PlaneKind, why_taken
 from runtime.agents.results import CHILD, EndFacts, Results, exit_of
@@ -44,6 +45,7 @@ from runtime.records.items import (
 )
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
+from runtime.records.visits import Visit
 from runtime.texts.names import dump_json, quote
 
 _OF_STATUS: Final = {
@@ -257,8 +259,14 @@ class TaskPlane(Plane[Task], Subscriber):
         self._tell_end(item)
 
     def item_listed(self, item: Item) -> None:
-        if isinstance(item, Task) and not self._is_there(item):
-            self._tell_end(item)
+        """A task that is removed is taken away, with what it wrote."""
+        if not isinstance(item, Task) or self._is_there(item):
+            return
+        self._tell_end(item)
+        self.forget(item)
+        agent = self._registry.get(item.agent)
+        if agent is not None and not item.child:
+            self._trash.discard(self._results.directory(agent, item), agent.owner)
 
     def _tell_end(self, task: Task) -> None:
         waiting = self._ends.pop(task.index, None)
@@ -329,6 +337,8 @@ class TaskPlane(Plane[Task], Subscriber):
     def _added(self, change: Change, agent: Agent, item: Task) -> None:
         item.wait_token = WaitFileName(secrets.token_hex(16))
         item.made_to_start = self._journal.cause.starts
+        caller = self._journal.cause.caller
+        item.maker = caller.uid if caller is not None and caller.agent is None else None
 
     def _removing(self, change: Change, agent: Agent, item: Task) -> None:
         child = self._results.child_of(item)
@@ -344,13 +354,6 @@ class TaskPlane(Plane[Task], Subscriber):
                 lambda: self._results.of_task(change, agent, task, TaskStatus.CANCELLED)
             )
             self._waiting.resource_over(change, agent, "task", task.name, facts)
-
-    def remove(self, agent: Agent, item: Task) -> None:
-        """Takes it away, with what it wrote."""
-        super().remove(agent, item)
-        self.forget(item)
-        if not item.child:
-            self._trash.discard(self._results.directory(agent, item), agent.owner)
 
     def take_back(self) -> None:
         """Commands that an earlier daemon made to start and did not start
@@ -372,8 +375,11 @@ class TaskPlane(Plane[Task], Subscriber):
         with self._journal.changing() as change:
             change.put(task, **values)
 
-    def start(self, caller: Caller, agent: Agent, task: Task) -> None:
-        """Queues a command; it runs as soon as its agent's cell is there."""
+    def start(
+        self, caller: Caller, agent: Agent, task: Task, visit: Visit | None = None
+    ) -> None:
+        """Queues a command; it runs as soon as its agent's cell is there. With a ``visit``
+        somebody looks at its terminal from then on."""
         self.check_command(STARTING, "start", caller, agent, task)
         if not task.cmd.strip():
             raise MalformedError("cmd is empty: write the command to it first")
@@ -381,6 +387,8 @@ class TaskPlane(Plane[Task], Subscriber):
         with self._journal.changing() as change:
             change.step(task, TaskCue.START)
             change.put(task, by=self._journal.actor)
+            if visit is not None:
+                visits.come(change, agent, task, visit)
         crashpoints.reach("task.queued")
 
     def stop(self, caller: Caller, agent: Agent, task: Task, *, kill: bool) -> None:
@@ -420,7 +428,9 @@ class TaskPlane(Plane[Task], Subscriber):
             exit=exit_text,
         )
         facts = facts or cache(lambda: self._results.of_task(change, agent, task))
-        if self._messages.takes_notices(change, agent):
+        # a shell that somebody opened for himself
+        is_session = bool(task.tty) and task.maker is not None
+        if self._messages.takes_notices(change, agent) and not is_session:
             self._messages.notify(
                 change,
                 agent,
@@ -429,6 +439,9 @@ class TaskPlane(Plane[Task], Subscriber):
                 sender=notice_of(task),
             )
         self._waiting.resource_over(change, agent, "task", task.name, facts)
+        unwanted = visits.end(change, agent, task) or change.peek(task, "window") == "remove"
+        if unwanted or is_session:
+            change.drop(task)
 
     def end_told(self, caller: Caller, agent: Agent, task: Task) -> None:
         """Tells the agent no more of the end of a command, if it was answered with that, as

@@ -80,7 +80,7 @@ class Inlet:
             socket.send_fds(made, [viewer.order(grace)], [viewer.end.fileno()])
 
     def tell(self, kind: bytes, text: str) -> None:
-        """What viewers are told: a notice (``n``), or how the program will have ended (``x``)."""
+        """Tells all viewers a notice (``n``), or how the program will have ended (``x``)."""
         with contextlib.suppress(OSError), seqpackets.connect(self._path) as made:
             made.send(_HELLO)
             made.send(kind + text.encode()[:_TEXT_MAX])

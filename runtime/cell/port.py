@@ -288,19 +288,16 @@ class Port:
 
     # their terminals
 
-    @staticmethod
-    def view(execution: Execution, viewer: Viewer, grace: float) -> None:
+    def view(self, execution: Execution, viewer: Viewer, grace: float) -> None:
         """Hands a viewer to the monitor of a program; if that is to end with it, it may take so
         many seconds, but not many. ``OSError``: the program is over."""
         execution.facts.inlet.show(viewer, min(grace, HANG_UP_GRACE))
 
-    @staticmethod
-    def tell_viewers(execution: Execution, text: str) -> None:
+    def tell_viewers(self, execution: Execution, text: str) -> None:
         """Tells all viewers of a program something, if it has any."""
         execution.facts.inlet.tell(b"n", text)
 
-    @staticmethod
-    def name_end(execution: Execution, text: str) -> None:
+    def name_end(self, execution: Execution, text: str) -> None:
         """Viewers are to be told this of the end of a program, whatever that does."""
         execution.facts.inlet.tell(b"x", text)
 

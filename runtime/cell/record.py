@@ -247,7 +247,7 @@ def judge(record: RunRecord, *, oom: bool, complaint: str) -> tuple[Outcome, str
 def judge_task(task: Task, record: RunRecord) -> tuple[TaskCue, str]:
     """The end of a command, as its monitor has it; and the text of its exit."""
     text = record.exit
-    if task.status is TaskStatus.CANCELLING:
+    if task.status is TaskStatus.CANCELLING or record.hung_up:
         # SIGKILL to its leaf reaches who would tell of it, too
         killed = bool(record.started and record.finished)
         return TaskCue.CANCELLED, text or (f"signal:{int(signal.SIGKILL)}" if killed else "")
