@@ -180,7 +180,7 @@ class Supervisor(Part, Subscriber):
         except OSError as error:
             word = "freeze" if frozen else "thaw"
             raise KernelError(f"cannot {word} {quote(agent.name)}", error) from None
-        self.windows.tell(agent, "paused" if frozen else "resumed")
+        self.windows.tell_frozen(agent, frozen)
         crashpoints.reach("pause.frozen" if frozen else "resume.thawed")
 
     def resume(self, agent: Agent) -> None:

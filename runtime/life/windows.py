@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from runtime import crashpoints
 from runtime.agents import visits
+from runtime.agents.tasks import STARTING as STARTING_TASK
 from runtime.authority.accounts import Charge, Payer, Resource
 from runtime.authority.guard import Act
 from runtime.caller import Caller
@@ -27,7 +28,13 @@ from runtime.cell.port import Execution, Host, Part, guarded
 from runtime.cell.record import RunRecord
 from runtime.cell.viewers import VIEWERS_EVER, VIEWERS_MAX, Viewer
 from runtime.cell.windows import FIRST, HANGUP, End, Key
-from runtime.errors import CtxError, NotRunningError, QuotaError, WrongStateError
+from runtime.errors import (
+    AgainError,
+    CtxError,
+    NotRunningError,
+    QuotaError,
+    WrongStateError,
+)
 from runtime.ids import AgentIndex
 from runtime.kernel.handover import Descriptors
 from runtime.life.beginning import STARTING
@@ -41,6 +48,9 @@ from runtime.texts.names import quote
 
 #: the packet by which a viewer is told that its program never began
 _FAILED: Final = "x failed "
+#: notices
+_PAUSED: Final = "paused"
+_RESUMED: Final = "resumed"
 #: begins an agent whose terminal somebody looks at from then on
 Begin = Callable[[Agent, Visit | None], None]
 
@@ -203,15 +213,17 @@ class Windows(Part, Subscriber):
         self, caller: Caller, who: Payer, agent: Agent, task: Task | None, wanted: Wanted
     ) -> int:
         """In one step, so that nobody else starts it."""
-        journal, visit, key = (
-            self._agents.journal, _visit(FIRST, caller, wanted), _key(agent, task, FIRST)
-        )  # fmt: skip
+        journal, tasks = self._agents.journal, self._agents.tasks
+        if task is not None:
+            tasks.check_command(STARTING_TASK, "start", caller, agent, task)
+        else:
+            STARTING.check(Act.SAY, "start", self._agents, caller, agent, agent)
+        visit, key = _visit(FIRST, caller, wanted), _key(agent, task, FIRST)
         with self._charged(who, key), self._pair(who, wanted.screen) as (end, theirs):
             if task is not None:
                 with journal.acting(caller):
-                    self._agents.tasks.start(caller, agent, task, visit)
+                    tasks.start(caller, agent, task, visit)
             else:
-                STARTING.check(Act.SAY, "start", self._agents, caller, agent, agent)
                 with journal.acting(caller, agent, verb="start"):
                     self._begin(agent, visit)
         self._ends.put(key, end)
@@ -248,12 +260,16 @@ class Windows(Part, Subscriber):
                 grace = self._agents.settings.grace(agent)
                 self._port.view(execution, _viewer(visit, end, end.socket), grace)
                 crashpoints.reach("terminal.handed")
-            except OSError:
+            except OSError as error:
                 self._gone(agent, task, {visit.number: visits.CLOSED})
+                if isinstance(error, BlockingIOError):
+                    raise AgainError("too much waits for its monitor: try again") from None
                 raise NotRunningError(f"{_name(agent, task)} has just ended") from None
         end.socket.close()
         end.charge.release()
         self._unsent[key] = theirs
+        if any(each.frozen for each in (*self._agents.registry.ancestors(agent), agent)):
+            self._port.tell_viewers(execution, _PAUSED)
         return key.viewer
 
     @contextlib.contextmanager
@@ -299,8 +315,10 @@ class Windows(Part, Subscriber):
                 execution.first_viewer.end.close()
                 execution.first_viewer = None
 
-    def tell(self, agent: Agent, text: str) -> None:
-        """A notice for all who look at terminals of an agent and of what it owns."""
+    def tell_frozen(self, agent: Agent, frozen: bool) -> None:
+        """Tells all who look at terminals of an agent, and of what it owns, that these are frozen,
+        or no longer."""
+        text = _PAUSED if frozen else _RESUMED
         family = {agent.index, *(each.index for each in self._agents.registry.descendants(agent))}
         for index, task in {key[:2] for key in self._charges if key.agent in family}:
             live_cell = self._live_cells.get(index)

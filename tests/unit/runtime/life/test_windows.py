@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
@@ -14,13 +15,14 @@ from runtime.agents.visits import CLOSED, DETACHED, ENDED
 from runtime.authority.accounts import Payer, Reserve, Resource
 from runtime.cell.port import Execution
 from runtime.errors import (
+    AgainError,
     CtxError,
     NotRunningError,
     QuotaError,
     UnsupportedError,
     WrongStateError,
 )
-from runtime.kernel.handover import Descriptors
+from runtime.kernel.handover import Descriptors, read_back, written
 from runtime.life.windows import Wanted
 from runtime.records.items import Message, Task, TaskStatus
 from runtime.records.lifecycle import Status
@@ -219,6 +221,9 @@ def test_whoever_starts_it_twice_is_refused_and_the_first_one_stays(world: World
         with pytest.raises(WrongStateError):
             await lobby.open(agent, WINDOW)
         assert len(agent.viewers) == lobby.connections() == 1
+        lobby.machine.ended(lobby.cell(agent), code=0)
+        await lobby.until(lambda: not lobby.is_there())
+        assert lobby.connections() == 0
 
     in_lobby(world, act)
 
@@ -256,11 +261,27 @@ def test_viewers_are_connections_of_who_looks(world: World) -> None:
     in_lobby(world, act)
 
 
-def test_whoever_finds_no_monitor_is_told_so_and_nothing_is_left(world: World) -> None:
+@pytest.mark.parametrize(
+    ("refused", "error", "words"),
+    [
+        (BrokenPipeError, NotRunningError, "has just ended"),
+        (BlockingIOError, AgainError, "try again"),
+    ],
+)
+def test_whoever_finds_no_monitor_is_told_so_and_nothing_is_left(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    refused: type[OSError],
+    error: type[CtxError],
+    words: str,
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise refused
+
     async def act(lobby: Lobby) -> None:
         agent, _ = await lobby.busy()
-        lobby.machine.facts(lobby.cell(agent).facts.key).alive = False
-        with pytest.raises(NotRunningError, match="has just ended"):
+        monkeypatch.setattr(lobby.machine, "view", refuse)
+        with pytest.raises(error, match=words):
             await lobby.open(agent, JOINED)
         assert (len(agent.viewers), lobby.connections()) == (1, 1)
 
@@ -339,15 +360,16 @@ def test_what_is_paused_tells_and_what_is_aborted_has_another_terminal(world: Wo
         agent, _ = await lobby.busy()
         key = lobby.cell(agent).facts.key
         lobby.supervisor.pause(agent)
+        await lobby.open(agent, JOINED)
         lobby.supervisor.resume(agent)
-        assert lobby.machine.told == [(key, "paused"), (key, "resumed")]
+        assert lobby.machine.told == [(key, "paused"), (key, "paused"), (key, "resumed")]
         lobby.supervisor.abort(agent, None)
         cell = lobby.cell(agent)
         lobby.machine._say(cell, signal=9, ended=2)  # and its cell goes on
         lobby.machine.empty(cell)
         await lobby.be(agent, Status.PAUSED)
         await lobby.until(lambda: not agent.run.id)
-        assert lobby.machine.told[2:] == [(key, "aborted")]
+        assert lobby.machine.told[3:] == [(key, "aborted")]
         assert agent.viewers == () and lobby.is_there()
         with pytest.raises(WrongStateError, match="no run now"):
             await lobby.open(agent, JOINED)
@@ -597,16 +619,55 @@ def test_whoever_had_no_monitor_is_gone_with_the_daemon(world: World, wanted: Wa
 
 
 def test_both_ends_pass_to_a_daemon_that_is_executed_again(world: World) -> None:
-    async def act(lobby: Lobby) -> None:
+    kept: dict[str, Any] = {}
+
+    async def before(lobby: Lobby) -> None:
         windows, progress = lobby.supervisor.windows, dict[str, Any]()
-        agent, _ = await queued(lobby)
-        waiting = windows.save_viewers(held := Descriptors())["waiting"]
-        assert [[*each[:3], each[4]] for each in waiting] == [[agent.index, "", 1, SCREEN]]
-        assert windows.save(held) == [], "as a version without terminals has it"
-        other = lobby.make("other")
-        await windows.view(ROOT, lobby.world.agents.identity.payer(ROOT), other, None, KEPT,
-                           progress)
-        saved = windows.save_viewers(held)["unsent"]
-        assert [each[:3] for each in saved] == [[other.index, "", 1]]
+        _, kept["waits"] = await queued(lobby)
+        other, who = lobby.make("other"), world.agents.identity.payer(ROOT)
+        await windows.view(ROOT, who, other, None, KEPT, progress)
+        assert windows.save(Descriptors()) == [], "as versions without terminals have it"
+        saved = read_back(b"".join(written(windows.save_viewers(Descriptors()))))
+        for each in (*saved["waiting"], *saved["unsent"]):
+            each[3] = os.dup(each[3])
+        kept["saved"] = saved
+        kept["waits"] = kept["waits"].dup()
+
+    async def after(lobby: Lobby) -> None:
+        other, windows = found(lobby, "other"), lobby.supervisor.windows
+        with windows.sending(other, None, 1) as end:
+            end.send(b"d")
+        await lobby.until(lambda: lobby.cell(other).facts.exist())
+        assert lobby.machine.viewers[lobby.cell(other).facts.key, 1].end.recv(10) == b"d"
+        kid, first = found(lobby, "kid"), found(lobby, "first")
+        assert [visit.number for visit in kid.viewers] == [1] and kid.waits_its_turn
+        lobby.machine.ended(lobby.cell(first), code=0)
+        await lobby.until(lambda: bool(kid.run.id) and lobby.cell(kid).facts.exist())
+        viewer = lobby.machine.viewers[lobby.cell(kid).facts.key, 1]
+        assert (viewer.screen, viewer.hangup) == (SCREEN, True)
+        viewer.end.send(b"o$ ")
+        assert kept["waits"].recv(10) == b"o$ "
+        assert lobby.connections() == 2
+
+    machine = Machine()
+    in_lobby(world, before, machine)
+    world.reopen()
+
+    async def second(lobby: Lobby) -> None:
+        lobby.supervisor.windows.take_over_viewers(kept["saved"])
+        await lobby.supervisor.recover()
+        with kept["waits"]:
+            await after(lobby)
+
+    in_lobby(world, second, machine)
+
+
+def test_what_waits_for_an_agent_that_is_gone_is_closed(world: World) -> None:
+    async def act(lobby: Lobby) -> None:
+        ours, theirs = socket.socketpair()
+        with ours:
+            saved = {"waiting": [[999, "", 1, theirs.detach(), None]], "unsent": []}
+            lobby.supervisor.windows.take_over_viewers(saved)
+            assert ours.recv(1) == b""
 
     in_lobby(world, act)
