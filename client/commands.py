@@ -195,11 +195,12 @@ def plain_arguments(command: Command, words: Sequence[str]) -> Arguments | None:
 
 
 def with_defaults(command: Command, words: Sequence[str]) -> list[str]:
-    """Return words in which options that may have a value have one: argparse would take the next
-    word."""
-    defaults = {flag: more["const"] for flags, more in command.arguments if "const" in more
-                and "action" not in more for flag in flags}  # fmt: skip
-    return [f"{word}={defaults[word]}" if word in defaults else word for word in words]
+    """Return words in which options that may have a value, after =, have one: argparse would take
+    the next word for it."""
+    for flags, more in command.arguments:
+        if flags[0].startswith("-") and more.get("nargs") == "?":
+            words = [f"{word}={more['const']}" if word in flags else word for word in words]
+    return [*words]
 
 
 def take_operands(args: Arguments, operands: Sequence[Declared], words: Sequence[str]) -> bool:

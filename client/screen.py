@@ -285,7 +285,8 @@ class Screen:
         self._pass(f"\x1b[?{mode}{'h' if on else 'l'}")
         self.talked |= mode in TELLING
         if on == (mode in SET_AT_FIRST):
-            self._modes.pop(mode, None)
+            for each in ALTERNATE if mode in ALTERNATE else (mode,):
+                self._modes.pop(each, None)
         elif mode != 1048:  # it keeps the cursor's place
             self._modes[mode] = on
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.screen import MODES, SET_AT_FIRST, STRING, Screen
+from client.screen import ALTERNATE, MODES, SET_AT_FIRST, STRING, Screen
 
 ST, BEL = "\x1b\\", "\x07"
 
@@ -210,8 +211,9 @@ def test_the_terminal_is_as_it_was_after_all_modes() -> None:
     for mode in MODES:
         screen.feed(b"\x1b[?%d%c" % (mode, b"lh"[mode not in SET_AT_FIRST]))
     undone = b"".join(screen.undone()).decode()
-    for mode in MODES - {1048}:
-        assert f"\x1b[?{mode}{'h' if mode in SET_AT_FIRST else 'l'}" in undone or mode in (47, 1047)
+    for mode in MODES - ALTERNATE - {1048}:
+        assert f"\x1b[?{mode}{'h' if mode in SET_AT_FIRST else 'l'}" in undone
+    assert not screen.alternate and re.search(r"\x1b\[\?(47|1047|1049)l", undone)
 
 
 def test_a_screen_full_of_colours_is_fast_enough() -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from client import terminal
+from client.commands import parse_command
 from client.exits import Failure
 from client.root import Root
 from tests.unit.client.fakes import FakeRoot, Run
@@ -494,3 +495,9 @@ def test_a_directory_without_a_daemon(root: FakeRoot) -> None:
     root.agent("x", status="busy")
     with pytest.raises(Failure):
         terminal.attach(Root(str(root.path)), "agent/x.d", look=False, raw=False, leave=None)
+
+
+def test_a_size_is_given_after_an_equals_sign_only() -> None:
+    for words, size in ((["--tty"], ""), (["--tty=100x30"], "100x30"), ([], None)):
+        _, args = parse_command(["spawn", *words, "coder", "--", "bash", "--tty"])
+        assert (args.tty, args.words, args.program) == (size, ["coder"], ["bash", "--tty"])
