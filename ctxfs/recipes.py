@@ -25,8 +25,8 @@ from runtime.texts.names import is_name, quote
 #: files of an agent, in an order in which they can be written
 FILES: Final = (
     *("life", "label", "iso", "root", "mount", "workspace", "cwd", "env", "path", "policy"),
-    *("context", "model", "exec", "mode", "tty", "homedir", "author", "limits", "restart"),
-    *("groups", "meta.json"),
+    *("context", "model", "exec", "mode", "homedir", "author", "limits", "restart", "groups"),
+    "meta.json",
 )
 _EXTRAS: Final = ("README.md", "needs", "files", "tty")
 #: where programs are looked for; what is below the others, every sandbox shows
