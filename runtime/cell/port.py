@@ -306,23 +306,26 @@ class Port:
     async def signal(self, owner: int, number: int, execution: Execution) -> int:
         """Signals what is left of a program, but nothing that leads to it; how many processes
         there are. ``CtxError``, ``OSError``."""
+        left = await self.sweeper.signal(owner, number, [execution.leaf], execution.spared())
         await self._hang_up(owner, number, [execution])
-        return await self.sweeper.signal(owner, number, [execution.leaf], execution.spared())
+        return left
+
+    async def signal_cells(self, owner: int, number: int, cells: Collection[LiveCell]) -> None:
+        """Signals all programs of cells."""
+        places = [leaf for each in cells for leaf in each.leaves()]
+        programs = [program for each in cells for program in each.programs()]
+        spared = [pid for each in programs for pid in each.spared()]
+        await self.sweeper.signal(owner, number, places, spared)
+        await self._hang_up(owner, number, programs)
 
     async def _hang_up(self, owner: int, number: int, programs: Iterable[Execution]) -> None:
-        """SIGHUP before SIGTERM to programs with a terminal: a shell there ignores that."""
+        """SIGHUP after SIGTERM to programs with a terminal: an interactive shell ignores SIGTERM,
+        and would forget a SIGHUP that comes before (readline(3))."""
         told = [each for each in programs if number == signal.SIGTERM and each.record().terminal]
         if told:
             spared = [pid for each in told for pid in each.spared()]
             leaves = [each.leaf for each in told]
             await self.sweeper.signal(owner, signal.SIGHUP, leaves, spared)
-
-    async def signal_cells(self, owner: int, number: int, cells: Collection[LiveCell]) -> None:
-        """Signals all programs of cells."""
-        await self._hang_up(owner, number, (ex for each in cells for ex in each.programs()))
-        places = [leaf for each in cells for leaf in each.leaves()]
-        spared = [pid for each in cells for ex in each.programs() for pid in ex.spared()]
-        await self.sweeper.signal(owner, number, places, spared)
 
     async def hurry(self, owner: int, place: Cgroup) -> None:
         """Has what was killed end as soon as others would. ``CtxError``, ``OSError``."""

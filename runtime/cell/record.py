@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ log = logging.getLogger("ctxd.record")
 
 #: the highest that is understood; the same as RECORD_VERSION of monitor.c
 VERSION: Final = 1
+_NUMBER: Final = re.compile(r"[0-9]{1,20}")
 _COMPLAINT_MAX: Final = 300
 #: a dozen lines, none longer than 600 bytes (monitor.c), and two for each viewer ever
 _RECORD_MAX: Final = (1 << 14) + 64 * VIEWERS_EVER
@@ -123,7 +125,7 @@ def read_record(path: Path) -> RunRecord:
         os.close(fd)
     for line in text.split("\n")[:-1]:
         word, _, rest = line.partition(" ")
-        numbers = [int(n) for n in rest.split() if n.isascii() and n.isdigit()]
+        numbers = [int(n) for n in rest.split() if _NUMBER.fullmatch(n)]
         match word, numbers:
             case "version", [version] if version > VERSION:
                 return RunRecord(version=version, lost=True)

@@ -29,7 +29,8 @@
  *                       hup   (the agent's window has hung up, and no daemon has
  *                              ended it: the same, with SIGHUP to all before SIGTERM,
  *                              and a grace of at most HANG_UP_GRACE_MS. A runner
- *                              tells its program's group, and does no more)
+ *                              tells its program's group, with SIGHUP last, and
+ *                              does no more)
  *
  * "stay" comes before the end of the program if something else is in the namespace, perhaps
  * a zombie: this process may go on for long.
@@ -382,7 +383,8 @@ static pid_t find_other(void)
 	return look_at_others(still_runs);
 }
 
-/* An interactive shell ignores SIGTERM, but not that its terminal is gone. */
+/* An interactive shell ignores SIGTERM, but not that its terminal is gone. It has to come last:
+ * readline(3) remembers one signal. */
 static bool hang_up_terminal(pid_t pid, const char *status)
 {
 	int terminal = 0;
@@ -543,12 +545,11 @@ static int keep(pid_t program, bool terminal, const sigset_t *watched, long long
 				if (grace_ms > HANG_UP_GRACE_MS)
 					grace_ms = HANG_UP_GRACE_MS;
 				kill(-1, SIGHUP);
-			} else {
-				look_at_others(hang_up_terminal);
 			}
 			deadline = now_ms() + grace_ms;
 			kill(-1, SIGTERM);
 			kill(-1, SIGCONT);	/* a stopped process does not receive SIGTERM */
+			look_at_others(hang_up_terminal);
 		}
 		if (ended && (!held || leaving || deadline >= 0)) {
 			if (alone || namespace_empty())
@@ -600,9 +601,9 @@ static int wait_for(pid_t program, bool terminal, const sigset_t *watched)
 		poll(fds, sizeof fds / sizeof *fds, -1);
 		(void)!read(children, &info, sizeof info);
 		if (fds[1].revents && hear_monitor(&connected, &hung_up) && connected && hung_up) {
-			kill(-program, SIGHUP);
 			kill(-program, SIGTERM);
 			kill(-program, SIGCONT);
+			kill(-program, SIGHUP);
 		}
 	}
 	report_end(status);

@@ -7,6 +7,8 @@ import re
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -196,6 +198,39 @@ def test_what_stops_in_a_run_that_entered_goes_on(cell: Run, run: TerminalRun) -
     run.begin("kill -STOP $$; echo on", inside=cell)
     run.wait_end()
     assert run.output() == b"on\r\n"
+
+
+#: asks for what types into a terminal, pastes there or breaks it: however the number is told
+ASKS: Final = """
+import ctypes, errno, platform
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+call = {"x86_64": 16, "aarch64": 29}[platform.machine()]
+byte = ctypes.create_string_buffer(b"x")
+for number in (0x5412, 0x541C, 0x5423):
+    for upper in (0, 1, 0x80000000, 0xFFFFFFFF):
+        request = ctypes.c_ulong(upper << 32 | number)
+        answer = libc.syscall(ctypes.c_long(call), 0, request, byte)
+        print(answer, errno.errorcode[ctypes.get_errno()])
+print(libc.syscall(ctypes.c_long(call), 0, ctypes.c_ulong(0x5413), ctypes.create_string_buffer(8)))
+"""
+
+
+def test_nobody_types_for_another_nor_breaks_the_terminal(run: TerminalRun) -> None:
+    run.begin("", sys.executable, "-c", ASKS)
+    run.wait_end()
+    assert run.output().split(b"\r\n") == [*[b"-1 EPERM"] * 12, b"0", b""]
+
+
+def test_no_pair_left_is_said(cell: Run, run: TerminalRun) -> None:
+    keeper = cell.hold()
+    mount = ["mount", "-o", "remount,max=1,ptmxmode=0666", "/dev/pts"]
+    subprocess.run(["nsenter", "-m", "-t", str(keeper), "--", *mount], check=True)
+    only = os.open(f"/proc/{keeper}/root/dev/pts/ptmx", os.O_RDWR | os.O_NOCTTY)
+    run.begin("echo never", inside=cell)
+    record = run.wait_end()
+    os.close(only)
+    assert record.failed == "no terminal left (kernel.pty.max)"
 
 
 # who looks
@@ -414,6 +449,10 @@ def test_an_interactive_shell_ends_at_once_with_its_cell(run: TerminalRun) -> No
     screen = run.look()
     run.begin("", "bash", "--norc", "-i", grace=600_000)
     screen.wait_output(b"bash-")
+    wait_until(lambda: run.record.started, "it is recorded")
+    stat = Path(f"/proc/{run.record.program}/stat")
+    # a signal between its prompt and its read would wait for a key: so it is with readline(3)
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", "it reads")
     os.kill(run.record.keeper, signal.SIGTERM)
     assert screen.wait_over() == "signal 1"
     assert run.wait_end().finished
@@ -451,9 +490,10 @@ def test_one_that_caught_up_sees_what_comes_and_in_which_modes(run: TerminalRun)
     stopped.wait(lambda: stopped.packets, "the modes")
     other.type("\n")
     other.wait(lambda: b"end" in other.output, "all of it")
-    stopped.wait(lambda: b"l" in [k.encode() for k, _ in stopped.packets], "what is lost")
-    stopped.wait(lambda: stopped.packets[-1][0] == "m", "the modes")
-    modes = stopped.packets[-1][1]
+    stopped.wait(lambda: [kind for kind, _ in stopped.packets].count("m") == 2, "the modes")
+    kinds = "".join(kind for kind, _ in stopped.packets)
+    assert re.match(r"mo+lm", kinds)
+    modes = stopped.packets[kinds.rindex("m")][1]
     assert modes.startswith(b"\033[?1047l\033[<8u\033[?1049h")
     assert b"\033[?2004l" in modes
     assert b"\033[?7h" in modes
