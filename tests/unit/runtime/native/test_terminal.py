@@ -608,6 +608,7 @@ def test_the_monitor_hands_nothing_to_the_program(run: TerminalRun) -> None:
     screen = run.look()
     run.begin("echo on; sleep 600")
     screen.wait_output(b"on")
+    wait_until(lambda: run.record.started, "it is recorded")
     for pid in (run.record.keeper, run.record.program, run.record.chain):
         for path in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(FileNotFoundError):
