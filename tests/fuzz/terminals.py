@@ -23,7 +23,8 @@ class Terminal:
         program = Path(self._directory.name) / "terminal"
         source = Path(__file__).with_name("terminal.c")
         include = f"-I{_ROOT / 'runtime' / 'native'}"
-        words: list[str | Path] = ["gcc", *_FLAGS, "-fno-sanitize-recover=all", include, "-o", program, source]
+        words: list[str | Path] = ["gcc", *_FLAGS, "-fno-sanitize-recover=all", include]
+        words += ["-o", program, source]
         subprocess.run(words, check=True)
         self._process = subprocess.Popen(
             [program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
