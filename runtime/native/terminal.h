@@ -61,22 +61,24 @@ struct viewer {
 	long long since;	/* when something began to wait that it does not take; or 0 */
 	unsigned long long lost;
 	size_t begun, length;	/* of the output that waits */
-	char waiting[WAITING_MAX];
+	char *waiting;		/* WAITING_MAX bytes */
 };
 
 /* Why a viewer leaves. */
 enum leaving { STAYS, DETACHED, CLOSED, ENDED };
 
+/* What is large is last: most runs never touch it. */
 struct terminal {
-	struct modes modes;
+	struct viewer viewers[VIEWERS_MAX];
 	unsigned cols, rows;	/* as they are to be; 0: as they are */
 	bool said;		/* the program has written something */
 	bool redraw;		/* somebody came or caught up: the program is to draw all anew */
-	size_t typed;
-	char input[TYPED_MAX + PACKET_MAX];
-	char notice[TEXT_MAX], end[TEXT_MAX];
 	bool over;		/* all output of the program is told, and its end is to be */
-	struct viewer viewers[VIEWERS_MAX];
+	char notice[TEXT_MAX], end[TEXT_MAX];
+	size_t typed;
+	struct modes modes;
+	char input[TYPED_MAX + PACKET_MAX];
+	char waiting[VIEWERS_MAX][WAITING_MAX];
 };
 
 /* What keeper.c sends must be the master of a pair in a devpts: the call for anything else may
@@ -95,8 +97,10 @@ static inline bool is_master(int fd)
 static inline void begin_terminal(struct terminal *t)
 {
 	reset_modes(&t->modes);
-	for (size_t i = 0; i < VIEWERS_MAX; i++)
+	for (size_t i = 0; i < VIEWERS_MAX; i++) {
 		t->viewers[i].fd = -1;
+		t->viewers[i].waiting = t->waiting[i];
+	}
 }
 
 static inline void take_size(struct terminal *t, const struct viewer *v)
