@@ -431,8 +431,9 @@ class Windows(Part, Subscriber):
             if visit.number not in record.viewers | record.left
             and _key(agent, task, visit.number) not in self._ends
         ]
-        with guarded(agent):
-            self._lose(agent, task, dict.fromkeys(lost, visits.CLOSED))
+        if lost:
+            with guarded(agent):
+                self._lose(agent, task, dict.fromkeys(lost, visits.CLOSED))
 
     def _keep(
         self,

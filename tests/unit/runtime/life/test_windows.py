@@ -437,6 +437,9 @@ async def queued(lobby: Lobby) -> tuple[Agent, socket.socket]:
         agents.journal.update(kid, exec="program", tty="80x24")
         if name == "first":
             lobby.supervisor.start(kid)
+            await lobby.until(lobby.cell(kid).facts.exist)
+            lobby.machine.began(lobby.cell(kid))
+            await lobby.be(kid, Status.BUSY)
     _, end = await lobby.open(kid, WINDOW)
     assert kid.waits_its_turn and lobby.visits(kid) == [(1, "")]
     return kid, end
