@@ -36,7 +36,7 @@ UNSHOWN_MOST = 256 << 10  # and for a screen that takes nothing
 AT_ONCE = 32  # packets between two looks at the keyboard
 LEAVING = 1.0  # seconds for the monitor to take what was typed
 DRAIN = 0.2  # seconds for the terminal to answer
-SOON = 2.0  # seconds until the end of a program is known to the daemon
+SOON = 10.0  # seconds until the end of a program is known to the daemon
 ENDS = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGTERM)
 HUNG_UP = 128 + _signal.SIGHUP
 WELL = b"\x1b[5n"  # are you? Every terminal answers
@@ -442,7 +442,17 @@ def view(
         if there.person:
             complain(f"left {place(owner)}, which goes on; come back: ctx attach {place(owner)}")
         return OK
-    return how_it_ended(root, owner, session, there.end)
+    status = how_it_ended(root, owner, session, there.end)
+    if more.get("remove"):
+        remove_ended(root, owner)
+    return status
+
+
+def remove_ended(root: Root, owner: str) -> None:
+    """Remove what has ended, as the daemon does, too, so that its name is free when this ends."""
+    with suppress(Failure, TimeoutError):
+        list(wait_ended(root, [owner], SOON))
+        root.remove(owner)
 
 
 def how_it_ended(root: Root, owner: str, session: str, end: str) -> int:
