@@ -143,6 +143,19 @@ def test_a_paste_is_one_piece_after_attaching(daemon: Daemon, at: Terminal) -> N
     at.wait(lambda screen: re.search("^one\ntwo", screen, re.M), "both commands were run")
 
 
+def test_no_key_is_lost_when_a_window_is_resized(daemon: Daemon, at: Terminal) -> None:
+    at.run(f"{CTX} run --tty it -- sh -c 'stty -echo; echo go; cat'; echo ended: $?")
+    at.wait_for("\ngo")
+    text = "abcdefghijklmnopqrstuvwxyz0123456789"
+    for number, char in enumerate(text):
+        at.type(char)
+        at.resize(70 + number % 3, 24)
+    at.type("Enter")
+    at.wait_for(f"\n{text}\n")
+    at.type("C-d")
+    at.wait_for("ended: 0")
+
+
 @pytest.mark.parametrize(
     ("program", "shows", "typed"),
     [
@@ -158,8 +171,8 @@ def test_programs_that_draw(
     needs(program.split()[0])
     before = at.tty(), at.state()
     at.run(f"{CTX} run --tty it -- {program}; echo ended: $?")
-    at.wait_for(shows)
     at.resize(90, 20)
+    at.wait_for(shows)
     at.type(*("Enter" if char == "\n" else char for char in typed))
     at.wait_for("ended: 0")
     assert (at.tty(), at.state()) == before
