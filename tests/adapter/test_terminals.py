@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import trio
 import trio.testing
 
 from runtime.caller import Caller
+from runtime.errors import NotRunningError
+from runtime.life.windows import Wanted
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.records.run import Run, RunStatus
 from runtime.records.visits import Visit
-from runtime.sockets.connection import Server
-from runtime.sockets.operations import OPERATIONS
+from runtime.sockets.connection import Connection, Server
+from runtime.sockets.operations import DAEMON_OPERATIONS, OPERATIONS, Request
 from tests.worlds.daemon import TIMEOUT
 from tests.worlds.records import ROOT, inside, world_in
 from tests.worlds.tree import STRANGER, USER, Mounted, mounted_in, refused, sockets_of
@@ -318,5 +322,33 @@ def test_the_ninth_is_refused(mounted: Mounted) -> None:
             assert said["viewer"] == number
         said, ends = await peer.ask(USER, agent="x")
         assert (said["code"], ends) == ("EDQUOT", [])
+
+    asking(mounted, act)
+
+
+def test_a_daemon_that_is_executed_again_sends_what_was_opened_before(mounted: Mounted) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def hand(frame: dict[str, Any], descriptor: int, asked: Any) -> None:
+        sent.append(frame)
+        assert os.fstat(descriptor)
+
+    async def act(peer: Asking) -> None:
+        agent, progress = running(mounted), dict[str, Any]()
+        who = mounted.agents.identity.payer(USER)
+        windows = mounted.supervisor.windows
+        await windows.view(USER, who, agent, None, Wanted(), progress)
+        request = Request(
+            fields={"op": "terminal", "agent": "x", "size": "no size, which was looked at before"},
+            progress=progress,
+            services=peer.sockets._services,
+            connection=cast(Connection, SimpleNamespace(hand=hand, server=Server(), caller=USER)),
+        )
+        handler = DAEMON_OPERATIONS["terminal"].handler
+        await handler(request)
+        assert sent == [{"type": "terminal", "agent": "x", "run": "r1", "viewer": 1}]
+        assert len(agent.viewers) == 1
+        with pytest.raises(NotRunningError):
+            await handler(request)  # it was sent, and is closed here
 
     asking(mounted, act)

@@ -41,6 +41,7 @@ def begin(daemon: Daemon, name: str = "x", **fields: bool) -> Viewer:
     wanted = {"hangup": True, "remove": True, **fields}
     viewer = Viewer(daemon, name, start=True, size="100x30", **wanted)
     say(viewer, "first")
+    wait_status(daemon.agent_dir(name), "busy")  # which it may be seen to be later
     return viewer
 
 
