@@ -473,6 +473,8 @@ static void sort(struct source *from, const char *data, size_t length)
 	keep(from->present, kept, end - kept);
 }
 
+static bool rouse;	/* the thread of pipes is to be woken; guarded by ours */
+
 /*
  * Reads one report, if there is one; returns whether there may be more. The descriptor of
  * the cell's mounts (view.c) comes with one, and stays open: whoever lets a mount namespace
@@ -528,7 +530,7 @@ static bool take_report(struct state *state)
 		if (*text == 'f')
 			snprintf(state->end, sizeof state->end, "%s", text);
 	} else if (!strcmp(text, "terminal") && fd >= 0 && !sent.came) {
-		sent.came = true;
+		sent.came = rouse = true;
 		sent.handed = fd;
 	} else if (!strncmp(text, "exit ", 5) || !strncmp(text, "signal ", 7)) {
 		record("ceased %llu", ns_of(CLOCK_BOOTTIME));
@@ -724,6 +726,7 @@ static size_t drain_master(void)
 {
 	static char data[LEFT_MAX];
 	size_t length = 0;
+	bool owed = false;
 	ssize_t n;
 
 	pipes.calling = now_ms();
@@ -739,9 +742,10 @@ static size_t drain_master(void)
 	pthread_mutex_lock(&ours);
 	tell_output(&terminal, data, length);
 	for (size_t i = 0; i < VIEWERS_MAX; i++)
-		if (terminal.viewers[i].fd >= 0 && is_owed(&terminal, &terminal.viewers[i]))
-			wake(pipes.to_main);
+		owed |= terminal.viewers[i].fd >= 0 && is_owed(&terminal, &terminal.viewers[i]);
 	pthread_mutex_unlock(&ours);
+	if (owed)
+		wake(pipes.to_main);
 	keep(pipes.out.lines, data, length);
 	return length;
 }
@@ -853,10 +857,14 @@ static bool begin_thread(void)
 	return pipes.to_pipes >= 0 && pipes.to_main >= 0 && !errno;
 }
 
-/* poll(2), during which the other thread may hear reports. */
+/* poll(2), during which the other thread may hear reports. That one is woken only now, if it is to
+ * be: it would wait for the mutex. */
 static void sleep_until(struct pollfd *fds, size_t count, long long ms)
 {
 	pthread_mutex_unlock(&ours);
+	if (rouse)
+		wake(pipes.to_pipes);
+	rouse = false;
 	poll(fds, count, (int)ms);
 	pthread_mutex_lock(&ours);
 }
@@ -1086,8 +1094,6 @@ static void leave(struct viewer *v, enum leaving how, const struct state *state,
 /* Hears viewers, as far as FDS says that there is something, and tells them what it may. */
 static void serve_viewers(const struct pollfd *fds, const struct state *state, int lifeline)
 {
-	bool heard = false;
-
 	for (size_t i = 0; i < VIEWERS_MAX; i++) {
 		struct viewer *v = &terminal.viewers[i];
 		short told = v->fd >= 0 ? fds[i].revents & ~POLLOUT : 0;
@@ -1095,16 +1101,16 @@ static void serve_viewers(const struct pollfd *fds, const struct state *state, i
 
 		if (v->fd < 0)
 			continue;
+		/* it has typed, or may hold up the program no more */
+		rouse |= told || is_owed(&terminal, v);
 		if (told)
 			how = hear_viewer(&terminal, v, told & (POLLHUP | POLLRDHUP));
 		if (how == STAYS)
 			how = serve_viewer(&terminal, v);
 		if (how != STAYS)
 			leave(v, how, state, lifeline);
-		heard |= fds[i].revents != 0;
 	}
-	if (heard || terminal.redraw)
-		wake(pipes.to_pipes);
+	rouse |= terminal.redraw;
 }
 
 /* The program has ended: viewers are to be told how, after all that it wrote. */
@@ -1117,8 +1123,7 @@ static void end_terminal(const struct state *state)
 					   : "failed it did not start, see its log";
 
 	snprintf(terminal.end, sizeof terminal.end, "%s", end);
-	sent.ending = true;
-	wake(pipes.to_pipes);
+	sent.ending = rouse = true;
 }
 
 static bool has_viewers(void)

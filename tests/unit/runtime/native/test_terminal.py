@@ -69,6 +69,9 @@ class Screen:
     def all(self, kind: str) -> bytes:
         return b"".join(data for each, data in self.packets if each == kind)
 
+    def count(self, kind: str) -> int:
+        return sum(len(data) for each, data in self.packets if each == kind)
+
     @property
     def output(self) -> bytes:
         return self.all("o")
@@ -479,6 +482,23 @@ def test_one_that_takes_nothing_holds_it_up_once_and_loses_the_rest(run: Termina
     assert re.fullmatch(r"mo+lmx", kinds)
     run.wait_end()
     assert len(run.output()) >= 1 << 19
+
+
+def test_one_that_takes_what_waits_holds_up_nobody(run: TerminalRun) -> None:
+    """Each time the patience of two seconds would pass if nobody told that it took it."""
+    screen = run.look()
+    much, rounds = 400_000, 15
+    run.begin(f"stty raw -echo; printf on; while read _; do head -c {much} /dev/zero; done")
+    screen.wait_output(b"on")
+    begun = time.monotonic()
+    for number in range(1, rounds + 1):
+        screen.type("\n")
+        assert readable([screen.end.fileno()], TIMEOUT)
+        # what is on its way is more than the socket takes
+        time.sleep(0.02)
+        size = len("on") + number * much
+        screen.wait(lambda size=size: screen.count("o") == size, "all of it")  # type: ignore[misc]
+    assert time.monotonic() - begun < rounds
 
 
 def test_one_that_caught_up_sees_what_comes_and_in_which_modes(run: TerminalRun) -> None:
