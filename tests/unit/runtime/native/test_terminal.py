@@ -270,6 +270,23 @@ def test_a_program_that_is_not_there_is_told(run: TerminalRun) -> None:
     assert screen.wait_over().startswith("failed no-such-program: no such program")
 
 
+def test_an_end_that_nobody_can_tell_is_told(run: TerminalRun) -> None:
+    screen = run.look()
+    run.begin()
+    keeper = run.wait_record(lambda record: record.started and record.keeper).keeper
+    os.kill(keeper, signal.SIGKILL)
+    assert screen.wait_over() == "lost"
+    assert run.wait_end().lost
+
+
+def test_one_that_looks_when_all_is_over_is_told_so(run: TerminalRun) -> None:
+    run.begin("echo bye; trap '' HUP; sleep 600 > /dev/null & exit 4")
+    run.wait_record(lambda record: record.exit_code == 4)
+    screen = run.look()
+    assert screen.wait_over() == "exit 4"
+    assert screen.all("t") == b"bye\r\n"
+
+
 def test_the_size_is_that_of_whoever_typed_or_resized_last(run: TerminalRun) -> None:
     one = run.look(1, screen=(100, 30))
 
