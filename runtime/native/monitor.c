@@ -861,10 +861,12 @@ static bool begin_thread(void)
  * be: it would wait for the mutex. */
 static void sleep_until(struct pollfd *fds, size_t count, long long ms)
 {
-	pthread_mutex_unlock(&ours);
-	if (rouse)
-		wake(pipes.to_pipes);
+	bool wakes = rouse;
+
 	rouse = false;
+	pthread_mutex_unlock(&ours);
+	if (wakes)
+		wake(pipes.to_pipes);
 	poll(fds, count, (int)ms);
 	pthread_mutex_lock(&ours);
 }
