@@ -1,8 +1,8 @@
 """The terminal of a program in a cell, at a person's terminal: for run --tty, attach and enter.
 
 The daemon hands over a socket to the monitor of the program, and has no part in what follows. Each
-packet there begins with its kind (ctxfs-tools(5), Terminals). What an agent writes is filtered
-(screen.py), and what is typed is searched for the key that leaves (keys.py).
+packet there begins with its kind (ctxfs-tools(5), the operation terminal). What an agent writes is
+filtered (screen.py), and what is typed is searched for the key that leaves (keys.py).
 """
 
 from __future__ import annotations
