@@ -44,7 +44,9 @@ _RESIDENT: Final = (
     'echo "{\\"type\\":\\"message\\",\\"id\\":\\"$id\\"}"; test -z "$last" || exit 4; done'
 )
 #: the same, and ends what it holds when it is told to
-_HEEDFUL: Final = 'echo "{\\"type\\":\\"hello\\",\\"takes\\":[\\"cancel\\"]}"; echo hi; ' + _RESIDENT
+_HEEDFUL: Final = (
+    'echo "{\\"type\\":\\"hello\\",\\"takes\\":[\\"cancel\\"]}"; echo hi; ' + _RESIDENT
+)
 PROGRAMS: Final = {
     "turn": f"sh -c {shlex.quote(_TURN)}",
     "resident": f"sh -c {shlex.quote(_RESIDENT)}",
