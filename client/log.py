@@ -207,7 +207,7 @@ def send_typed(root: Root, name: str, typed: Lines) -> None:
     flag("--look", "only look at its terminal: what you type goes nowhere"),
     flag("--raw", "show also what could harm your terminal"),
     option("--leave-key", "^X", "the key that leaves its terminal; default: ^], which is Ctrl-]"),
-    operand("name", "NAME[/TASK]", "the agent, or a task of it that has a terminal"),
+    operand("name", "NAME", "the agent, or as NAME/TASK a task of it that has a terminal"),
 )
 def do_attach(root: Root, args: Arguments) -> int:
     """Be at the terminal of an agent; of one without, follow the output, and send what you type.

@@ -244,7 +244,7 @@ class Session:
             return
         if self.viewer.waiting:  # the monitor would not know that it may go on
             self.leaving = None
-            self.viewer.waiting.pop()
+            self.viewer.waiting.remove(b"d")
             self._tell("it takes no input, so you cannot leave yet")
         else:
             self.end = "detached"
