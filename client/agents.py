@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from client.author import author_line
@@ -71,6 +72,20 @@ def create(root: Root, owner: str, files: Sequence[tuple[str, Value]]) -> None:
     check_paths(owner, files)
     root.call(owner, os.mkdir)
     fill(root, owner, files)
+
+
+def create_numbered(root: Root, stem: str, files: Sequence[tuple[str, Value]]) -> str:
+    """Create an object under the first free one of the paths stem-1, stem-2, ... and return it."""
+    number = 1
+    while True:
+        owner = f"{stem}-{number}"
+        try:
+            create(root, owner, files)
+            return owner
+        except Failure as failure:
+            if failure.number != errno.EEXIST or not root.present(owner):
+                raise
+        number += 1
 
 
 def create_own(root: Root, owner: str, files: Sequence[tuple[str, Value]]) -> int:

@@ -40,6 +40,7 @@ CHAPTERS = {
     "Talking": {
         **dict.fromkeys(("send", "chat"), "messages"),
         "attach": "log",
+        "enter": "terminal",
         "queue": "messages",
         **dict.fromkeys(("ask", "asks", "answer"), "asks"),
         **{name: name for name in ("acp", "bridge")},
@@ -194,6 +195,15 @@ def plain_arguments(command: Command, words: Sequence[str]) -> Arguments | None:
     return args if take_operands(args, operands, plain) else None
 
 
+def with_defaults(command: Command, words: Sequence[str]) -> list[str]:
+    """Return words in which options that may have a value, after =, have one: argparse would take
+    the next word for it."""
+    for flags, more in command.arguments:
+        if flags[0].startswith("-") and more.get("nargs") == "?":
+            words = [f"{word}={more['const']}" if word in flags else word for word in words]
+    return [*words]
+
+
 def take_operands(args: Arguments, operands: Sequence[Declared], words: Sequence[str]) -> bool:
     """Give words to operands, as many as each takes and the next ones leave; return whether there
     are enough, all may be given, and none is left."""
@@ -232,6 +242,7 @@ def parse_command(words: list[str]) -> tuple[Command, Arguments]:
     if command.rest and "--" in words:  # argparse would parse the words after it
         split = words.index("--")
         words, rest = words[:split], words[split + 1 :]
+    words = with_defaults(command, words)
     args = plain_arguments(command, words)
     if args is None:
         args = parser_for(command).parse_intermixed_args(words, Arguments())

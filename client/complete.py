@@ -38,7 +38,7 @@ PLACES = {"TASK": "task", "ID": "work", "WAIT": "waiting"}
 
 def takes_value(argument: Argument) -> bool:
     """Return whether a value follows an option."""
-    return str(argument[1].get("action", "append")) == "append"
+    return str(argument[1].get("action", "append")) == "append" and "const" not in argument[1]
 
 
 class Line:

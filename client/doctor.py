@@ -27,7 +27,7 @@ V2_ONLY = (
     "boot with cgroup v2 only: add systemd.unified_cgroup_hierarchy=1 cgroup_no_v1=all to "
     "GRUB_CMDLINE_LINUX in /etc/default/grub; update-grub; reboot"
 )
-#: part of the disk below the state that should be free
+#: part of the disk below the state, and of terminals, that should be free
 FREE = 0.1
 NETWORKS = "correct networks in /etc/ctxfs/config.yaml; systemctl reload ctxd"
 PROGRAMS = (
@@ -143,6 +143,18 @@ def check_namespaces(directory: str = "/proc/sys") -> Finding:
         if first_line(f"{directory}/{file}") == bad:
             return level, problem, f"sysctl {file.replace('/', '.')}={good}"
     return "ok", "unprivileged user namespaces", ""
+
+
+def check_terminals(directory: str = "/proc/sys/kernel/pty") -> Iterator[Finding]:
+    """Judge whether agents find terminals: all sandboxes share what the host does not reserve."""
+    numbers = [first_line(f"{directory}/{file}") for file in ("nr", "max", "reserve")]
+    if not all(map(str.isdecimal, numbers)):
+        return  # no Linux with terminals of this kind
+    used, most, reserve = map(int, numbers)
+    fact = f"{used} terminals are in use of {most - reserve} that agents may open together"
+    remedy = "ctx stop the agents that have them (tty in ctx ps --json)"
+    remedy += f"; sysctl kernel.pty.max={2 * most}"
+    yield judge(used < (1 - FREE) * (most - reserve), fact, "warn", fact, remedy)
 
 
 def check_programs(uid: int) -> Iterator[Finding]:
@@ -532,6 +544,7 @@ def findings(root: Root) -> Iterator[Finding]:
     yield from check_cgroups(mountinfo, own, served)
     yield check_namespaces()
     yield check_landlock(landlock_abi(), os.uname().release)
+    yield from check_terminals()
     yield from check_programs(uid if rootless else 0)
     yield from check_identity(uid)
     yield from check_links()

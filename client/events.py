@@ -34,7 +34,7 @@ TYPES = (
     *("agent.child.cancel", "agent.report", "run.start", "run.end"),
     *("message.queued", "message.end", "task.start", "task.end", "work.status"),
     *("wait.armed", "wait.fired", "wait.cancelled", "wait.expired"),
-    *("ask.open", "ask.to", "ask.end"),
+    *("ask.open", "ask.to", "ask.end", "terminal.attach", "terminal.leave"),
 )
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 
-from client.agents import SET_NOTES, create, do_rm, do_set
+from client.agents import SET_NOTES, create, create_numbered, do_rm, do_set
 from client.control import all_worked
 from client.declaring import (
     CWD,
@@ -24,7 +23,7 @@ from client.declaring import (
     operand,
     option,
 )
-from client.exits import OK, Failure, Misuse
+from client.exits import OK, Misuse
 from client.files import given, value_of
 from client.output import STDOUT, as_json, complain, escape, show_rows, shown_line
 from client.planes import PLANES, describe, objects, path_of, plane_path
@@ -84,16 +83,7 @@ def create_object(root: Root, args: Arguments, files: Sequence[tuple[str, bytes]
         owner = path_of(root, args, args.name)
         create(root, owner, files)
         return owner
-    stem, number = f"{plane_path(root, args)}/{args.group}", 1
-    while True:
-        owner = f"{stem}-{number}"
-        try:
-            create(root, owner, files)
-            return owner
-        except Failure as failure:
-            if failure.number != errno.EEXIST or not root.present(owner):
-                raise
-        number += 1
+    return create_numbered(root, f"{plane_path(root, args)}/{args.group}", files)
 
 
 # tasks

@@ -21,7 +21,7 @@ from client.declaring import (
     option,
 )
 from client.events import ending, exit_status, identity, session_of
-from client.exits import FAILED, OK, Failure
+from client.exits import FAILED, NOT_RUNNING, OK, Failure
 from client.files import BLOCK
 from client.following import Following, Labelled, Named, Tail, allow_descriptors
 from client.loop import Lines, parse_object
@@ -201,17 +201,34 @@ def send_typed(root: Root, name: str, typed: Lines) -> None:
         raise Detached
 
 
-@command("attach", COLOR, NAME)
+@command(
+    "attach",
+    COLOR,
+    flag("--look", "only look at its terminal: what you type goes nowhere"),
+    flag("--raw", "show also what could harm your terminal"),
+    option("--leave-key", "^X", "the key that leaves its terminal; default: ^], which is Ctrl-]"),
+    operand("name", "NAME", "the agent, or as NAME/TASK a task of it that has a terminal"),
+)
 def do_attach(root: Root, args: Arguments) -> int:
-    """Follow the output of an agent, and send it what you type.
+    """Be at the terminal of an agent; of one without, follow the output, and send what you type.
 
-    Each line is sent as a message. Ctrl-C or Ctrl-D detaches and leaves the agent running.
-    Exits 0 when detached, else as the agent ended.
+    At a terminal, Ctrl-] d leaves it running, Ctrl-] Ctrl-] types Ctrl-], and Ctrl-] ? says so. If
+    standard input is no terminal, it is typed, and its end leaves. Without one, each line is sent
+    as a message, and Ctrl-C or Ctrl-D leaves the agent running. Exits 0 when you left, else as the
+    agent ended.
     """
-    name, owner = args.name, agent(args.name)
-    status = root.field(name, "status") if root.present(owner) else ""
+    name, _, task = args.name.partition("/")
+    owner = agent(name)
+    if not root.present(owner):
+        raise Failure(root.missing(owner), NOT_RUNNING, errno.ENOENT)
+    status = root.field(name, "status")
     if status in ("new", "dead"):
         raise not_running(root, name, status)
+    place = f"{owner}/task/{task}" if task else owner
+    if task or args.look or root.value(f"{place}/tty"):
+        from client.terminal import attach
+
+        return attach(root, place, look=args.look, raw=args.raw, leave=args.leave_key)
     session, mode = session_of(root, owner), root.field(name, "mode")
     pumps: list[Labelled | Tail] = [
         Labelled([Tail(root, agent(name, file), STDOUT, BEFORE) for file in ("log", "out")])

@@ -14,7 +14,7 @@ from client.root import Root, agent, own_agent
 from client.types import Any, Callable, Item, Iterator, Result, Sequence
 
 PROCESS_COLUMNS = headed("agent", "pid", "state", "cpu", "memory", "age", "command")
-COLUMNS = ("name", "status", "outcome", "reason", "parent", "run", "pid", "age")
+COLUMNS = ("name", "status", "outcome", "reason", "parent", "run", "pid", "age", "tty")
 AGES: dict[str, str] = {}  # by the second in which an agent was made
 ABREAST = 32  # files read at the same time
 STATE = ("status", "outcome", "reason")
@@ -81,6 +81,12 @@ def described(row: dict[str, Any], now: float) -> dict[str, Any]:
     return {**row, **shown}
 
 
+def terminal(row: dict[str, Any]) -> str:
+    """Return that an agent has a terminal, and how many look at it; empty if it has none."""
+    looking = row.get("viewers", 0)
+    return f"tty:{looking}" if looking else "tty" if row.get("tty") else ""
+
+
 def cells(row: dict[str, Any], now: float) -> tuple[str, ...]:
     """Return the same as the cells of a table, without a dictionary for each agent."""
     second = row["created_at"][:19] + "Z"
@@ -91,6 +97,7 @@ def cells(row: dict[str, Any], now: float) -> tuple[str, ...]:
     return (
         row["name"], row["status"], row["outcome"], row["reason"],
         row["parent"].partition(" ")[0], row["run"], "" if pid is None else str(pid), shown_age,
+        terminal(row),
     )  # fmt: skip
 
 
@@ -133,8 +140,9 @@ def process_cell(row: dict[str, Any], column: str) -> str:
 def do_ps(root: Root, args: Arguments) -> None:
     """List agents that are not dead.
 
-    With -p, PID is as the caller sees it, CPU is in seconds, and MEMORY is the proportional set
-    size (PSS).
+    TTY is there if one of them has a terminal: tty:2 is one that two look at, by ctx attach. With
+    -p, PID is as the caller sees it, CPU is in seconds, and MEMORY is the proportional set size
+    (PSS).
     """
     if args.processes:
         show_processes(root, args)
@@ -148,7 +156,9 @@ def do_ps(root: Root, args: Arguments) -> None:
         STDOUT.text(as_json(shown))
     else:
         table = sorted((cells(row, now) for row in rows), key=lambda row: row[0])
-        show_table([column.upper() for column in COLUMNS], table)
+        most = len(COLUMNS) - (not any(row[-1] for row in table))  # TTY is the last one
+        columns = [column.upper() for column in COLUMNS[:most]]
+        show_table(columns, (row[:most] for row in table))
 
 
 def families(root: Root, rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
@@ -208,8 +218,8 @@ class Forest:
         facts, life = self.facts[name], self.lives.get(name, "detached") if first else ""
         parts: list[Part] = [first, (name, "name"), "  "]
         words: list[tuple[str, str]] = [(facts[file], facts[file]) for file in STATE if facts[file]]
-        if life in ("temp", "detached"):
-            words.append((f"({life})", "faint"))
+        for more in (life if life in ("temp", "detached") else "", terminal(facts)):
+            words += [(f"({more})", "faint")] if more else []
         for number, word in enumerate(words or [("?", "")]):
             parts += [" " * bool(number), word]
         yield parts

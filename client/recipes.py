@@ -17,7 +17,7 @@ from client.types import Any, Callable, Iterator, Sequence
 from client.words import AGENT_FILES
 
 #: what a recipe has besides files of an agent
-EXTRAS = ("README.md", "needs", "files")
+EXTRAS = ("README.md", "needs", "files", "tty")
 #: the directories that every sandbox shows, where a program needs no line of `mount`
 SHOWN = ("/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/")
 MODULES = "/node_modules/"
@@ -48,6 +48,8 @@ class Recipe:
         self.keys: list[list[str]] = []
         #: the first one that is configured is used
         self.networks: list[str] = []
+        #: whether it says what is different at a terminal
+        self.has_tty = False
 
     @property
     def summary(self) -> str:
@@ -103,40 +105,54 @@ def places() -> dict[str, str]:
     return found
 
 
-def find(name: str) -> Recipe:
-    """Return the recipe of a name, or of a directory if it has a slash."""
+def find(name: str, tty: bool = False) -> Recipe:
+    """Return the recipe of a name, or of a directory if it has a slash, perhaps for a terminal."""
     directory = name if "/" in name else places().get(name)
     if directory is None or not os.path.isdir(directory):
         looked = "" if "/" in name else f" in {', '.join(directories())}"
         like = meant(name, places())
         raise Misuse(f'no recipe "{name}"{looked}{like or "; see: ctx agents"}')
-    return read(directory)
+    return read(directory, tty)
 
 
-def read(directory: str) -> Recipe:
+def read(directory: str, tty: bool = False) -> Recipe:
     """Return what the files in a directory say; fail with the file and line of a mistake."""
     recipe = Recipe(directory)
-    try:
-        names = sorted(os.listdir(recipe.directory))
-    except OSError as error:
-        raise Misuse(f"{recipe.directory}: {error.strerror}") from None
-    for name in names:
+    for name in names_in(recipe.directory):
         path = f"{recipe.directory}/{name}"
         if name == "needs":
             for line in lines_of(path):
                 add_need(recipe, line)
-        elif name in AGENT_FILES:
+        elif name in AGENT_FILES and name != "tty":
             recipe.lines[name] = list(lines_of(path))
         elif name not in EXTRAS and not name.startswith("."):
-            raise Misuse(
-                f"{path}: not a file that sets an agent up, nor {', '.join(EXTRAS)}: "
-                "put other files into files/"
-            )
+            raise no_file(path, EXTRAS)
+    recipe.has_tty = os.path.isdir(f"{recipe.directory}/tty")
+    for name in names_in(f"{recipe.directory}/tty") if recipe.has_tty and tty else ():
+        path = f"{recipe.directory}/tty/{name}"
+        if name in AGENT_FILES:
+            recipe.lines[name] = list(lines_of(path))
+        elif not name.startswith("."):
+            raise no_file(path)
     if not recipe.lines.get("exec"):
         raise Misuse(f"{recipe.directory}/exec: missing or empty: it names the program")
     for line in (line for lines in recipe.lines.values() for line in lines):
         check_words(recipe, line)
     return recipe
+
+
+def names_in(directory: str) -> list[str]:
+    """Return the names of the files of a recipe."""
+    try:
+        return sorted(os.listdir(directory))
+    except OSError as error:
+        raise Misuse(f"{directory}: {error.strerror}") from None
+
+
+def no_file(path: str, others: Sequence[str] = ()) -> Misuse:
+    """Return the failure of a file that does not belong in a recipe."""
+    also = f", nor {', '.join(others)}" if others else ""
+    return Misuse(f"{path}: not a file that sets an agent up{also}: put other files into files/")
 
 
 def lines_of(path: str) -> Iterator[Line]:
@@ -430,7 +446,7 @@ def made_up_names(root: Root, recipe: Recipe) -> Iterator[str]:
 
 def by_recipe(root: Root, args: Arguments) -> Iterator[Making]:
     """Yield the agent of the recipe that a command line names, for each name that it may get."""
-    recipe = find(args.agent)
+    recipe = find(args.agent, tty=args.tty not in (None, False))
     given = [line.partition("=")[0] for line in args.env]
     network, missing = lacks(root, recipe, args.network, given, OTHER_NETWORKS)
     check_lacks(recipe, missing)
@@ -447,7 +463,7 @@ def by_recipe(root: Root, args: Arguments) -> Iterator[Making]:
 
 @command("agents", *LISTING)
 def do_agents(root: Root, args: Arguments) -> None:
-    """List the recipes of agents, and what each lacks on this machine.
+    """List the recipes of agents, which are also for --tty, and what each lacks on this machine.
 
     A recipe is a directory with files of an agent, for --agent of spawn and run. Recipes are in
     ~/.config/ctxfs/agents, /etc/ctxfs/agents and where ctxfs was installed; the first one of a
@@ -455,15 +471,19 @@ def do_agents(root: Root, args: Arguments) -> None:
     """
 
     def cell(row: dict[str, Any], column: str) -> str:
+        if column == "tty":
+            return "yes" if row["tty"] else "no"
         return "; ".join(row[column]) if column == "lacks" else str(row[column])
 
     rows: list[dict[str, Any]] = []
     for name, directory in sorted(places().items()):
+        row = {"name": name, "directory": directory, "summary": "", "tty": False}
         try:
-            recipe = read(directory)
-            summary, (_, missing) = recipe.summary, lacks(root, recipe)
+            recipe = read(directory, tty=True)
+            _, missing = lacks(root, recipe)
+            row |= {"summary": recipe.summary, "tty": recipe.has_tty, "lacks": missing}
         except Failure as failure:
-            summary, missing = "", [str(failure)]
-        rows.append({"name": name, "directory": directory, "summary": summary, "lacks": missing})
-    columns = {"AGENT": "name", **headed("directory", "lacks")}
+            row["lacks"] = [str(failure)]
+        rows.append(row)
+    columns = {"AGENT": "name", **headed("directory", "tty", "lacks")}
     show_rows(rows, columns, cell, args.json)

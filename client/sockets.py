@@ -154,7 +154,8 @@ def refusal(frame: dict[str, Any], codes: dict[str, int]) -> Failure:
     code, field = str(frame.get("code") or ""), str(frame.get("field") or "")
     detail = str(frame.get("message") or frame.get("text") or "failed")
     detail = detail if field in detail else f"{field}: {detail}"
-    return Failure(f"{detail} ({code})" if code else detail, codes.get(code, FAILED))
+    said = f"{detail} ({code})" if code else detail
+    return Failure(said, codes.get(code, FAILED), getattr(errno, code, 0))
 
 
 def ask(connection: Connection, **fields: object) -> None:
@@ -201,12 +202,10 @@ def answer(
     return frame
 
 
-def open_window(root: Root, owner: str) -> int:
-    """Have a new agent end, and be removed, once the returned descriptor is closed, as the kernel
-    does when this process ends, whatever ends it; -1 if a ctxd of an earlier version has no such
-    thing."""
+def handed_over(root: Root, codes: dict[str, int] = MESSAGE_CODES, **fields: object) -> int:
+    """Send a request whose answer comes with a descriptor, and return that."""
     with connect_own(root) as connection:
-        ask(connection, op="window", agent=label(owner), remove=True)
+        ask(connection, **fields)
         data, rights, _, _ = connection.recvmsg(
             BLOCK, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC
         )
@@ -215,9 +214,19 @@ def open_window(root: Root, owner: str) -> int:
         raise Failure(NO_ANSWER, NOT_RUNNING, errno.ENOTCONN)
     if rights:
         return int.from_bytes(rights[0][2], sys.byteorder)
-    if frame.get("code") == "EINVAL":
-        return -1
-    raise refusal(frame, MESSAGE_CODES)
+    raise refusal(frame, codes)
+
+
+def open_window(root: Root, owner: str) -> int:
+    """Have a new agent end, and be removed, once the returned descriptor is closed, as the kernel
+    does when this process ends, whatever ends it; -1 if a ctxd of an earlier version has no such
+    thing."""
+    try:
+        return handed_over(root, op="window", agent=label(owner), remove=True)
+    except Failure as failure:
+        if failure.number == errno.EINVAL:
+            return -1
+        raise
 
 
 def say(root: Root, owner: str, line: str) -> bool:

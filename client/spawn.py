@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from client.agents import fill
@@ -9,7 +10,7 @@ from client.control import catch_interrupts, end, for_each, interrupt
 from client.declaring import Arguments, command, flag, operand, option
 from client.events import ending, exit_status, session_of
 from client.exits import FAILED, NOT_RUNNING, OK, Failure, Misuse
-from client.files import is_unread, read_stdin
+from client.files import is_unread, read_stdin, value_of
 from client.following import Concluded, Tail, follow, wait_ended
 from client.making import MAKING_OPTIONS, Files, Making, by_program, make, value
 from client.messages import converse, message_text
@@ -32,6 +33,14 @@ def possible(root: Root, args: Arguments, fitted: Callable[[Files], Files]) -> I
         yield name, fitted(files)
 
 
+def with_terminal(files: Files, size: str) -> Files:
+    """Return the files of an agent whose program gets a terminal."""
+    mode = value(files, "mode")
+    if mode not in ("", "once"):
+        raise Misuse(f"--tty is for programs that run once, and the mode is {mode}")
+    return [*files, ("tty", value_of(size))]
+
+
 WORDS = operand(
     "words", "[NAME...]", "the agent; with --agent, instead: the words of its task, or -"
 )
@@ -43,25 +52,38 @@ WORDS = operand(
     option("--handoff", "TEXT", "its task; - reads it from standard input"),
     flag("--wait", "show its output and exit with its status"),
     flag("--rm", "remove the agent afterwards"),
+    option(
+        "--tty",
+        "COLSxROWS",
+        "give it a terminal, for ctx attach; default: as large as this one",
+        nargs="?",
+        const="",
+    ),
     WORDS,
     rest="program",
 )
 def do_spawn(root: Root, args: Arguments) -> int:
     """Run a program as an agent.
 
-    TARGET defaults to SRC, and MODE to ro. Standard input is read only for --handoff - (with
-    --agent, also for - in place of the words). With --wait, Ctrl-C stops the agent and a second
-    Ctrl-C kills it. Exit status with --wait: the program's, 124 on timeout, 126 if it could not
-    start, 128+N after signal N, 137 when out of memory, 130 if cancelled.
+    TARGET defaults to SRC, and MODE to ro. A size of the terminal is given as --tty=COLSxROWS.
+    Standard input is read only for --handoff - (with --agent, also for - in place of the words).
+    With --wait, Ctrl-C stops the agent and a second Ctrl-C kills it. Exit status with --wait: the
+    program's, 124 on timeout, 126 if it could not start, 128+N after signal N, 137 when out of
+    memory, 130 if cancelled.
     """
     if args.rm and not args.wait:
         raise Misuse("--rm needs --wait")
+    size = args.tty
+    if size == "":
+        from client.terminal import own_size
+
+        size = own_size()
 
     def checked(files: Files) -> Files:
         if args.wait and value(files, "life") == "temp":
             message = "the output of a temp agent is removed with it: use --wait --rm instead"
             raise Misuse(message)
-        return files
+        return files if size is None else with_terminal(files, size)
 
     makings = possible(root, args, checked)
     handoff = handoff_of(args)
@@ -111,16 +133,21 @@ def run_foreground(root: Root, owner: str, outputs: dict[str, Output]) -> None:
     *MAKING_OPTIONS,
     option("--message", "TEXT", "the message; default, and -: standard input"),
     flag("--keep", "keep the agent, for send and chat"),
+    flag("--tty", "run it once, at this terminal"),
     WORDS,
     rest="program",
 )
 def do_run(root: Root, args: Arguments) -> int:
-    """Run a program to answer one message.
+    """Run a program to answer one message, or at this terminal.
 
     Creates the agent as spawn does, in mode turn, and removes it afterwards. If an agent of
     that name exists, run uses and keeps it. Ctrl-C cancels the message. Exit status: as with
-    spawn --wait, for the message's run; 13 denied, 69 not running.
+    spawn --wait, for the message's run; 13 denied, 69 not running. With --tty, the mode is once,
+    and the message is the task; the agent ends with this window, and Ctrl-] d leaves it running,
+    for ctx attach. Exit status: the program's.
     """
+    if args.tty:
+        return run_at_terminal(root, args)
 
     def taking_messages(files: Files) -> Files:
         mode = value(files, "mode")
@@ -146,6 +173,27 @@ def do_run(root: Root, args: Arguments) -> int:
     finally:
         if not args.keep:
             dispose(root, owner)
+
+
+def run_at_terminal(root: Root, args: Arguments) -> int:
+    """Run a program at the caller's terminal; return its exit status."""
+    from client.terminal import at_terminal, carried, only_operators, own_size, started
+
+    if not at_terminal():
+        raise Misuse("run --tty needs a terminal; without one: ctx spawn --tty, then ctx attach")
+    only_operators(root)
+    if not any(line.startswith("env=") for line in args.set):  # which says all
+        args.env = [*carried(args.env), *args.env]
+    words = args.words if args.agent else []
+    task = " ".join(words) if args.message is None else args.message
+    named = args.name if args.agent else args.words[:1] and args.words[0]
+    if named and root.present(agent(named)):
+        remedy = f"be at its terminal with: ctx attach {named}, or choose another name"
+        raise Failure(f"{named} exists already; {remedy}", number=errno.EEXIST)
+    makings = possible(root, args, lambda files: with_terminal(files, own_size()))
+    more = [("handoff.md", os.fsencode(task))] if task else []
+    owner = make(root, args, makings, *more, own=not args.keep)
+    return started(root, owner, remove=not args.keep)
 
 
 def message_of(args: Arguments) -> str:

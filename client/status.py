@@ -60,6 +60,7 @@ def facts_of(root: Root, name: str, lines: int) -> tuple[dict[str, Any], Forest]
         facts["reason"] = awaited_restart(root, name)
     changed = root.call(agent(name, "status"), os.stat).st_mtime
     facts["since"] = listed.get("since") or stamp(changed)
+    facts["tty"], facts["viewers"] = listed.get("tty", ""), listed.get("viewers", 0)
     facts["handoff.md"] = gist(root.field(name, "handoff.md"))
     facts["usage"] = numbers(root.field(name, "usage"))
     queue = readable(lambda: root.read(agent(name, "queue")), b"")
@@ -114,6 +115,7 @@ def described(facts: dict[str, Any], forest: Forest) -> Iterator[list[Part]]:
     simple = (
         ("Program", facts["exec"]),
         ("PID", facts["pid"]),
+        ("Terminal", facts["tty"] and f"{facts['tty']}, {facts['viewers']} look at it"),
         ("Usage", used(facts["usage"])),
         ("Parent", facts["parent"] + (f", life {facts['life']}" if facts["life"] else "")),
         ("Message", message_line(facts["message"])),

@@ -14,8 +14,8 @@ STATUSES = ("new", "starting", "ready", "busy", "idle", "paused", "stopping", "d
 #: the files that set an agent up, in an order in which they can be written
 AGENT_FILES = (
     "life", "profile", "owner", "uid", "gid", "groups", "label", "policy", "mount", "root",
-    "iso", "workspace", "cwd", "env", "path", "context", "model", "exec", "mode", "homedir",
-    "author", "limits", "restart", "meta.json",
+    "iso", "workspace", "cwd", "env", "path", "context", "model", "exec", "mode", "tty",
+    "homedir", "author", "limits", "restart", "meta.json",
 )
 #: the files that can be declared, what their values are in YAML
 AGENT_FORMS = {
@@ -39,6 +39,7 @@ AGENT_FORMS = {
     "model": "word",
     "exec": "word",
     "mode": "word",
+    "tty": "word",
     "homedir": "word",
     "author": "word",
     "limits": "pairs",
@@ -71,7 +72,7 @@ WAIT_ENDS = ("fired", "cancelled", "expired")
 ASK_ENDS = ("answered", "expired", "withdrawn")
 #: the values of an object in a directory of an agent
 PLANE_FILES = {
-    "task": ("kind", "title", "cmd", "cwd", "env", "accepts_input", "status", "exit",
+    "task": ("kind", "title", "cmd", "cwd", "env", "accepts_input", "tty", "status", "exit",
              "reason", "agent", "pid", "preview", "work", "worktree", "started_at",
              "ended_at"),
     "work": ("objective", "plan.md", "acceptance.md", "status", "blocked_by", "parent",

@@ -119,6 +119,7 @@ class Reexecution:
             Part(name="folders", save=base.folders.save,
                 restore=lambda saved: base.folders.restore(saved, ROWS)),
             Part(name="windows", save=windows.save, restore=windows.take_over),
+            Part(name="viewers", save=windows.save_viewers, restore=windows.take_over_viewers),
             Part(name="open", save=opened.save, restore=opened.restore),
             Part(name="sockets", save=sockets.save, restore=sockets.take_over),
             # before all others: the mount

@@ -35,6 +35,7 @@ _INSTANTS: Final = {
     "restart": "recorded due",
     "reset": "committed",
     "remove": "committed forgotten more",
+    "terminal": "handed hungup",
     "wait": "armed due fired",
     "ask": "answered",
     "adopt": "led lost ended cleaned",

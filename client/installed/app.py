@@ -26,6 +26,7 @@ from client.installed.model import ENDED, Agent, Snapshot, View, lines
 from client.installed.table import AgentTable, Headings
 from client.output import decode, escape
 from client.root import Root, agent
+from client.terminal import attach
 
 NOTICE = 8.0  # seconds for which a notice stays
 FRAME = 0.5  # seconds after which ages are drawn anew
@@ -41,6 +42,7 @@ d                    hide the dead agents, or show them
 /                    find agents by a part of their names; Esc ends it
 r                    the result of the agent
 l                    its output: log, then out; follows what comes
+t                    be at its terminal; Ctrl-] d comes back
 p                    pause it and all that it owns
 c                    resume it ("continue")
 a                    what agents ask, and your answers
@@ -147,6 +149,7 @@ class Top(App[int]):
         Binding("d", "dead", show=False),
         Binding("escape", "find_all", show=False),
         Binding("a", "asks", show=False, priority=True),
+        Binding("t", "terminal", show=False),
         # those that the last line tells of
         Binding("s", "sort", "sort"),
         Binding("space", "fold('turn')", "fold"),
@@ -397,6 +400,18 @@ class Top(App[int]):
         """Show what agents ask, that of the selected agent first."""
         first = self.table.current.agent.name if self.table.current is not None else ""
         self.push_screen(AskScreen(self.root, first))
+
+    def action_terminal(self) -> None:
+        """Be at the terminal of the agent, in place of the screen."""
+        name = self.selected.name
+        if not self.root.field(name, "tty"):
+            self.notice(f"{name} has no terminal; a shell where it is: ctx enter {name}")
+            return
+        with self.suspend():
+            try:
+                attach(self.root, agent(name), look=False, raw=False, leave=None)
+            except (Failure, OSError) as failure:
+                self.notice(str(failure))
 
     def end_of(self, name: str, file: str) -> str:
         """Return the last part of a file of an agent, or why it cannot be had."""

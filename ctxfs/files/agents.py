@@ -44,6 +44,8 @@ KEYS: Final[dict[str, tuple[str, _Value]]] = {
     ),
     "profile": ("profile", _field("profile")),
     "mode": ("mode", _field("mode")),
+    "tty": ("tty", _field("tty")),
+    "viewers": ("tty", lambda base, agent: len(agent.viewers)),
     "run": ("run", lambda base, agent: agent.run.id),
     "pid": ("pid", lambda base, agent: agent.run.pid or None),
     "session": ("session", lambda base, agent: base.agents.sessions.name_of(agent)),
@@ -55,15 +57,21 @@ KEYS: Final[dict[str, tuple[str, _Value]]] = {
 _SHOWN: Final = {file: agent_files.LAYOUT.row(file) for file, _ in KEYS.values() if file}
 #: what the lines depend on, as changes name it
 DEPENDS: Final = frozenset(
-    name for row in _SHOWN.values() for name in (row.name, *row.depends)
+    (*KEYS, *(name for row in _SHOWN.values() for name in (row.name, *row.depends)))
 )  # fmt: skip
 _OPEN: Final = tuple(
     key for key, (file, _) in KEYS.items() if not file or _SHOWN[file].public
 )  # fmt: skip
 
 
+#: of agents with a terminal only
+_OF_TERMINAL: Final = frozenset({"tty", "viewers"})
+
+
 def _line(base: Base, agent: Agent, inside: bool) -> bytes:
-    keys = KEYS if inside else _OPEN
+    keys = [
+        key for key in (KEYS if inside else _OPEN) if agent.tty or key not in _OF_TERMINAL
+    ]
     return dump_json({key: KEYS[key][1](base, agent) for key in keys}).encode() + b"\n"
 
 
@@ -97,6 +105,8 @@ ROW: Final[Shown[Base]] = Shown(
     doc="one JSON object per line for each agent that the caller may list, in order of creation: "
         f"{' '.join(KEYS)}. A value is that of the file of this name; session is the name of the "
         "session, queue the number of waiting messages, asks that of open asks, pid null if there "
-        "is none, and since the time at which the status last changed. A key whose file the "
-        "caller may not read is left out. Each line is consistent, the list as a whole need not be",
+        "is none, since the time at which the status last changed, and viewers the number of "
+        "those who look at the terminal. A key whose file the caller may not read is left out, and "
+        "without a terminal tty and viewers. Each line is consistent, the list as a whole need not "
+        "be",
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import NEW, NOT_BUSY, Control, Render, one_line
-from ctxfs.tree.shapes import Shape, choice
+from ctxfs.tree.shapes import Shape
 from runtime.authority.guard import Guard
 from runtime.caller import CONTROLLERS, Caller
 from runtime.records.model import Agent
@@ -100,9 +100,3 @@ def single(
         name=name, doc=doc, default=default, shape=shape, public=public, guard=guard, single=True,
         render=render or value(name), check=parse, commit=commit,
     )  # fmt: skip
-
-
-def word(name: str, doc: str, choices: tuple[str, ...], default: str) -> Control[Agent]:
-    """One with one of a few words, while the agent is new."""
-    parse = alone(lambda line: names.check_choice(line, choices))
-    return single(name, doc, parse, shape=choice(choices), default=default, guard=WHILE_NEW)

@@ -128,13 +128,15 @@ def _of_loop(base: Base) -> Iterator[_Family]:
 
 def _of_agents(base: Base) -> Iterator[_Family]:
     agents = base.agents
-    recorder = base.runtime.supervisor.recorder
+    recorder, windows = base.runtime.supervisor.recorder, base.runtime.supervisor.windows
     yield _Family("agent_ends_total", "counter", "Agents that ended since the start, by outcome.", [
         _Sample(recorder.ends[outcome], {"outcome": outcome}) for outcome in Outcome if outcome
     ])  # fmt: skip
     yield from _plain(
         ("agent_restarts_total", "counter", recorder.restarts,
          "Agents that were started again since the start, as their restart says."),
+        ("terminals", "gauge", windows.terminals, "Programs that have a terminal."),
+        ("viewers", "gauge", windows.viewers, "Those who look at terminals."),
         ("messages_waiting", "gauge", len(agents.items.pending(Message)),
          "Messages in the queues of agents."),
         ("waits_armed", "gauge", len(agents.items.pending(Wait)), "Waits that may still fire."),

@@ -66,6 +66,26 @@ def _check_exec(line: str, _: str = "") -> str:
     return line
 
 
+def _parse_mode(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+    if names.check_choice(line, tuple(MODES)) != "once" and agent.tty:
+        raise MalformedError(
+            f"mode: with tty ({agent.tty}) it can only be once: empty tty first for {quote(line)}"
+        )
+    return line
+
+
+def _check_tty(line: str, _: str = "") -> str:
+    if line:
+        names.parse_screen(line)
+    return line
+
+
+def _parse_tty(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+    if _check_tty(line) and agent.mode != "once":
+        raise MalformedError(f"tty: only with the mode once; mode is {agent.mode}")
+    return line
+
+
 def _parse_restart(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     value = names.check_choice(line, _RESTARTS)
     if value != "no" and agent.parent is not None:
@@ -111,9 +131,14 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
                   "expansions", fields.alone(_check_exec),
                   shape=shapes.word(_check_exec, hint=_LINES),
                   default="the parent's", guard=fields.BETWEEN_RUNS),
-    fields.word("mode", "once, turn or resident", tuple(MODES), "once"),
-    fields.word("homedir", "private: HOME is empty at first and goes with the agent; durable: "
-                "it stays for the next agent of this name", HOMEDIRS, "private"),
+    fields.single("mode", "once, turn or resident", _parse_mode,
+                  shape=shapes.choice(tuple(MODES)), default="once"),
+    fields.single("tty", "COLSxROWS, in mode once: its program has a terminal, of this size at "
+                  "first", _parse_tty, shape=shapes.word(_check_tty)),
+    fields.single("homedir", "private: HOME is empty at first and goes with the agent; durable: "
+                  "it stays for the next agent of this name",
+                  fields.alone(lambda line: names.check_choice(line, HOMEDIRS)),
+                  shape=shapes.choice(HOMEDIRS), default="private"),
     fields.single("author", "as whom git commits in its sandbox: NAME <EMAIL>",
                   fields.alone(_check_author), shape=shapes.word(_check_author),
                   default="the parent's; empty for the owner's account"),

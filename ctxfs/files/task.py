@@ -39,13 +39,26 @@ def _update(base: Base, task: Task, **values: str | bool) -> None:
     base.agents.tasks.set(task, **values)
 
 
-def _single(
-    name: str, doc: str, parse: Callable[[str], str | bool], **more: Any
-) -> Control[Task]:
+def _single(name: str, doc: str, parse: fields.Parse[Task], **more: Any) -> Control[Task]:
     """A control with one value on one line, until the task is started."""
-    return fields.single(
-        name, doc, fields.alone(parse), guard=WRITING, update=_update, **more
-    )  # fmt: skip
+    return fields.single(name, doc, parse, guard=WRITING, update=_update, **more)
+
+
+def _parse_input(base: Base, task: Task, caller: Caller, line: str) -> bool:
+    accepts = names.check_choice(line, ("0", "1")) == "1"
+    if accepts and task.tty:
+        raise MalformedError(
+            f"accepts_input: with tty ({task.tty}) its input is typed: empty tty first"
+        )
+    return accepts
+
+
+def _parse_tty(base: Base, task: Task, caller: Caller, line: str) -> str:
+    if line:
+        names.parse_screen(line)
+        if task.accepts_input:
+            raise MalformedError("tty: only without accepts_input, which is 1: write 0 there first")
+    return line
 
 
 def _parse_title(line: str) -> str:
@@ -56,10 +69,6 @@ def _parse_title(line: str) -> str:
 
 def _parse_cwd(line: str) -> str:
     return names.check_absolute(line) if line else ""
-
-
-def _parse_flag(line: str) -> bool:
-    return names.check_choice(line, ("0", "1")) == "1"
 
 
 def _check_work(base: Base, task: Task, caller: Caller, line: str) -> None:
@@ -145,18 +154,21 @@ ROWS: Final[tuple[Row[Task], ...]] = (
     Directory(name="", top=True),
     Shown(name="kind", doc="command_task or child_agent_task", render=fields.value("task_kind")),
     _single("title", "its title, one line; for a child's handle: the first line of its task",
-            _parse_title, render=_title),
+            fields.alone(_parse_title), render=_title),
     Control(name="cmd", guard=WRITING, render=fields.value("cmd"),
         commit=lambda base, task, caller, text: _update(base, task, cmd=text.removesuffix("\n")),
         doc="the command, run by sh -c"),
-    _single("cwd", "its working directory", _parse_cwd, default="the agent's"),
+    _single("cwd", "its working directory", fields.alone(_parse_cwd), default="the agent's"),
     Control(name="env", mode=0o600, read=PARTIES, guard=WRITING,
         render=fields.text("env"), check=fields.alone(fields.check_variable),
         commit=lambda base, task, caller, text: _update(base, task, env=fields.variables(text)),
         doc="additional environment: KEY=VALUE, one per line"),
-    _single("accepts_input", "0, or 1: input is its standard input", _parse_flag,
+    _single("accepts_input", "0, or 1: input is its standard input", _parse_input,
             default="0",
             render=lambda base, task, caller: f"{int(accepts_input(base.agents, task))}\n"),
+    _single("tty", "COLSxROWS, without accepts_input: it has a terminal, of this size at first; "
+            "then, if an operator made it, its end puts no task_result in the queue, and "
+            "removes it", _parse_tty),
     Shown(name="status", instead="ctl", polled=True,
         render=lambda base, task, caller: f"{base.agents.tasks.status(task)}\n",
         doc="queued running cancelling completed failed cancelled interrupted"),

@@ -49,6 +49,7 @@ from runtime.texts.names import quote
 _FILES: Final = {
     "life": "life",
     "mode": "mode",
+    "tty": "tty",
     "context": "context",
     "workspace_mode": "workspace",
     "exec": "exec",
@@ -204,6 +205,10 @@ _SENT: Final[View[Message]] = View({
         ),
         "exec": text("its program and arguments, one line; the parent's by default"),
         "mode": words("its mode; once by default", *MODES),
+        "tty": text(
+            "COLSxROWS, such as 80x24, in mode once: its program has a terminal of this size, for "
+            "people to attach to; without it, standard input is its task"
+        ),
         "context": words("fresh, or fork: its parent's context", "fresh", "fork"),
         "workspace_mode": text("inherit, worktree or explicit_root:/PATH"),
         "model": text("the model to use, subject to policy"),

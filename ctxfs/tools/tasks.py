@@ -70,6 +70,7 @@ _FACTS: Final[View[Task]] = View({
         flag("whether TaskInput can write to it"),
         lambda request, task: accepts_input(request.agents, task),
     ),
+    "tty": text("COLSxROWS of its terminal at first, empty if it has none"),
     "wait_policy": (
         words("you go on while it runs, and its end wakes you", "background"),
         lambda _, task: "background",
@@ -185,6 +186,10 @@ async def _until_ended(
             "additionalProperties": {"type": "string"},
         },
         "accepts_input": flag("whether TaskInput may write to its standard input"),
+        "tty": text(
+            "COLSxROWS, such as 80x24: it has a terminal of this size, at which people type; not "
+            "with accepts_input"
+        ),
         "work": text("id of the work item that it is for"),
         "task_id": text("an id for it; task-1, task-2 and so on by default", minLength=1),
         "yield": duration(
@@ -213,6 +218,7 @@ async def _exec(request: Request) -> dict[str, Any]:
         "cwd": given.get("cwd", ""),
         "env": "".join(_env_line(*item) for item in given.get("env", {}).items()),
         "accepts_input": str(int(given.get("accepts_input", False))),
+        "tty": given.get("tty", ""),
         "work": given.get("work", ""),
     }
 

@@ -28,7 +28,7 @@ ROWS: Final[dict[str, tuple[str, ...]]] = {
         "usage", "processes", "out", "log", "error", "ctl", "wait", "inbox", "queue", "message",
         "report", "handoff.md", "input.jsonl", "inherited.md", "inherited.json", "result.md",
         "refs.jsonl", "artifact", "child", "task", "work", "work/current", "waiting", "session",
-        "author", "ask",
+        "author", "tty", "ask",
     ),
     "child": (".",),
     "session": (
@@ -42,7 +42,7 @@ ROWS: Final[dict[str, tuple[str, ...]]] = {
     "task": (
         ".", "kind", "title", "cmd", "cwd", "env", "accepts_input", "status", "exit", "reason",
         "agent", "pid", "output", "preview", "input", "ctl", "wait", "work", "worktree",
-        "started_at", "ended_at",
+        "started_at", "ended_at", "tty",
     ),
     "work": (
         ".", "objective", "plan.md", "acceptance.md", "status", "blocked_by", "parent",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from runtime.agents import visits
 from runtime.agents.asks import AskPlane
 from runtime.agents.messages import Messages
 from runtime.agents.tasks import TaskPlane
@@ -55,6 +56,8 @@ class Ends(Part):
             cell=agent.cell.gone(),
         )
         change.run(agent, RunCue.OVER)
+        if visits.end(change, agent):
+            change.set(agent, window="remove")
         for session in (agent.session, *agent.other_sessions):
             change.set_session(session, state=SESSION_STATES[outcome])
         change.move(agent, cue, outcome=outcome, reason=reason)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from runtime import crashpoints
+from runtime.agents import visits
 from runtime.agents.messages import Messages, notice_of
 from runtime.agents.planes import AwaitedPlane, PlaneKind, why_taken
 from runtime.agents.results import CHILD, EndFacts, Results, exit_of
@@ -30,6 +31,7 @@ from runtime.records.change import Change
 from runtime.records.items import (
     DELEGATION,
     TASK_MOVES,
+    Item,
     Message,
     MessageStatus,
     Task,
@@ -38,6 +40,7 @@ from runtime.records.items import (
 )
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
+from runtime.records.visits import Visit
 from runtime.texts.names import dump_json, quote
 
 _OF_STATUS: Final = {
@@ -238,6 +241,17 @@ class TaskPlane(AwaitedPlane[Task]):
         self._waiting = waiting
         self._upkeep = upkeep
 
+    # Subscriber
+
+    def item_listed(self, item: Item) -> None:
+        """A task that is removed is taken away, with what it wrote."""
+        super().item_listed(item)
+        if not isinstance(item, Task) or self._is_there(item):
+            return
+        agent = self._registry.get(item.agent)
+        if agent is not None and not item.child:
+            self._trash.discard(self._results.directory(agent, item), agent.owner)
+
     # looking
 
     def status(self, task: Task) -> str:
@@ -284,6 +298,8 @@ class TaskPlane(AwaitedPlane[Task]):
     def _added(self, change: Change, agent: Agent, item: Task) -> None:
         super()._added(change, agent, item)
         item.made_to_start = self._journal.cause.starts
+        caller = self._journal.cause.caller
+        item.maker = caller.uid if caller is not None and caller.agent is None else None
 
     def _removing(self, change: Change, agent: Agent, item: Task) -> None:
         child = self._results.child_of(item)
@@ -300,12 +316,6 @@ class TaskPlane(AwaitedPlane[Task]):
             )
             self._waiting.resource_over(change, agent, "task", task.name, facts)
 
-    def remove(self, agent: Agent, item: Task) -> None:
-        """Takes it away, with what it wrote."""
-        super().remove(agent, item)
-        if not item.child:
-            self._trash.discard(self._results.directory(agent, item), agent.owner)
-
     def take_back(self) -> None:
         """Commands that an earlier daemon made to start and did not start
         (``Journal.starting``)."""
@@ -321,8 +331,11 @@ class TaskPlane(AwaitedPlane[Task]):
         with self._journal.changing() as change:
             change.put(task, **values)
 
-    def start(self, caller: Caller, agent: Agent, task: Task) -> None:
-        """Queues a command; it runs as soon as its agent's cell is there."""
+    def start(
+        self, caller: Caller, agent: Agent, task: Task, visit: Visit | None = None
+    ) -> None:
+        """Queues a command; it runs as soon as its agent's cell is there. With a ``visit``
+        somebody looks at its terminal from then on."""
         self.check_command(STARTING, "start", caller, agent, task)
         if not task.cmd.strip():
             raise MalformedError("cmd is empty: write the command to it first")
@@ -330,6 +343,8 @@ class TaskPlane(AwaitedPlane[Task]):
         with self._journal.changing() as change:
             change.step(task, TaskCue.START)
             change.put(task, by=self._journal.actor)
+            if visit is not None:
+                visits.come(change, agent, task, visit)
         crashpoints.reach("task.queued")
 
     def stop(self, caller: Caller, agent: Agent, task: Task, *, kill: bool) -> None:
@@ -369,7 +384,9 @@ class TaskPlane(AwaitedPlane[Task]):
             exit=exit_text,
         )
         facts = facts or cache(lambda: self._results.of_task(change, agent, task))
-        if self._messages.takes_notices(change, agent):
+        # a shell that somebody opened for himself
+        is_session = bool(task.tty) and task.maker is not None
+        if self._messages.takes_notices(change, agent) and not is_session:
             self._messages.notify(
                 change,
                 agent,
@@ -378,6 +395,9 @@ class TaskPlane(AwaitedPlane[Task]):
                 sender=notice_of(task),
             )
         self._waiting.resource_over(change, agent, "task", task.name, facts)
+        unwanted = visits.end(change, agent, task) or change.peek(task, "window") == "remove"
+        if unwanted or is_session:
+            change.drop(task)
 
     def end_told(self, caller: Caller, agent: Agent, task: Task) -> None:
         """Tells the agent no more of the end of a command, if it was answered with that, as

@@ -40,7 +40,7 @@ _AGENT_TEXTS: Final = (
 #: what a caller may do again and again, so that there has to be room for the event
 _BEGINNINGS: Final = {
     *("agent.control", "agent.report", "agent.start", "message.queued", "task.start"),
-    *("wait.armed", "work.status", "ask.open", "ask.to"),
+    *("terminal.attach", "wait.armed", "work.status", "ask.open", "ask.to"),
 }
 #: messages that tell of an end
 _NOTICES: Final = {"task_result", "wait"}

@@ -31,7 +31,7 @@ recorded as the child's bound, since the parent may be gone later.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -141,7 +141,8 @@ class Command:
     """A program to run inside a cell that is there.
 
     ``open_input`` gives its standard input, None means none; what is ``fed`` has what its
-    monitor is handed (``runtime.cell.inlet``) instead. ``out``, ``log`` and ``reply`` are what
+    monitor is handed (``runtime.cell.inlet``) instead, and with a ``terminal``, of so many columns
+    and rows, that is input and output. ``out``, ``log`` and ``reply`` are what
     monitor.c calls OUT, LOG and REPLY. ``leads`` says that the cell
     ends with it when no daemon is there to lead that end.
     """
@@ -155,6 +156,7 @@ class Command:
     reply: Path | None = None
     open_input: Callable[[], int] | None = None
     fed: bool = False
+    terminal: tuple[int, int] | None = None
     leads: bool = False
 
 
@@ -351,7 +353,9 @@ class _Lent:
         return letters or "-", self.path, self.name
 
 
-def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
+def plan(
+    agents: Agents, agent: Agent, places: Places, terminal: tuple[int, int] | None = None
+) -> Plan:
     """The steps into the agent's cell; ``CtxError`` if it cannot have one as it is."""
     parent = agents.registry.parent_of(agent)
     nested = parent is not None and agent.owned
@@ -496,10 +500,11 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
         steps = orders.words(places.program("lend"), at["lend"], at["lend"] + 1, steps)
     return Plan(
         steps=tuple(steps),
-        spec=_spec(
+        spec=prepared.spec(
             working_directory(agents, agent),
-            environment(agents, agent, str(places.mount), str(places.git), having),
+            environment(agents, agent, str(places.mount), str(places.git), having, terminal),
             () if agent.how.holds_cell else program(agent),
+            terminal,
             having,
         ),
         view=tuple(view),
@@ -510,30 +515,19 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     )
 
 
-def _spec(
-    cwd: str,
-    variables: dict[str, str],
-    words: Sequence[str],
-    having: Mapping[str, int] | None = None,
-) -> bytes:
-    """The orders on what the keeper is to start; it keeps a cell without a program if there are no
-    words."""
-    environment = [f"{key}={value}" for key, value in variables.items()]
-    listens = networks.listened(having or {})
-    return orders.message(cwd, environment, words, *([listens] if listens else []))
-
-
 def plan_inside(agents: Agents, agent: Agent, places: Places, command: Command) -> Plan:
     """The steps of a program that enters the agent's cell."""
     having = networks.of_cell(places.networks, agent)
-    variables = environment(agents, agent, str(places.mount), str(places.git), having)
+    root, git, terminal = str(places.mount), str(places.git), command.terminal
+    variables = environment(agents, agent, root, git, having, terminal)
     variables.update(command.env, CTX_RUN=command.run)
     groups = agents.privilege.groups_of(agent.groups)
     enter, ids, network = places.program("enter"), (agent.uid, agent.gid), _network(agents, agent)
     # the keeper needs no view
     keeper = orders.words("keeper", _SPEC_FD, _REPORT_FD, "-")
     steps = orders.words(enter, _SPEC_FD + 2, _SPEC_FD + 1, *ids, groups, network, keeper)
-    return Plan(steps=tuple(steps), spec=_spec(command.cwd, variables, command.words))
+    spec = prepared.spec(command.cwd, variables, command.words, terminal)
+    return Plan(steps=tuple(steps), spec=spec)
 
 
 def _unwritable(agent: Agent, mount: mounts.Mount) -> str:

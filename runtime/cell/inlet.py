@@ -1,4 +1,4 @@
-"""The way to the monitor of a run, for bytes for standard input and a window (inlet.h).
+"""The way to the monitor of a run, for bytes for standard input, a window and viewers (inlet.h).
 
 The monitor alone writes them into the pipe, which is an agent's too. What is handed over stays
 in the kernel's queue, whatever becomes of the daemon, and the next one begins with the first byte
@@ -15,12 +15,16 @@ from typing import Final
 
 import trio
 
+from runtime.cell.viewers import Viewer
 from runtime.kernel import seqpackets
 
 #: INLET_VERSION and INLET_MAX of inlet.h
 _VERSION: Final = 1
 _PART: Final = 7168
 _HEAD: Final = struct.Struct("=cB6xQQ")
+_HELLO: Final = bytes([ord("v"), _VERSION])
+#: of what viewers are told; less than TEXT_MAX of terminal.h
+_TEXT_MAX: Final = 500
 #: while earlier daemons left too many
 _AGAIN_SECONDS: Final = 0.1
 #: with what the pipe holds, no more than an owner pays for (``INPUT_SIZE``)
@@ -68,6 +72,19 @@ class Inlet:
         with made:
             socket.send_fds(made, [_HANDED.pack(b"w", round(1000 * grace))], [window.fileno()])
 
+    def show(self, viewer: Viewer, grace: float) -> None:
+        """Hands a viewer to the monitor, or to the one that will listen; a hang-up may take so many
+        seconds. ``OSError``: the run is over, or too much waits for its monitor."""
+        with seqpackets.connect(self._path) as made:
+            made.send(_HELLO)
+            socket.send_fds(made, [viewer.order(grace)], [viewer.end.fileno()])
+
+    def tell(self, kind: bytes, text: str) -> None:
+        """Tells all viewers a notice (``n``), or how the program will have ended (``x``)."""
+        with contextlib.suppress(OSError), seqpackets.connect(self._path) as made:
+            made.send(_HELLO)
+            made.send(kind + text.encode()[:_TEXT_MAX])
+
     async def ask_window(self) -> socket.socket | None:
         """The window that the monitor has, None if it has none, or is gone."""
         with contextlib.suppress(OSError), trio.move_on_after(_ANSWER_SECONDS):
@@ -90,7 +107,7 @@ class Inlet:
         except BlockingIOError:
             return None
         made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUE)
-        made.send(bytes([ord("v"), _VERSION]))
+        made.send(_HELLO)
         return made
 
     async def wait_room(self) -> None:

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,7 +23,8 @@ import trio
 from runtime.agents.parts import Agents
 from runtime.cell.cell import Places
 from runtime.cell.record import Facts, RunRecord
-from runtime.cell.windows import Ends
+from runtime.cell.viewers import Viewer
+from runtime.cell.windows import HANG_UP_GRACE, Ends
 from runtime.errors import UnsupportedError
 from runtime.ids import AgentIndex
 from runtime.kernel import cgroups, linux, output
@@ -71,6 +72,8 @@ class Execution:
         self._spared: set[int] | None = None
         #: the PID of what keeps its cell, 0 until that is known
         self.keeper = 0
+        #: is handed to its monitor before that begins
+        self.first_viewer: Viewer | None = None
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Returns when something is so that ``changed`` tells of."""
@@ -283,18 +286,46 @@ class Port:
                     lambda: execution.monitor_gone or execution.over or execution.record().settled
                 )
 
+    # their terminals
+
+    def view(self, execution: Execution, viewer: Viewer, grace: float) -> None:
+        """Hands a viewer to the monitor of a program; if that is to end with it, it may take so
+        many seconds, but not many. ``OSError``: the program is over."""
+        execution.facts.inlet.show(viewer, min(grace, HANG_UP_GRACE))
+
+    def tell_viewers(self, execution: Execution, text: str) -> None:
+        """Tells all viewers of a program something, if it has any."""
+        execution.facts.inlet.tell(b"n", text)
+
+    def name_end(self, execution: Execution, text: str) -> None:
+        """Viewers are to be told this of the end of a program, whatever that does."""
+        execution.facts.inlet.tell(b"x", text)
+
     # what is done to programs
 
     async def signal(self, owner: int, number: int, execution: Execution) -> int:
         """Signals what is left of a program, but nothing that leads to it; how many processes
         there are. ``CtxError``, ``OSError``."""
-        return await self.sweeper.signal(owner, number, [execution.leaf], execution.spared())
+        left = await self.sweeper.signal(owner, number, [execution.leaf], execution.spared())
+        await self._hang_up(owner, number, [execution])
+        return left
 
     async def signal_cells(self, owner: int, number: int, cells: Collection[LiveCell]) -> None:
         """Signals all programs of cells."""
         places = [leaf for each in cells for leaf in each.leaves()]
-        spared = [pid for each in cells for ex in each.programs() for pid in ex.spared()]
+        programs = [program for each in cells for program in each.programs()]
+        spared = [pid for each in programs for pid in each.spared()]
         await self.sweeper.signal(owner, number, places, spared)
+        await self._hang_up(owner, number, programs)
+
+    async def _hang_up(self, owner: int, number: int, programs: Iterable[Execution]) -> None:
+        """SIGHUP after SIGTERM to programs with a terminal: an interactive shell ignores SIGTERM,
+        and would forget a SIGHUP that comes before (readline(3))."""
+        told = [each for each in programs if number == signal.SIGTERM and each.record().terminal]
+        if told:
+            spared = [pid for each in told for pid in each.spared()]
+            leaves = [each.leaf for each in told]
+            await self.sweeper.signal(owner, signal.SIGHUP, leaves, spared)
 
     async def hurry(self, owner: int, place: Cgroup) -> None:
         """Has what was killed end as soon as others would. ``CtxError``, ``OSError``."""

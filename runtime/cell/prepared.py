@@ -17,7 +17,7 @@ from typing import Final
 
 from runtime.agents.parts import Agents
 from runtime.cell import networks
-from runtime.kernel import links
+from runtime.kernel import links, orders
 from runtime.kernel.users import find_user
 from runtime.records.model import Agent
 from runtime.texts.names import parse_author, parse_env_line
@@ -53,8 +53,28 @@ def inside(path: str, directories: Iterable[str]) -> bool:
     return any(path == d or path.startswith(d.rstrip("/") + "/") for d in directories)
 
 
+def spec(
+    cwd: str,
+    variables: dict[str, str],
+    words: Sequence[str],
+    terminal: tuple[int, int] | None = None,
+    having: Mapping[str, int] | None = None,
+) -> bytes:
+    """The orders on what the keeper is to start; it keeps a cell without a program if there are no
+    words."""
+    environment = [f"{key}={value}" for key, value in variables.items()]
+    screen = ("terminal", *terminal) if terminal else ()
+    listens = networks.listened(having or {})
+    return orders.message(cwd, environment, words, *screen, *([listens] if listens else []))
+
+
 def environment(
-    agents: Agents, agent: Agent, root: str, git: str, having: Mapping[str, int]
+    agents: Agents,
+    agent: Agent,
+    root: str,
+    git: str,
+    having: Mapping[str, int],
+    terminal: tuple[int, int] | None = None,
 ) -> dict[str, str]:
     """All that a program is started with, besides descriptors 0 to 2, in a cell that has these
     networks; ``root`` is where it finds the filesystem, ``git`` what ``git`` says."""
@@ -76,7 +96,7 @@ def environment(
         "LOGNAME": user,
         "SHELL": "/bin/sh",
         "LANG": "C.UTF-8",
-        "TERM": "dumb",
+        "TERM": "xterm-256color" if terminal else "dumb",
         "GIT_CONFIG_SYSTEM": git,
         **({} if network else _offline(own)),
         **networks.variables(having),

@@ -18,12 +18,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from runtime.cell.inlet import Inlet
+from runtime.cell.viewers import VIEWERS_EVER
 from runtime.kernel import linux
 from runtime.records.items import Task, TaskCue, TaskStatus
 from runtime.records.model import Outcome
@@ -33,9 +35,10 @@ log = logging.getLogger("ctxd.record")
 
 #: the highest that is understood; the same as RECORD_VERSION of monitor.c
 VERSION: Final = 1
+_NUMBER: Final = re.compile(r"[0-9]{1,20}")
 _COMPLAINT_MAX: Final = 300
-#: a dozen lines, none longer than 600 bytes (monitor.c)
-_RECORD_MAX: Final = 16384
+#: a dozen lines, none longer than 600 bytes (monitor.c), and two for each viewer ever
+_RECORD_MAX: Final = (1 << 14) + 64 * VIEWERS_EVER
 
 
 @dataclass(slots=True)
@@ -57,8 +60,13 @@ class RunRecord:
     #: the two by CLOCK_BOOTTIME, 0 if an older monitor wrote it
     started_up: int = 0
     ended_up: int = 0
-    #: the agent's window was closed before it had ended
+    #: the agent's window was closed before it had ended, or a viewer with which it ends
     hung_up: bool = False
+    #: the program has a terminal, which the monitor serves
+    terminal: bool = False
+    #: the uids of viewers that are there, by their numbers; why others have left
+    viewers: dict[int, int] = field(default_factory=dict)
+    left: dict[int, str] = field(default_factory=dict)
     #: nobody can tell what became of it: its keeper was killed, or this daemon is too old
     lost: bool = False
     finished: bool = False
@@ -87,6 +95,11 @@ class RunRecord:
         return self.ended <= other.ended
 
     @property
+    def next_viewer(self) -> int:
+        """A number that no viewer of the run had."""
+        return 1 + max(*self.viewers, *self.left, 0, 0)
+
+    @property
     def exit(self) -> str:
         """How the program ended, as reasons say it; empty if it has not, or nobody knows."""
         if self.exit_code is not None:
@@ -112,7 +125,7 @@ def read_record(path: Path) -> RunRecord:
         os.close(fd)
     for line in text.split("\n")[:-1]:
         word, _, rest = line.partition(" ")
-        numbers = [int(n) for n in rest.split() if n.isascii() and n.isdigit()]
+        numbers = [int(n) for n in rest.split() if _NUMBER.fullmatch(n)]
         match word, numbers:
             case "version", [version] if version > VERSION:
                 return RunRecord(version=version, lost=True)
@@ -136,6 +149,12 @@ def read_record(path: Path) -> RunRecord:
                 record.held = True
             case "hangup", [_]:
                 record.hung_up = not (record.finished or (record.ended and not record.held))
+            case "terminal", []:
+                record.terminal = True
+            case "viewer", [number, uid]:
+                record.viewers[number] = uid
+            case "left", [number] if record.viewers.pop(number, None) is not None:
+                record.left[number] = escape(rest.partition(" ")[2])
             case "exit", [code, when]:
                 record.exit_code, record.ended = code, when
             case "signal", [number, when]:
@@ -144,6 +163,8 @@ def read_record(path: Path) -> RunRecord:
                 record.lost = True
             case "end", _:
                 record.finished = True
+                record.left.update(dict.fromkeys(record.viewers, "ended"))
+                record.viewers.clear()
             case _:
                 continue
     return record
@@ -228,7 +249,7 @@ def judge(record: RunRecord, *, oom: bool, complaint: str) -> tuple[Outcome, str
 def judge_task(task: Task, record: RunRecord) -> tuple[TaskCue, str]:
     """The end of a command, as its monitor has it; and the text of its exit."""
     text = record.exit
-    if task.status is TaskStatus.CANCELLING:
+    if task.status is TaskStatus.CANCELLING or record.hung_up:
         # SIGKILL to its leaf reaches who would tell of it, too
         killed = bool(record.started and record.finished)
         return TaskCue.CANCELLED, text or (f"signal:{int(signal.SIGKILL)}" if killed else "")

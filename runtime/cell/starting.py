@@ -64,8 +64,8 @@ class Starter(Part):
         self._looker = looker
         self._trees = trees
 
-    async def launch(self, live_cell: LiveCell) -> None:
-        """Starts an agent's cell, in mode ``once`` with its program.
+    async def launch(self, live_cell: LiveCell, terminal: tuple[int, int] | None = None) -> None:
+        """Starts an agent's cell, in mode ``once`` with its program, which may have a terminal.
 
         Returns when the monitor is recorded; what becomes of it is in its record.
         ``CtxError`` or ``OSError`` if it cannot be started.
@@ -81,7 +81,7 @@ class Starter(Part):
         self._agents.authority.check_own_mounts(agent)
         await self._make_trees(agent)
         self._tell_lacking(agent)
-        plan = cell.plan(self._agents, agent, places)
+        plan = cell.plan(self._agents, agent, places, terminal)
         await self._port.sweeper.removed(agent.owner, live_cell.node)
         live_cell.leaf.make_own(self._port.hierarchy.controllers)
         self._port.apply_limits(live_cell.node, agent.limits)
@@ -100,7 +100,8 @@ class Starter(Part):
             # what is said on the way into a cell belongs into the log
             out=directory / ("log" if holds_cell else "out"),
             log=directory / "log",
-            open_input=None if holds_cell else partial(self.open_handoff, agent),
+            open_input=None if holds_cell or terminal else partial(self.open_handoff, agent),
+            terminal=terminal,
             leads=not holds_cell,
         )
         hand = networks.hand_path(places.networks, agent)
@@ -179,12 +180,18 @@ class Starter(Part):
             )
             stdin = held(command.open_input() if command.open_input is not None else _null())
             window = self._ends.get(agent.index) if isinstance(execution, LiveCell) else None
-            inlet = []
-            if command.fed or window is not None:
-                inlet.append(held(execution.facts.inlet.listen()))
+            hangs = window is not None or command.terminal is not None
+            inlet = [held(execution.facts.inlet.listen())] if command.fed or hangs else []
+            grace = min(self._agents.settings.grace(agent), HANG_UP_GRACE)
             if window is not None:
-                grace = min(self._agents.settings.grace(agent), HANG_UP_GRACE)
                 execution.facts.inlet.give(window, grace)
+            if execution.first_viewer is not None:
+                with execution.first_viewer.end:
+                    self._port.view(execution, execution.first_viewer, grace)
+                execution.first_viewer = None
+            # what is killed if somebody hangs up: a task alone, or the agent
+            is_agent = command.leads or isinstance(execution, LiveCell)
+            whole = self._port.place(agent.cell.cgroup) if is_agent else execution.leaf
             most = self._agents.settings.config.owner_monitors
             monitors = self._port.hierarchy.monitors(agent.owner, most)
             numbers = {fd: _FIRST_PASSED + i for i, fd in enumerate(fds)}
@@ -209,6 +216,7 @@ class Starter(Part):
                         led if command.leads else "-",
                         _FIRST_PASSED + len(fds) if inlet else "-",
                         "fed" if command.fed else "-",
+                        str(whole) if hangs else "-",
                         list(numbers.values()),
                         plan.steps,
                     ),

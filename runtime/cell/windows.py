@@ -1,16 +1,21 @@
-"""The daemon's ends of windows.
+"""The daemon's ends of what clients hold: windows, and viewers before there is a terminal.
 
 A window is a pair of sockets for an agent that is to live as long as somebody holds the other end.
 The kernel closes that with its last holder, whatever ended him. A cell's monitor has a copy of this
 end (inlet.h), so that the agent ends also while no daemon lives, and the next one asks it for that.
 Nothing is ever read from a window: who holds the other end may send anything.
+
+A viewer is such a pair, too, and its monitor alone serves it. The daemon has its end until there is
+a monitor, as while an agent waits for its turn to start.
 """
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import trio
 
@@ -21,43 +26,87 @@ from runtime.ids import AgentIndex
 HANGUP: Final = "hangup"
 #: the most that it may take, in seconds; as in keeper.c
 HANG_UP_GRACE: Final = 0.5
+#: of a packet, which has its kind first; a viewer that leaves sends this
+_PACKET: Final = 8192
+_LEAVES: Final = b"d"
+
+
+class Key(NamedTuple):
+    """For what somebody holds the other end: an agent, or a task of it. With a number it is a
+    viewer, else a window. The first viewer came before the program began."""
+
+    agent: AgentIndex
+    task: str = ""
+    viewer: int = 0
+
+
+#: of a viewer that was there first
+FIRST: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """``screen`` are the columns and rows of a viewer."""
+
+    socket: socket.socket
+    charge: Charge
+    screen: tuple[int, int] | None = None
 
 
 class Ends:
-    """One for each agent that has a window, by the agent's index."""
+    """All of them, by whom they are for."""
 
     def __init__(self) -> None:
-        self._ends: dict[AgentIndex, tuple[socket.socket, Charge]] = {}
+        self._ends: dict[Key, End] = {}
         #: an epoll that wants nothing tells of hang-ups only
         self._hangups = select.epoll()
 
-    def put(self, index: AgentIndex, end: socket.socket, charge: Charge) -> None:
-        self.drop(index)
-        self._ends[index] = end, charge
-        self._hangups.register(end, 0)
+    def put(self, key: Key, end: End) -> None:
+        self.drop(key)
+        self._ends[key] = end
+        self._hangups.register(end.socket, 0)
 
-    def __contains__(self, index: AgentIndex) -> bool:
-        return index in self._ends
+    def __contains__(self, key: Key) -> bool:
+        return key in self._ends
+
+    def find(self, key: Key) -> End | None:
+        return self._ends.get(key)
 
     def get(self, index: AgentIndex) -> socket.socket | None:
-        return self._ends[index][0] if index in self._ends else None
+        """The window of an agent."""
+        end = self.find(Key(index))
+        return end.socket if end is not None else None
 
-    def items(self) -> list[tuple[AgentIndex, socket.socket]]:
-        return [(index, end) for index, (end, _) in self._ends.items()]
+    def items(self) -> list[tuple[Key, End]]:
+        return list(self._ends.items())
 
-    def drop(self, index: AgentIndex) -> None:
+    def drop(self, key: Key) -> None:
         """Closes one, if there is one."""
-        if index in self._ends:
-            end, charge = self._ends.pop(index)
-            self._hangups.unregister(end)
-            end.close()
-            charge.release()
+        if key in self._ends:
+            end = self._ends.pop(key)
+            self._hangups.unregister(end.socket)
+            end.socket.close()
+            end.charge.release()
 
-    async def hung_up(self) -> list[AgentIndex]:
-        """Waits for windows to be closed; those are dropped."""
+    def drop_all(self, index: AgentIndex) -> None:
+        for key in [key for key in self._ends if key.agent == index]:
+            self.drop(key)
+
+    async def hung_up(self) -> list[tuple[Key, bool]]:
+        """Waits for some to be closed, which are dropped; and whether that was said before."""
         await trio.lowlevel.wait_readable(self._hangups.fileno())
         numbers = {number for number, _ in self._hangups.poll(0)}
-        found = [index for index, end in self.items() if end.fileno() in numbers]
-        for index in found:
-            self.drop(index)
-        return found
+        found = [(key, end) for key, end in self.items() if end.socket.fileno() in numbers]
+        left = [(key, bool(key.viewer) and _has_left(end.socket)) for key, end in found]
+        for key, _ in left:
+            self.drop(key)
+        return left
+
+
+def _has_left(end: socket.socket) -> bool:
+    """Whether a viewer said that it leaves, in what it sent before it closed."""
+    with contextlib.suppress(OSError):
+        while packet := end.recv(_PACKET, socket.MSG_DONTWAIT):
+            if packet == _LEAVES:
+                return True
+    return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
+from runtime.agents import visits
 from runtime.agents.births import orphaned
 from runtime.agents.forking import inherit
 from runtime.agents.messages import provenance_of_handoff, sender_of_handoff
@@ -23,6 +24,7 @@ from runtime.records.change import Change
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent
 from runtime.records.run import Cell
+from runtime.records.visits import Visit
 from runtime.texts import mounts, policy
 from runtime.texts.names import quote
 
@@ -62,8 +64,9 @@ class Beginner:
         self._boot = boot
         self._worktrees = worktrees
 
-    def begin(self, agent: Agent) -> None:
-        """Commits a start; the guard (``STARTING``) was asked.
+    def begin(self, agent: Agent, visit: Visit | None = None) -> None:
+        """Commits a start; the guard (``STARTING``) was asked. With a ``visit`` somebody looks at
+        its terminal from then on; who would hang it up takes the place of a window.
 
         ``QuotaError``, or the error of a value that was written before and does not fit now.
         """
@@ -95,6 +98,10 @@ class Beginner:
             change.set(agent, queued=place, reason=QUEUED, cell=Cell(boot=self._boot))
             change.move(agent, Cue.START, reason=QUEUED)
         self._add_handoff(change, agent)
+        if visit is not None:
+            visits.come(change, agent, None, visit)
+            if visit.hangs_up:
+                change.set(agent, window="")
         self._agents.journal.commit(change)
 
     def add_start(self, change: Change, agent: Agent) -> None:

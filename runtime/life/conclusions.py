@@ -29,9 +29,11 @@ _CONTENT_MAX: Final = 512 << 10
 
 
 def judge_run(agents: Agents, agent: Agent, execution: Execution) -> tuple[Outcome, str]:
-    """Outcome and reason of a program that ended by itself."""
+    """Outcome and reason of a program that ended by itself, or was hung up."""
     if execution.lost:
         return LOST
+    if execution.record().hung_up:
+        return Outcome.CANCELLED, HANGUP
     text = output.Segments(agents.documents.directory(agent) / "log").tail(4096)
     lines = text.decode(errors="replace").strip().splitlines()
     complaint = escape(lines[-1]) if lines else ""
@@ -136,8 +138,9 @@ def _add_run_end(
 
 
 def _add_result(change: Change, agents: Agents, agent: Agent) -> None:
-    """By default the result of a run that ended well is the end of its standard output."""
-    if agents.documents.size(agent, "result.md"):
+    """By default the result of a run that ended well is the end of its standard output; what is on
+    a terminal is for people."""
+    if agent.tty or agents.documents.size(agent, "result.md"):
         return
     written = output.Segments(agents.documents.directory(agent) / "out")
     tail = written.tail(_RESULT_TAIL, since=agent.said.output_start)

@@ -24,7 +24,7 @@ import trio
 
 from runtime import crashpoints
 from runtime.cell.port import Execution, Host, LiveCell, Part, Place, about, guarded
-from runtime.cell.windows import HANG_UP_GRACE, HANGUP
+from runtime.cell.windows import HANG_UP_GRACE, HANGUP, Key
 from runtime.errors import AgainError, CtxError, KernelError
 from runtime.ids import AgentIndex
 from runtime.records.change import RUNTIME, Change
@@ -146,8 +146,8 @@ class Ender(Part):
 
     def remove_unwanted(self, agent: Agent) -> None:
         """Removes what has ended and is not to stay: a ``temp`` agent, and one whose window was
-        closed."""
-        closed = agent.window == "remove" and agent.index not in self._ends
+        closed, or whose last viewer it was for."""
+        closed = agent.window == "remove" and Key(agent.index) not in self._ends
         if closed or agent.life == "temp":
             self._agents.removals.remove_ended(agent)
 

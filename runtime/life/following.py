@@ -26,18 +26,19 @@ from runtime.cell.port import Execution, Host, LiveCell, Part, about
 from runtime.cell.record import RunRecord, judge_task
 from runtime.cell.relays import Networks
 from runtime.cell.starting import Starter
-from runtime.cell.windows import HANGUP
+from runtime.cell.windows import HANG_UP_GRACE, HANGUP
 from runtime.errors import CtxError, WrongStateError
 from runtime.kernel import clock, output
 from runtime.kernel.output import Segments
 from runtime.life.conclusions import LOST, judge_agent, see_run
 from runtime.life.ending import Ender
+from runtime.life.windows import Windows
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import RUNTIME, Change
 from runtime.records.items import Task, TaskCue, TaskStatus
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
-from runtime.texts.names import escape, parse_env_line, quote
+from runtime.texts.names import escape, parse_env_line, parse_screen, quote
 
 log = logging.getLogger("ctxd.following")
 
@@ -52,14 +53,20 @@ _LAST_LOOK: Final = 5.0
 _OUTPUT_MAX: Final = 256 << 10
 
 
+def screen_of(whose: Agent | Task) -> tuple[int, int] | None:
+    """The size at first of the terminal of a program, if it has one."""
+    return parse_screen(whose.tty) if whose.tty else None
+
+
 class Follower(Part):
     """All that it takes to follow a program."""
 
-    def __init__(self, host: Host, starter: Starter, ender: Ender) -> None:
+    def __init__(self, host: Host, starter: Starter, ender: Ender, windows: Windows) -> None:
         super().__init__(host)
         self.host = host
         self.starter = starter
         self.ender = ender
+        self.windows = windows
         #: the relays beside cells
         self.networks = Networks(host)
 
@@ -100,10 +107,15 @@ class Following(Part):
         """The command to start if no daemon has; None for none."""
         return self._command
 
+    def task(self) -> Task | None:
+        """The task that it is, or else it is a run of its agent."""
+        return None
+
     async def start(self) -> None:
         """Starts it, unless a daemon has; ``CtxError`` or ``OSError`` if it cannot be."""
         if not self._execution.facts.exist() and (command := self.command()) is not None:
-            await self._follower.starter.enter(self._live_cell, self._execution, command)
+            with self._follower.windows.launching(self._execution, self._agent, self.task()):
+                await self._follower.starter.enter(self._live_cell, self._execution, command)
             if self.launched:
                 crashpoints.reach(self.launched)
 
@@ -262,8 +274,9 @@ class FollowingCell(Following):
     async def start(self) -> None:
         # nothing was launched if no monitor has begun a record
         if self._agent.status is Status.STARTING and not self._execution.facts.exist():
-            await self._worktrees.make(self._agent)
-            await self._follower.starter.launch(self._live_cell)
+            with self._follower.windows.launching(self._live_cell, self._agent, None):
+                await self._worktrees.make(self._agent)
+                await self._follower.starter.launch(self._live_cell, screen_of(self._agent))
 
     def watch_empty(self, watches: ExitStack) -> None:
         live_cell = self._live_cell
@@ -278,6 +291,8 @@ class FollowingCell(Following):
 
     def look(self, record: RunRecord) -> None:
         agent, live_cell = self._agent, self._live_cell
+        if agent.runs_first:
+            self._follower.windows.look(agent, None, record)
         if self.is_unwanted(record):
             return
         if record.held and not live_cell.settled:
@@ -308,7 +323,7 @@ class FollowingCell(Following):
                 self._ender.end(above.agent, *judge_agent(self._agents, above))
             self._ender.end(agent, *judge_agent(self._agents, live_cell), change=change)
         elif record.hung_up:
-            self._ender.end(agent, Outcome.CANCELLED, HANGUP)
+            self._follower.windows.hang_up(agent, None)
         elif live_cell.monitor_gone:
             self._ender.end(agent, Outcome.INTERRUPTED, "runtime_lost")
 
@@ -369,6 +384,9 @@ class FollowingTask(Following):
         super().__init__(follower, live_cell, execution)
         self._task = task
 
+    def task(self) -> Task | None:
+        return self._task
+
     def command(self) -> Command | None:
         agent, task = self._agent, self._task
         if task.status is not TaskStatus.QUEUED:
@@ -381,10 +399,14 @@ class FollowingTask(Following):
             out=self._agents.results.directory(agent, task),
             env=tuple(parse_env_line(line) for line in lines),
             fed=task.accepts_input,
+            terminal=screen_of(task),
         )
 
     def look(self, record: RunRecord) -> None:
         agent, task = self._agent, self._task
+        self._follower.windows.look(agent, task, record)
+        if record.hung_up or task.window:
+            self._follower.windows.hang_up(agent, task)
         if task.pid or not record.started:
             return
         change = Change(by=task.by)
@@ -401,6 +423,9 @@ class FollowingTask(Following):
 
     def is_impatient(self) -> bool:
         return self._task.given_up
+
+    def grace(self) -> float:
+        return min(super().grace(), HANG_UP_GRACE if self._task.window else math.inf)
 
     def conclude(self) -> None:
         agent, task, record = self._agent, self._task, self._execution.record()
@@ -423,6 +448,8 @@ class FollowingTask(Following):
     def _why(self, cue: TaskCue, failure: str) -> str:
         """The reason of an end that its exit does not tell, as of an agent."""
         if cue is TaskCue.CANCELLED:
+            if self._task.window:
+                return HANGUP
             return self._agents.journal.stop_reason(self._agent, self._task.by)
         if cue is TaskCue.INTERRUPTED:
             return LOST[1]

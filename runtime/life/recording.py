@@ -18,6 +18,7 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
+from runtime.agents import visits
 from runtime.cell import networks
 from runtime.cell.port import Host, LiveCell, Part, about
 from runtime.cell.record import RunRecord
@@ -174,6 +175,7 @@ class Recorder(Part):
             restart_up=clock.up() + delay,
         )
         change.run(agent, RunCue.OVER)
+        visits.end(change, agent)
         change.move(agent, Cue.RESTARTING, reason=f"restart:{number}", after=reason)
         maximum = self._agents.settings.config.restart_max
         self._tell_log(agent, ended, f"restart {number} of {maximum} in {delay:g} s")

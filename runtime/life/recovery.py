@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Final
 
 from runtime import crashpoints
+from runtime.agents import visits
 from runtime.agents.parts import Agents
 from runtime.cell import networks
 from runtime.cell.port import Host, LiveCell, Part, about
@@ -107,6 +108,7 @@ class Recovery(Part):
                     if task.status is not TaskStatus.MADE:
                         agents.tasks.end(change, agent, task, TaskCue.INTERRUPTED, reason=_REBOOT)
                 change.run(agent, RunCue.OVER)
+                visits.end(change, agent)
                 change.set(agent, frozen=False)
                 self._beginner.add_start(change, agent)
                 change.move(agent, Cue.RETURNING, reason=_REBOOT)

@@ -28,6 +28,7 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
+from runtime.agents import visits
 from runtime.authority.accounts import Payer
 from runtime.cell import cell
 from runtime.cell.cell import Command
@@ -37,7 +38,7 @@ from runtime.errors import NoSpaceError
 from runtime.kernel import clock, orders
 from runtime.kernel.inotify import Wakeup
 from runtime.life.conclusions import LOST, begin_run, conclude_run, judge_run, see_run
-from runtime.life.following import Follower, Following
+from runtime.life.following import Follower, Following, screen_of
 from runtime.life.residents import Resident, give_up
 from runtime.life.streams import Stream, Streams, Tail
 from runtime.records.change import RUNTIME, Change
@@ -179,9 +180,10 @@ class _FollowingRun(Following):
             out=directory / "out",
             log=directory / "log",
             reply=directory / "reply" if agent.how.converses else None,
-            open_input=None if agent.how.converses else self._open_input,
+            open_input=None if agent.how.converses or agent.tty else self._open_input,
             fed=agent.how.converses,
             leads=not agent.how.run_per_message,
+            terminal=screen_of(agent),
         )
 
     def _open_input(self) -> int:
@@ -231,7 +233,10 @@ class _FollowingRun(Following):
                 await wakeup.wait_changed()
 
     def look(self, record: RunRecord) -> None:
-        agent = self._agent
+        agent, windows = self._agent, self._follower.windows
+        windows.look(agent, None, record)
+        if record.hung_up:
+            windows.hang_up(agent, None)
         if agent.run.aborting and self.has_ended(record):
             give_up(self._agents, agent)  # what was told to end a message ended with it
         if agent.run.pid or not record.started:
@@ -275,6 +280,8 @@ class _FollowingRun(Following):
 
     async def terminate(self) -> None:
         with guarded(self._agent, OSError):
+            if self._agent.run.cause == BY_ABORT:
+                self._port.name_end(self._execution, "aborted")
             if not self._is_first:
                 self._execution.facts.leave_cell()
             elif not self._agent.frozen:
@@ -296,6 +303,7 @@ class _FollowingRun(Following):
         usage = {} if self._is_first else self._port.spent(execution.leaf)
         conclude_run(change, self._agents, agent, record, outcome, reason, usage, last=False)
         change.run(agent, RunCue.OVER)
+        visits.end(change, agent)
         between = agent.how.between
         if agent.status is Status.BUSY and run.ending and run.cause == BY_ABORT:
             change.move(agent, Cue.ABORT, reason=BY_ABORT)

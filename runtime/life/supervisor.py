@@ -39,6 +39,7 @@ from runtime.records.items import BY_ABORT, Item, Message, Task, TaskStatus
 from runtime.records.lifecycle import Cue, Effect, Status
 from runtime.records.model import Agent, Outcome
 from runtime.records.run import RunCue
+from runtime.records.visits import Visit
 from runtime.texts.names import quote
 
 log = logging.getLogger("ctxd.supervisor")
@@ -63,12 +64,12 @@ class Supervisor(Part, Subscriber):
         #: awaited for an agent before anything of it runs
         self._before: list[Callable[[Agent], Awaitable[None]]] = []
         self._ender = Ender(host)
-        self._follower = follower = Follower(host, starter, self._ender)
+        self.windows = Windows(host, self._ender, self.start)
+        self._follower = follower = Follower(host, starter, self._ender, self.windows)
         self._runs = Runs(host, follower, streams)
         #: every agent that lives has a live cell
         self._has_taken_over = False
         self._inside = Inside(host, follower)
-        self.windows = Windows(host, self._ender)
         self._worktrees = Worktrees(host, self._inside.run)
         self.networks = follower.networks
         self._beginner = Beginner(host.agents, self._worktrees, host.port.boot)
@@ -139,9 +140,10 @@ class Supervisor(Part, Subscriber):
         """``fetch`` said to a handle: ``CtxError`` if it cannot begin."""
         self._worktrees.fetch(task)
 
-    def start(self, agent: Agent) -> None:
-        """Begins a start; what goes wrong later is in ``outcome`` and ``reason``."""
-        self._beginner.begin(agent)
+    def start(self, agent: Agent, visit: Visit | None = None) -> None:
+        """Begins a start; what goes wrong later is in ``outcome`` and ``reason``. With a
+        ``visit`` somebody looks at its terminal from the beginning on."""
+        self._beginner.begin(agent, visit)
 
     def _launch(self, agent: Agent) -> None:
         crashpoints.reach("start.committed")
@@ -178,6 +180,7 @@ class Supervisor(Part, Subscriber):
         except OSError as error:
             word = "freeze" if frozen else "thaw"
             raise KernelError(f"cannot {word} {quote(agent.name)}", error) from None
+        self.windows.tell_frozen(agent, frozen)
         crashpoints.reach("pause.frozen" if frozen else "resume.thawed")
 
     def resume(self, agent: Agent) -> None:

@@ -15,6 +15,9 @@
  *     keyrings          belong to the uid, which agents share (ENOSYS); monitor.c gave
  *                       the program a session keyring of its own
  *     vsock             reaches the hypervisor of this machine (EAFNOSUPPORT)
+ *     terminals         TIOCSTI types into a terminal as if its user had, TIOCLINUX pastes
+ *                       there, and TIOCSETD makes it one that nobody can use (EPERM). The
+ *                       kernel takes the request as an int, so the filter does as well.
  *     leases            let the owner of a file delay everyone who opens it (EPERM)
  *     PID 1 of the cell has the program's uid, and prlimit(2), setpriority(2) and calls
  *                       for scheduler and processors check nothing else (EPERM). The
@@ -40,6 +43,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -90,6 +94,11 @@
 	FILTER_UNLESS(call, 6), FILTER_LOAD_INT(argument), \
 	FILTER_UNLESS(value, 1), FILTER_REFUSE(number), \
 	FILTER_UNLESS(other, 1), FILTER_REFUSE(number), FILTER_ALLOW
+#define FILTER_IOCTL \
+	FILTER_UNLESS(SYS_ioctl, 8), FILTER_LOAD_INT(1), \
+	FILTER_UNLESS(TIOCSTI, 1), FILTER_REFUSE(EPERM), \
+	FILTER_UNLESS(TIOCLINUX, 1), FILTER_REFUSE(EPERM), \
+	FILTER_UNLESS(TIOCSETD, 1), FILTER_REFUSE(EPERM), FILTER_ALLOW
 /* (WHICH, WHO): PID 1 or its group, and everything of a uid */
 #define FILTER_OF_MANY(call, user) \
 	FILTER_UNLESS(call, 7), FILTER_LOAD_INT(0), \
@@ -132,6 +141,7 @@ static inline bool filter_calls(void)
 		FILTER_VALUE(SYS_socket, 0, AF_VSOCK, EAFNOSUPPORT),
 		FILTER_VALUE(SYS_socketpair, 0, AF_VSOCK, EAFNOSUPPORT),
 		FILTER_VALUES(SYS_fcntl, 1, FILTER_SETLEASE, FILTER_SETDELEG, EPERM),
+		FILTER_IOCTL,
 		FILTER_PRLIMIT,
 		FILTER_VALUE(SYS_setrlimit, 0, RLIMIT_CORE, 0),
 		FILTER_VALUE(SYS_sched_setscheduler, 0, 1, EPERM),

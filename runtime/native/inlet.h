@@ -14,6 +14,9 @@
  *				other end is gone. Nothing is ever read from it.
  *     'w'			the window again, for a daemon that has begun since; answered
  *				by the same, with a descriptor unless there is none any more
+ *     't' and a struct viewing	with a descriptor: a viewer of the program's terminal (terminal.h)
+ *     'n' TEXT			a notice for all viewers
+ *     'x' TEXT			what viewers are told at the end, whatever the program says
  *     '?' KIND			the answer to a packet of a kind that is unknown here
  *
  * Bytes of message 0 are taken as they come. Those of another message are at an offset of one
@@ -50,6 +53,15 @@ struct handed {
 	uint64_t grace_ms;	/* after a hang-up */
 };
 
+struct viewing {
+	char kind;
+	uint8_t look, hangup;
+	char unused;
+	uint32_t number, uid;
+	uint16_t cols, rows;	/* or 0 */
+	uint64_t grace_ms;	/* after a hang-up */
+};
+
 /* Belongs to the thread that serves the socket; but what is in data, up to length, belongs to
  * whoever writes it, until that sets length to 0. */
 struct inlet {
@@ -59,6 +71,8 @@ struct inlet {
 	size_t count;
 	int window;		/* or -1 */
 	long long grace_ms;
+	/* takes a packet about viewers, if there can be any; whether there may be more */
+	bool (*take_viewing)(int peer);
 	/* what was taken last */
 	uint64_t message, taken;
 	uint8_t line;
@@ -172,6 +186,8 @@ static inline bool take_packet(struct inlet *in, size_t i)
 	}
 	if (n == 1 && kind == 'w')
 		return take_window(in, in->peers[i]);
+	if (n == 1 && in->take_viewing && (kind == 't' || kind == 'n' || kind == 'x'))
+		return in->take_viewing(in->peers[i]);
 	if (n == 1)
 		n = recv(in->peers[i], &sent, sizeof sent, MSG_DONTWAIT);
 	if (n < 0 && (errno == EINTR || errno == ECONNRESET))	/* it left answers unread */

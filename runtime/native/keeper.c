@@ -17,23 +17,29 @@
  * waits for no other: the cell's keeper does that.
  *
  * ORDERS_FD holds orders (orders.h): the working directory; the environment, a list; the
- * program and its arguments, a list, empty for no program; and with HAND_FD the networks, a
- * list of lists: a name and a port of the loopback, or 0 for none. REPORT_FD is a SOCK_SEQPACKET
- * socket to the monitor, for these words:
+ * program and its arguments, a list, empty for no program; if it is to have a terminal, the word
+ * "terminal", columns and rows; and with HAND_FD the networks, a list of lists: a name and a port
+ * of the loopback, or 0 for none. REPORT_FD is a SOCK_SEQPACKET socket to the monitor, for these
+ * words:
  *
- *     to the monitor    hello | start | failed TEXT | hold | term | exit N |
+ *     to the monitor    hello | terminal | start | failed TEXT | hold | term | exit N |
  *                       signal N | stay
  *     from the monitor  go    (the end is recorded, and no daemon is alive to
  *                              lead it: the keeper must end the cell)
  *                       hup   (the agent's window has hung up, and no daemon has
  *                              ended it: the same, with SIGHUP to all before SIGTERM,
- *                              and a grace of at most HANG_UP_GRACE_MS)
+ *                              and a grace of at most HANG_UP_GRACE_MS. A runner
+ *                              tells its program's group, with SIGHUP last, and
+ *                              does no more)
  *
  * "stay" comes before the end of the program if something else is in the namespace, perhaps
  * a zombie: this process may go on for long.
  *
  * The program's own process sends "start" before it executes the program, so that
- * the socket's credentials carry its pid. From "hello" on, no signal is lost. PID 1
+ * the socket's credentials carry its pid. With "terminal" comes the master of a pair in the cell's
+ * own devpts, which nobody else has; the program leads a session with the slave as its controlling
+ * terminal. If it stops, with no shell above it that could continue it, it is continued here.
+ * From "hello" on, no signal is lost. PID 1
  * obeys these signals, only from outside of its namespace:
  *
  *     SIGUSR1   be held, and say "hold"; does nothing once an end has begun
@@ -52,9 +58,11 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/un.h>
+#include <sys/vfs.h>
 
 #include "common.h"
 #include "filter.h"
@@ -66,7 +74,7 @@ struct ruleset {
 };
 #define SCOPE_ABSTRACT_UNIX_SOCKET (1ULL << 0)
 
-#define HANG_UP_GRACE_MS 500	/* as in runtime/life/ending.py */
+#define HANG_UP_GRACE_MS 500	/* as in runtime/cell/windows.py */
 
 static int report_fd = -1;
 
@@ -91,6 +99,7 @@ static void report(const char *format, ...)
 struct spec {
 	const char *cwd;
 	struct list env, argv;
+	unsigned cols, rows;	/* of its terminal; or 0: it has none */
 	struct list *networks;
 	size_t network_count;
 };
@@ -111,6 +120,10 @@ static bool read_spec(int fd, struct spec *spec)
 	spec->cwd = take_word(&orders);
 	spec->env = take_list(&orders);
 	spec->argv = take_list(&orders);
+	if (take_if(&orders, "terminal")) {
+		spec->cols = (unsigned)take_number(&orders, USHRT_MAX);
+		spec->rows = (unsigned)take_number(&orders, USHRT_MAX);
+	}
 	if (listening.hand >= 0)
 		spec->networks = take_lists(&orders, &spec->network_count);
 	return all_taken(&orders);
@@ -247,8 +260,47 @@ static const char *why_not(const char *name, int error)
 	return "no such program in the agent's view: mount it, or name another in exec";
 }
 
-static void become_program(const struct spec *spec, const sigset_t *mask)
+/* Opens the master of a new pair in the cell's own devpts; another program may be at its path. */
+static int open_master(void)
 {
+	int master = open("/dev/pts/ptmx", O_RDWR | O_NOFOLLOW | O_NOCTTY | O_CLOEXEC);
+	struct statfs where;
+
+	if (master >= 0 && fstatfs(master, &where) == 0 && where.f_type == DEVPTS_SUPER_MAGIC)
+		return master;
+	if (master >= 0)
+		errno = ENOTTY;
+	close_quietly(master);
+	return -1;
+}
+
+/* Makes a terminal, and sends its master to the monitor. Returns the slave; -1 if there is none,
+ * and says why. */
+static int make_terminal(const struct spec *spec)
+{
+	struct winsize size = {.ws_col = (unsigned short)spec->cols,
+			       .ws_row = (unsigned short)spec->rows};
+	int master = open_master(), slave = -1;
+
+	if (master >= 0 && ioctl(master, TIOCSPTLCK, &(int){0}) == 0 &&
+	    ioctl(master, TIOCSWINSZ, &size) == 0)
+		slave = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+	if (slave < 0)
+		report("failed %s", errno == ENOSPC ? "no terminal left (kernel.pty.max)"
+						    : strerror(errno));
+	else
+		(void)!send_message(report_fd, "terminal", strlen("terminal"), &master, 1);
+	close(master);
+	return slave;
+}
+
+static void become_program(const struct spec *spec, int terminal, const sigset_t *mask)
+{
+	if (terminal >= 0 && (ioctl(terminal, TIOCSCTTY, 0) < 0 || dup2(terminal, 0) < 0 ||
+			      dup2(terminal, 1) < 0 || dup2(terminal, 2) < 0)) {
+		report("failed to take the terminal: %s", strerror(errno));
+		_exit(126);
+	}
 	report("start");
 	/* The program inherits nothing above standard error. The report socket is
 	 * still needed if exec fails. */
@@ -276,12 +328,28 @@ static void become_program(const struct spec *spec, const sigset_t *mask)
 	_exit(errno == ENOENT ? 127 : 126);
 }
 
-/*
- * Returns the pid of a process of this namespace that still runs, other than the
- * keeper; 0 if there is none, -1 if /proc cannot tell. A zombie does not count: its
- * parent may be outside and reap it later.
- */
-static pid_t find_other(void)
+/* Returns what follows the name in /proc/PID/stat, NULL if there is no such process. */
+static char *status_of(const char *pid, char *stat, size_t size)
+{
+	char path[64], *end;
+	ssize_t n;
+	int fd;
+
+	snprintf(path, sizeof path, "/proc/%.20s/stat", pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	n = fd < 0 ? -1 : read(fd, stat, size - 1);
+	close_quietly(fd);
+	stat[n > 0 ? n : 0] = 0;
+	end = strrchr(stat, ')');	/* the name may contain anything */
+	return end && end[1] == ' ' ? end + 2 : NULL;
+}
+
+/* What is done with the status of a process; true if no other is to be looked at. */
+typedef bool look(pid_t pid, const char *status);
+
+/* Returns the PID of a process of this namespace, other than the keeper, at which the look was the
+ * last; 0 if there is none, -1 if /proc cannot tell. */
+static pid_t look_at_others(look *at)
 {
 	DIR *proc = opendir("/proc");
 	struct dirent *entry;
@@ -290,28 +358,40 @@ static pid_t find_other(void)
 	if (!proc)
 		return -1;
 	while (!found && (entry = readdir(proc))) {
-		char path[64], stat[512], *end;
+		char stat[512], *end, *status;
 		long pid = strtol(entry->d_name, &end, 10);
-		ssize_t n;
-		int fd;
 
 		if (*end || pid <= 1)
 			continue;
-		snprintf(path, sizeof path, "/proc/%ld/stat", pid);
-		fd = open(path, O_RDONLY | O_CLOEXEC);
-		if (fd < 0)
-			continue;
-		n = read(fd, stat, sizeof stat - 1);
-		close(fd);
-		if (n <= 0)
-			continue;
-		stat[n] = 0;
-		end = strrchr(stat, ')');	/* the name may contain anything */
-		if (end && end[1] == ' ' && end[2] != 'Z' && end[2] != 'X')
+		status = status_of(entry->d_name, stat, sizeof stat);
+		if (status && at((pid_t)pid, status))
 			found = (pid_t)pid;
 	}
 	closedir(proc);
 	return found;
+}
+
+/* A zombie does not count: its parent may be outside and reap it later. */
+static bool still_runs(pid_t pid, const char *status)
+{
+	(void)pid;
+	return *status != 'Z' && *status != 'X';
+}
+
+static pid_t find_other(void)
+{
+	return look_at_others(still_runs);
+}
+
+/* An interactive shell ignores SIGTERM, but not that its terminal is gone. It has to come last:
+ * readline(3) remembers one signal. */
+static bool hang_up_terminal(pid_t pid, const char *status)
+{
+	int terminal = 0;
+
+	if (sscanf(status, "%*c %*d %*d %*d %d", &terminal) == 1 && terminal)
+		kill(pid, SIGHUP);
+	return false;
 }
 
 /* Looks at every process of the machine: to be asked once. */
@@ -342,15 +422,19 @@ static void report_end(int status)
 }
 
 /* Reaps all ended children; returns true if the program is one of them. */
-static bool collect(pid_t program, int *program_status)
+static bool collect(pid_t program, bool terminal, int *program_status)
 {
 	bool found = false;
 	int status;
 	pid_t pid;
 
-	while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+	while ((pid = waitpid(-1, &status, WNOHANG | (terminal ? WUNTRACED : 0))) > 0) {
 		if (pid != program)
 			continue;
+		if (WIFSTOPPED(status)) {
+			kill(-program, SIGCONT);
+			continue;
+		}
 		found = true;
 		*program_status = status;
 	}
@@ -422,7 +506,7 @@ static int watch_signals(const sigset_t *all, bool children)
 }
 
 /* The main loop of PID 1, after the start of its program, if any. */
-static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
+static int keep(pid_t program, bool terminal, const sigset_t *watched, long long grace_ms)
 {
 	int children = watch_signals(watched, true), signals = watch_signals(watched, false);
 	bool ended = !program, held = !program, leaving = false, end_now = false;
@@ -438,7 +522,7 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 		bool ended_now, alone = false;
 
 		(void)!read(children, &info, sizeof info);
-		ended_now = collect(program, &status);
+		ended_now = collect(program, terminal, &status);
 		/* Only now: signals sent before the program died have arrived, and a
 		 * cell that is to be held must stay. */
 		told = take_signals(signals);
@@ -465,6 +549,7 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 			deadline = now_ms() + grace_ms;
 			kill(-1, SIGTERM);
 			kill(-1, SIGCONT);	/* a stopped process does not receive SIGTERM */
+			look_at_others(hang_up_terminal);
 		}
 		if (ended && (!held || leaving || deadline >= 0)) {
 			if (alone || namespace_empty())
@@ -501,13 +586,26 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 }
 
 /* The main loop of a runner, after the start of its program. */
-static int wait_for(pid_t program)
+static int wait_for(pid_t program, bool terminal, const sigset_t *watched)
 {
-	int status;
+	int status, children = watch_signals(watched, true);
+	bool connected = true, hung_up = false;
 
-	while (waitpid(program, &status, 0) < 0)
-		if (errno != EINTR)
-			return EXIT_FAILED;
+	while (!collect(program, terminal, &status)) {
+		struct signalfd_siginfo info;
+		struct pollfd fds[] = {
+			{.fd = children, .events = POLLIN},
+			{.fd = connected ? report_fd : -1, .events = POLLIN},
+		};
+
+		poll(fds, sizeof fds / sizeof *fds, -1);
+		(void)!read(children, &info, sizeof info);
+		if (fds[1].revents && hear_monitor(&connected, &hung_up) && connected && hung_up) {
+			kill(-program, SIGTERM);
+			kill(-program, SIGCONT);
+			kill(-program, SIGHUP);
+		}
+	}
 	report_end(status);
 	return 0;
 }
@@ -524,6 +622,7 @@ int main(int argc, char **argv)
 	struct spec spec = {0};
 	sigset_t blocked, inherited;
 	pid_t program = 0;
+	int terminal = -1;
 
 	if (!all_taken(&orders))
 		return 2;
@@ -559,6 +658,11 @@ int main(int argc, char **argv)
 	if (hand >= 0)
 		fcntl(hand, F_SETFD, FD_CLOEXEC);
 	listen_for_all(&spec);
+	if (spec.argv.count && spec.cols) {
+		terminal = make_terminal(&spec);
+		if (terminal < 0)
+			return EXIT_FAILED;
+	}
 	if (spec.argv.count) {
 		program = fork();
 		if (program < 0) {
@@ -566,13 +670,15 @@ int main(int argc, char **argv)
 			return EXIT_FAILED;
 		}
 		if (program == 0) {
-			if (!runner)
+			if (!runner || terminal >= 0)
 				setsid();	/* signals to its group must not reach PID 1 */
-			become_program(&spec, &inherited);
+			become_program(&spec, terminal, &inherited);
 		}
 	}
+	close_quietly(terminal);
 	close(0);
 	close(1);
 	close(2);
-	return runner ? wait_for(program) : keep(program, &blocked, grace_ms);
+	return runner ? wait_for(program, spec.cols, &blocked)
+		      : keep(program, spec.cols, &blocked, grace_ms);
 }

@@ -1,7 +1,7 @@
 /*
  * monitor: follows one run of an agent, from outside the agent's cgroup.
  *
- *     monitor RECORD OUT LOG REPLY LOG_MAX ROOM LIFELINE LEAF UID LEAD SOCKET FED FDS STEP
+ *     monitor RECORD OUT LOG REPLY LOG_MAX ROOM LIFELINE LEAF UID LEAD SOCKET FED WHOLE FDS STEP
  *
  * LEAF is the directory of the cgroup in which the program is born (CLONE_INTO_CGROUP of
  * clone3(2)): moving a process there would wait for an RCU grace period, ten milliseconds
@@ -37,13 +37,18 @@
  * A window that is handed over for a cell is open as long as somebody wants the agent to live.
  * When it hangs up, the record says so, and a daemon ends the agent. If there is none, or it has
  * not done so after HANG_UP_MS, the monitor tells the keeper, and after the grace it kills all in
- * the cgroup around LEAF, which is the agent's.
+ * WHOLE: the cgroup of the agent or, for a task, its own; or "-".
+ *
+ * If the program has a terminal, its keeper sends the master of it. What the program writes there
+ * goes to OUT. The daemon hands viewers over (terminal.h): what they type goes to the program, and
+ * they are told what it writes. If one that is to hang up goes without a word, it is as if a window
+ * had hung up. The record says who looks, so that the next daemon knows.
  *
  * An agent can hold the mutex of a pipe: it writes to one from a page that it takes long to
- * read. O_NONBLOCK does not matter for that. So one thread does everything with pipes and kept
- * output, and nobody waits for it but at the end of the run, for DRAIN_MS. The other thread,
- * the main one, has record, reports, SOCKET, lifeline, signals and times, and never waits for
- * what an agent holds.
+ * read. O_NONBLOCK does not matter for that. So one thread does everything with pipes, terminal
+ * and kept output, and nobody waits for it but at the end of the run, for DRAIN_MS. The other
+ * thread, the main one, has record, reports, SOCKET, what viewers say, lifeline, signals and
+ * times, and never waits for what an agent holds.
  *
  * LEAD says what the end of the program causes when no daemon is alive. With "cell",
  * the cell ends: the monitor tells its keeper on the report socket. With one of FDS, the
@@ -53,7 +58,8 @@
  *
  * Lines of the record; the first has the version of the format:
  *     version N | monitor PID | chain PID | keeper PID | start PID NS | failed TEXT |
- *     hold | term | hangup NS | exit CODE NS | signal NUMBER NS | lost NS | end NS
+ *     hold | term | terminal | viewer NUMBER UID | left NUMBER detached|closed|ended |
+ *     hangup NS | exit CODE NS | signal NUMBER NS | lost NS | end NS
  * with pids of the host's pid namespace and times in nanoseconds since the epoch. "lost"
  * is the end of a program whose keeper was killed and could not report the end. These are
  * lines and not orders, because daemons read them while they grow, also daemons of older
@@ -75,13 +81,13 @@
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/file.h>
-#include <sys/ioctl.h>
 #include <sys/signalfd.h>
 
 #include "common.h"
 #include "inlet.h"
 #include "orders.h"
 #include "room.h"
+#include "terminal.h"
 
 /* Increase it when the meaning of a line changes; runtime/cell/record.py lists the versions
  * that it can read. New kinds of lines do not need it: readers skip unknown lines. */
@@ -100,6 +106,10 @@
 #define DRAIN_MS 1000
 /* A daemon has so long to act on a hang-up. */
 #define HANG_UP_MS 300
+/* The second of the two sizes by which a program is told to draw all anew comes so late. */
+#define REDRAW_MS 60
+/* What a program wrote before its end is at most this much (Documentation/driver-api/tty). */
+#define LEFT_MAX (64 << 10)
 #define STACK_SIZE (160 << 10)	/* of which an idle one touches a page */
 
 /*
@@ -201,7 +211,18 @@ struct state {
 	bool started;
 	bool staying;	/* it goes on after its program */
 	bool ended;	/* its program has ended; from then on, the cell's end needs a leader */
+	char end[TEXT_MAX];	/* as viewers are told of it; empty if nobody knows */
 };
+
+/* What viewers are told, and by whom. The master is the thread's of pipes alone. */
+static struct terminal terminal;
+
+static struct {
+	bool came;	/* the keeper has sent a descriptor for the master */
+	int handed;	/* which is not taken yet; or -1 */
+	bool ending;	/* the program has ended */
+	char end[TEXT_MAX];	/* what the daemon says of its end */
+} sent = {.handed = -1};
 
 /* A pipe and the streams of its lines. */
 struct source {
@@ -452,10 +473,13 @@ static void sort(struct source *from, const char *data, size_t length)
 	keep(from->present, kept, end - kept);
 }
 
+static bool rouse;	/* the thread of pipes is to be woken; guarded by ours */
+
 /*
  * Reads one report, if there is one; returns whether there may be more. The descriptor of
  * the cell's mounts (view.c) comes with one, and stays open: whoever lets a mount namespace
- * go waits for all processors, and that is not to be a process in the cell's cgroup.
+ * go waits for all processors, and that is not to be a process in the cell's cgroup. So do
+ * others: to close what an agent has sent may take as long as it likes.
  */
 static bool take_report(struct state *state)
 {
@@ -470,6 +494,7 @@ static bool take_report(struct state *state)
 	ssize_t n = recvmsg(state->report, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	struct cmsghdr *header;
 	pid_t pid = 0;
+	int fd = -1;
 
 	if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
 		state->closed = true;
@@ -486,6 +511,8 @@ static bool take_report(struct state *state)
 
 			memcpy(&peer, CMSG_DATA(header), sizeof peer);
 			pid = peer.pid;
+		} else if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+			memcpy(&fd, CMSG_DATA(header), sizeof fd);
 		}
 	}
 	if (!strcmp(text, "hello")) {
@@ -500,9 +527,16 @@ static bool take_report(struct state *state)
 		state->held = true;
 	} else if (!strncmp(text, "failed ", 7) || !strcmp(text, "term")) {
 		record("%s", text);
+		if (*text == 'f')
+			snprintf(state->end, sizeof state->end, "%s", text);
+	} else if (!strcmp(text, "terminal") && fd >= 0 && !sent.came) {
+		sent.came = rouse = true;
+		sent.handed = fd;
 	} else if (!strncmp(text, "exit ", 5) || !strncmp(text, "signal ", 7)) {
 		record("ceased %llu", ns_of(CLOCK_BOOTTIME));
 		record("%s %llu", text, ns_of(CLOCK_REALTIME));
+		if (!*state->end)
+			snprintf(state->end, sizeof state->end, "%s", text);
 		state->ended = true;
 		if (state->staying)
 			write_record();
@@ -520,9 +554,12 @@ static struct {
 	int to_pipes, to_main;	/* eventfds that wake the threads */
 	atomic_llong calling;	/* since when the thread of pipes is in a call for one; or 0 */
 	atomic_bool deaf;	/* nobody reads standard input */
+	int master;		/* of the program's terminal, or -1 */
+	long long quiet;	/* until then it is not read: nobody has the terminal open */
 	atomic_bool ending, drained;
 	struct inlet in;	/* last: what it takes is a page that most never touch */
-} pipes = {.in = {.listener = -1, .window = -1}, .in_pipe = -1, .others = {-1, -1, -1}};
+} pipes = {.in = {.listener = -1, .window = -1}, .in_pipe = -1, .master = -1,
+	   .others = {-1, -1, -1}};
 
 static void wake(int eventfd)
 {
@@ -532,6 +569,16 @@ static void wake(int eventfd)
 static void woken(int eventfd)
 {
 	(void)!read(eventfd, &(uint64_t){0}, sizeof(uint64_t));
+}
+
+/* The sooner of a timeout for poll(2) and a moment. */
+static long long sooner(long long left, long long due)
+{
+	long long until = due - now_ms();
+
+	if (until < 0)
+		until = 0;
+	return left < 0 || left > until ? until : left;
 }
 
 /* Moves available data; returns the length, 0 at the end or if none is left. */
@@ -582,6 +629,173 @@ static void drain_rest(struct source *from)
 		tell_lost(from->replies);
 }
 
+/* The first of two moments, of which each may be -1: never. */
+static long long first_of(long long one, long long other)
+{
+	return other < 0 || (one >= 0 && one < other) ? one : other;
+}
+
+/* Takes the master that came, if it is one. */
+static void take_master(void)
+{
+	struct winsize size = {0};
+	int fd;
+
+	pthread_mutex_lock(&ours);
+	fd = sent.handed;
+	sent.handed = -1;
+	pthread_mutex_unlock(&ours);
+	if (fd < 0)
+		return;
+	pipes.calling = now_ms();
+	if (is_master(fd) && fcntl(fd, F_SETFL, O_NONBLOCK) == 0 &&
+	    ioctl(fd, TIOCGWINSZ, &size) == 0)
+		pipes.master = fd;
+	else
+		close(fd);
+	pipes.calling = 0;
+	if (pipes.master < 0)
+		return;
+	pthread_mutex_lock(&ours);
+	record("terminal");
+	if (!terminal.cols) {
+		terminal.cols = size.ws_col;
+		terminal.rows = size.ws_row;
+	}
+	pthread_mutex_unlock(&ours);
+	wake(pipes.to_main);
+}
+
+/*
+ * Gives the terminal its size. A program draws all anew when that changes, so one that is to do
+ * so gets another size for a moment. Returns when the next is due, or -1.
+ */
+static long long give_size(void)
+{
+	static struct winsize given;
+	static long long due;
+	struct winsize size;
+
+	if (due && now_ms() < due)
+		return due;
+	pthread_mutex_lock(&ours);
+	size = (struct winsize){.ws_col = (unsigned short)terminal.cols,
+				.ws_row = (unsigned short)terminal.rows};
+	due = terminal.redraw && terminal.said ? now_ms() + REDRAW_MS : 0;
+	terminal.redraw = false;
+	pthread_mutex_unlock(&ours);
+	if (due)
+		size.ws_row += size.ws_row > 1 ? -1 : 1;
+	if (size.ws_col == given.ws_col && size.ws_row == given.ws_row)
+		return due ? due : -1;
+	given = size;
+	pipes.calling = now_ms();	/* the agent may ask for the size, with a page of its own */
+	(void)ioctl(pipes.master, TIOCSWINSZ, &size);
+	pipes.calling = 0;
+	return due ? due : -1;
+}
+
+/* Moves what is typed to the program. */
+static void write_typed(void)
+{
+	char part[4096];
+	size_t length;
+	ssize_t n;
+
+	pthread_mutex_lock(&ours);
+	length = terminal.typed < sizeof part ? terminal.typed : sizeof part;
+	memcpy(part, terminal.input, length);
+	pthread_mutex_unlock(&ours);
+	pipes.calling = now_ms();
+	n = length ? write(pipes.master, part, length) : 0;
+	pipes.calling = 0;
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	if (n < 0)	/* nobody has the terminal any more */
+		n = (ssize_t)length;
+	pthread_mutex_lock(&ours);
+	if (!takes_input(&terminal))
+		wake(pipes.to_main);
+	terminal.typed -= (size_t)n;
+	memmove(terminal.input, terminal.input + n, terminal.typed);
+	pthread_mutex_unlock(&ours);
+}
+
+/* Moves what the program has written; returns its length, 0 if there is nothing now. */
+static size_t drain_master(void)
+{
+	static char data[LEFT_MAX];
+	size_t length = 0;
+	bool owed = false;
+	ssize_t n;
+
+	pipes.calling = now_ms();
+	do {
+		n = read(pipes.master, data + length, sizeof data - length);
+		length += n > 0 ? (size_t)n : 0;
+	} while ((n > 0 && length < sizeof data / 2) || (n < 0 && errno == EINTR));
+	pipes.calling = 0;
+	if (n == 0 || (n < 0 && errno != EAGAIN))
+		pipes.quiet = now_ms() + LOOK_AGAIN_MS;
+	if (!length)
+		return 0;
+	pthread_mutex_lock(&ours);
+	tell_output(&terminal, data, length);
+	for (size_t i = 0; i < VIEWERS_MAX; i++)
+		owed |= terminal.viewers[i].fd >= 0 && is_owed(&terminal, &terminal.viewers[i]);
+	pthread_mutex_unlock(&ours);
+	if (owed)
+		wake(pipes.to_main);
+	keep(pipes.out.lines, data, length);
+	return length;
+}
+
+/* All that the program wrote before its end is told, and its end may be. */
+static void drain_left(void)
+{
+	size_t moved = 0, n;
+
+	take_master();
+	n = pipes.master >= 0;
+	while (n && moved < LEFT_MAX)
+		moved += n = drain_master();
+	pthread_mutex_lock(&ours);
+	terminal.over = true;
+	pthread_mutex_unlock(&ours);
+	wake(pipes.to_main);
+}
+
+/* Serves the terminal but for what is to be polled; returns when it is to be done again anyway, or
+ * -1. */
+static long long watch_master(struct pollfd *watched)
+{
+	static bool left;
+	long long held, due;
+	bool ending;
+
+	take_master();
+	pthread_mutex_lock(&ours);
+	*watched = (struct pollfd){.fd = -1};
+	held = held_until(&terminal);
+	if (held < 0)
+		watched->events |= POLLIN;
+	if (terminal.typed)
+		watched->events |= POLLOUT;
+	ending = sent.ending && !left;
+	pthread_mutex_unlock(&ours);
+	if (ending) {
+		left = true;
+		drain_left();
+	}
+	if (pipes.master < 0)
+		return -1;
+	due = first_of(give_size(), held);
+	if (pipes.quiet > now_ms())
+		return first_of(due, pipes.quiet);
+	watched->fd = watched->events ? pipes.master : -1;
+	return due;
+}
+
 /* The thread of pipes: until the run has ended, and its output is kept. */
 static void *serve_pipes(void *nothing)
 {
@@ -593,15 +807,16 @@ static void *serve_pipes(void *nothing)
 	for (int i = 0; i < 3; i++)
 		close_quietly(pipes.others[i]);
 	while (!pipes.ending) {
-		struct pollfd fds[] = {
+		struct pollfd fds[5] = {
 			{.fd = pipes.to_pipes, .events = POLLIN},
 			{.fd = pipes.out.pipe, .events = POLLIN},
 			{.fd = pipes.log.pipe, .events = POLLIN},
 			{.fd = pipes.in.length && !pipes.deaf ? pipes.in_pipe : -1,
 			 .events = POLLOUT},
 		};
+		long long due = watch_master(&fds[4]);
 
-		poll(fds, sizeof fds / sizeof *fds, -1);
+		poll(fds, sizeof fds / sizeof *fds, due < 0 ? -1 : (int)sooner(-1, due));
 		if (fds[0].revents)
 			woken(pipes.to_pipes);
 		if (fds[1].revents)
@@ -616,7 +831,12 @@ static void *serve_pipes(void *nothing)
 			if (!pipes.in.length || pipes.deaf)
 				wake(pipes.to_main);
 		}
+		if (fds[4].revents && fds[4].events & POLLOUT)
+			write_typed();
+		if (fds[4].revents && fds[4].events & POLLIN)
+			drain_master();
 	}
+	drain_left();
 	drain_rest(&pipes.out);
 	drain_rest(&pipes.log);
 	pipes.drained = true;
@@ -637,10 +857,16 @@ static bool begin_thread(void)
 	return pipes.to_pipes >= 0 && pipes.to_main >= 0 && !errno;
 }
 
-/* poll(2), during which the other thread may hear reports. */
+/* poll(2), during which the other thread may hear reports. That one is woken only now, if it is to
+ * be: it would wait for the mutex. */
 static void sleep_until(struct pollfd *fds, size_t count, long long ms)
 {
+	bool wakes = rouse;
+
+	rouse = false;
 	pthread_mutex_unlock(&ours);
+	if (wakes)
+		wake(pipes.to_pipes);
 	poll(fds, count, (int)ms);
 	pthread_mutex_lock(&ours);
 }
@@ -673,6 +899,7 @@ struct order {
 	uid_t uid;
 	int lead, socket;
 	bool fed;
+	const char *whole;
 	unsigned *fds;
 	size_t fd_count;
 	struct list step;
@@ -699,6 +926,7 @@ static bool read_order(struct orders *orders, struct order *order)
 	order->fed = take_if(orders, "fed");
 	if (!order->fed)
 		take_if(orders, "-");
+	order->whole = take_word(orders);
 	order->fds = take_numbers(orders, INT_MAX, &order->fd_count);
 	order->step = take_list(orders);
 	return all_taken(orders) && order->step.count && order->fd_count <= DESCRIPTORS_MAX;
@@ -785,20 +1013,29 @@ static bool is_seen_to(void)
 	       !(recorded.st_mode & S_IWUSR);
 }
 
-/* The end by a window that has hung up, if no daemon leads it. */
+/* The end by a window or a viewer that has hung up, if no daemon leads it. */
 static struct {
 	long long due;	/* its next step; or 0 */
+	long long grace_ms;
 	bool told;	/* the keeper */
-	int killer;	/* cgroup.kill of the agent */
+	int killer;	/* cgroup.kill of WHOLE */
 } hangup = {.killer = -1};
 
-static void hang_up(int lifeline)
+static void hang_up(int lifeline, long long grace_ms)
+{
+	record("hangup %llu", ns_of(CLOCK_REALTIME));
+	write_record();
+	if (hangup.due)
+		return;
+	hangup.grace_ms = grace_ms;
+	hangup.due = now_ms() + (daemon_alive(lifeline) ? HANG_UP_MS : 0);
+}
+
+static void lose_window(int lifeline)
 {
 	close(pipes.in.window);
 	pipes.in.window = -1;
-	record("hangup %llu", ns_of(CLOCK_REALTIME));
-	write_record();
-	hangup.due = now_ms() + (daemon_alive(lifeline) ? HANG_UP_MS : 0);
+	hang_up(lifeline, pipes.in.grace_ms);
 }
 
 static void go_on_hanging_up(int report)
@@ -811,7 +1048,109 @@ static void go_on_hanging_up(int report)
 	if (!is_seen_to())
 		(void)!send(report, "hup", 3, MSG_NOSIGNAL | MSG_DONTWAIT);
 	hangup.told = true;
-	hangup.due = now_ms() + pipes.in.grace_ms;
+	hangup.due = now_ms() + hangup.grace_ms;
+}
+
+/* Takes a packet about viewers (inlet.h); returns whether there may be more. */
+static bool take_viewing(int peer)
+{
+	union {
+		struct viewing viewer;
+		char text[TEXT_MAX];
+	} told;
+	int fds[DESCRIPTORS_MAX];
+	size_t count;
+	ssize_t n = receive_message(peer, &told, sizeof told - 1, fds, &count);
+
+	if (n <= 0)
+		return false;
+	if (told.text[0] == 't' && n == sizeof told.viewer && count == 1) {
+		record("viewer %u %u", told.viewer.number, told.viewer.uid);
+		if (let_look(&terminal, &told.viewer, fds[0]))
+			return true;
+		record("left %u closed", told.viewer.number);
+	} else if (told.text[0] != 't') {
+		told.text[n] = 0;
+		if (told.text[0] == 'n')
+			tell_notice(&terminal, told.text + 1);
+		else
+			snprintf(sent.end, sizeof sent.end, "%s", told.text + 1);
+	}
+	while (count)
+		close(fds[--count]);
+	return true;
+}
+
+static void leave(struct viewer *v, enum leaving how, const struct state *state, int lifeline)
+{
+	static const char *const words[] = {
+		[DETACHED] = "detached", [CLOSED] = "closed", [ENDED] = "ended"};
+
+	close(v->fd);
+	v->fd = -1;
+	record("left %u %s", v->number, words[how]);
+	if (how == CLOSED && v->hangup && !state->ended)
+		hang_up(lifeline, v->grace_ms);
+}
+
+/* Hears viewers, as far as FDS says that there is something, and tells them what it may. */
+static void serve_viewers(const struct pollfd *fds, const struct state *state, int lifeline)
+{
+	for (size_t i = 0; i < VIEWERS_MAX; i++) {
+		struct viewer *v = &terminal.viewers[i];
+		short told = v->fd >= 0 ? fds[i].revents & ~POLLOUT : 0;
+		enum leaving how = STAYS;
+
+		if (v->fd < 0)
+			continue;
+		/* it has typed, or may hold up the program no more */
+		rouse |= told || is_owed(&terminal, v);
+		if (told)
+			how = hear_viewer(&terminal, v, told & (POLLHUP | POLLRDHUP));
+		if (how == STAYS)
+			how = serve_viewer(&terminal, v);
+		if (how != STAYS)
+			leave(v, how, state, lifeline);
+	}
+	rouse |= terminal.redraw;
+}
+
+/* The program has ended: viewers are to be told how, after all that it wrote. */
+static void end_terminal(const struct state *state)
+{
+	const char *end = *sent.end ? sent.end
+			  : hangup.due	? "hangup"
+			  : *state->end ? state->end
+			  : state->started ? "lost"
+					   : "failed it did not start, see its log";
+
+	snprintf(terminal.end, sizeof terminal.end, "%s", end);
+	sent.ending = rouse = true;
+}
+
+static bool has_viewers(void)
+{
+	for (size_t i = 0; i < VIEWERS_MAX; i++)
+		if (terminal.viewers[i].fd >= 0)
+			return true;
+	return false;
+}
+
+/* The run has ended: viewers get what waits for them, as long as they take it. */
+static void wait_for_viewers(const struct state *state, int lifeline)
+{
+	struct pollfd fds[VIEWERS_MAX] = {{0}};
+
+	be_patient(&terminal);
+	for (serve_viewers(fds, state, lifeline); has_viewers();) {
+		long long until = held_until(&terminal);
+
+		if (until < 0)
+			break;
+		watch_viewers(&terminal, fds);
+		sleep_until(fds, VIEWERS_MAX, sooner(-1, until));
+		serve_viewers(fds, state, lifeline);
+	}
 }
 
 /* Tells the leader to begin the end; returns true if this must be repeated. */
@@ -850,19 +1189,9 @@ static void stay_for_window(int lifeline)
 
 		poll(fds, count, LOOK_AGAIN_MS);
 		if (fds[0].revents)
-			hang_up(lifeline);
+			lose_window(lifeline);
 		serve_inlet(&pipes.in, fds + 1);
 	}
-}
-
-/* The sooner of a timeout for poll(2) and a moment. */
-static long long sooner(long long left, long long due)
-{
-	long long until = due - now_ms();
-
-	if (until < 0)
-		until = 0;
-	return left < 0 || left > until ? until : left;
 }
 
 int main(int argc, char **argv)
@@ -879,7 +1208,7 @@ int main(int argc, char **argv)
 
 	if (!read_order(&orders, &order)) {
 		dprintf(2, "usage: monitor RECORD OUT LOG REPLY LOG_MAX ROOM LIFELINE LEAF UID LEAD "
-			   "SOCKET FED FDS STEP\n");
+			   "SOCKET FED WHOLE FDS STEP\n");
 		return 2;
 	}
 	record_fd = open(order.record, O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -914,10 +1243,13 @@ int main(int argc, char **argv)
 		pipes.in.listener = fcntl(order.socket, F_DUPFD_CLOEXEC, FIRST_PASSED);
 		if (order.fed)
 			pipes.others[0] = make_pipe(&pipes.in_pipe, false, order.uid);
-		else
-			hangup.killer = open_in(order.leaf, "../cgroup.kill", O_WRONLY);
 		close(order.socket);
 	}
+	if (strcmp(order.whole, "-")) {
+		pipes.in.take_viewing = take_viewing;
+		hangup.killer = open_in(order.whole, "cgroup.kill", O_WRONLY);
+	}
+	begin_terminal(&terminal);
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0)
 		give_up("socketpair");
 	setsockopt(sockets[0], SOL_SOCKET, SO_PASSCRED, &yes, sizeof yes);
@@ -964,6 +1296,8 @@ int main(int argc, char **argv)
 			record("lost %llu", ns_of(CLOCK_REALTIME));
 			state.ended = true;
 		}
+		if (state.ended && !sent.ending && (sent.came || has_viewers()))
+			end_terminal(&state);
 		if (leading && now_ms() >= next_word) {
 			next_word = 0;
 			if (is_seen_to()) {
@@ -998,7 +1332,7 @@ int main(int argc, char **argv)
 		/* A keeper that does not stay is about to exit: SIGCHLD tells it. Others are
 		 * heard again when the lines are written. */
 		bool leaving = state.ended && !state.staying && !reaped && gathered.length;
-		struct pollfd fds[7 + INLET_FDS] = {
+		struct pollfd fds[7 + VIEWERS_MAX + INLET_FDS] = {
 			{.fd = signals, .events = POLLIN},
 			{.fd = state.closed || leaving ? -1 : sockets[0], .events = POLLIN},
 			{.fd = pipes.to_main, .events = POLLIN},
@@ -1008,7 +1342,10 @@ int main(int argc, char **argv)
 			{.fd = telling ? lead : -1, .events = POLLIN},
 			{.fd = pipes.in.window},	/* whoever has the other end may send */
 		};
-		size_t count = 7 + watch_inlet(&pipes.in, fds + 7);
+		size_t count = 7 + VIEWERS_MAX;
+
+		watch_viewers(&terminal, fds + 7);
+		count += watch_inlet(&pipes.in, fds + count);
 
 		if (!reaped && waitpid(chain, NULL, WNOHANG) == chain)
 			reaped = true;
@@ -1023,10 +1360,11 @@ int main(int argc, char **argv)
 		if (fds[5].revents)
 			lead = LEAD_NOBODY;	/* that keeper is gone */
 		if (fds[6].revents)
-			hang_up(lifeline);
+			lose_window(lifeline);
 		if (pipes.deaf)
 			close_inlet(&pipes.in);
-		serve_inlet(&pipes.in, fds + 7);
+		serve_viewers(fds + 7, &state, lifeline);
+		serve_inlet(&pipes.in, fds + 7 + VIEWERS_MAX);
 		if (!pipes.in.room)
 			wake(pipes.to_pipes);
 	}
@@ -1036,6 +1374,11 @@ int main(int argc, char **argv)
 	wait_drained();
 	record("end %llu", ns_of(CLOCK_REALTIME));
 	write_record();
+	if (has_viewers()) {
+		end_terminal(&state);
+		terminal.over = true;
+		wait_for_viewers(&state, lifeline);
+	}
 	if (lead >= 0 && state.ended)
 		stay_for_end(lead, lifeline, sockets[0]);
 	else

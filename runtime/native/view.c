@@ -567,7 +567,8 @@ static void make_devices(const char *target)
 		{"/proc/self/fd/0", "stdin"}, {"/proc/self/fd/1", "stdout"},
 		{"/proc/self/fd/2", "stderr"}, {"/proc/self/fd", "fd"},
 		{"/proc/kcore", "core"}, {"pts/ptmx", "ptmx"}};
-	static const char *const terminals[] = {"ptmxmode", "0666", "mode", "620", NULL};
+	static const char *const terminals[] = {"ptmxmode", "0666", "mode", "620",
+						"max", "64", NULL};
 	int dev = make_directory_in_memory("0755"), pts, made;
 
 	made = must(dup(dev), "dup");

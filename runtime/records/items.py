@@ -34,6 +34,7 @@ from runtime.ids import (
 )
 from runtime.records.moves import Moves
 from runtime.records.stored import dumped, loaded, names_of
+from runtime.records.visits import Visit
 from runtime.texts.names import quote
 
 _S = TypeVar("_S", bound=StrEnum)
@@ -363,6 +364,14 @@ class Task(Item):
     cwd: str = ""
     env: str = ""
     accepts_input: bool = False
+    #: the size at first of the terminal that it has, ``COLSxROWS``; empty if it has none
+    tty: str = ""
+    #: the uid of the operator who made it, None if that was an agent
+    maker: int | None = None
+    #: who looks at that
+    viewers: tuple[Visit, ...] = ()
+    #: whether such a one has hung it up: ``end``, or ``remove`` if it is removed at its end
+    window: str = ""
     work: str = ""
     exit: str = ""
     #: why it ended, as of an agent

@@ -23,6 +23,7 @@ from runtime.records.lifecycle import LIVE, Status
 from runtime.records.modes import MODES, Mode
 from runtime.records.run import BETWEEN_RUNS, NOTHING, NOWHERE, Cell, Run, Said
 from runtime.records.stored import dumped, loaded
+from runtime.records.visits import Visit
 from runtime.texts import policy
 
 
@@ -117,6 +118,8 @@ class AgentConfiguration(AgentIdentity):
     model: str = ""
     exec: str = ""
     mode: str = "once"
+    #: the size at first of the terminal that its program has, ``COLSxROWS``; empty if it has none
+    tty: str = ""
     limits: dict[str, str] = field(default_factory=dict)
     restart: str = "no"
     homedir: str = "private"
@@ -170,6 +173,8 @@ class Agent(AgentConfiguration):
     #: whether it ends with the client that made it (``runtime.life.windows``): ``end``, or
     #: ``remove`` if it is removed then; empty if not
     window: str = ""
+    #: who looks at the terminal of its run
+    viewers: tuple[Visit, ...] = ()
     #: how often it was restarted in a row, and when the next time is due, by both clocks
     restarts: int = 0
     restart_at: float = 0.0

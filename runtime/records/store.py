@@ -372,7 +372,7 @@ class Store:
         self._db.execute(
             f"DELETE FROM texts WHERE item=? AND field NOT IN ({marks})", (index, *elsewhere)
         )
-        self.put("items", index, data=dump_json(short))
+        self.put("items", index, data=dump_row(short))
 
     def read_text(self, index: ItemIndex, field: str) -> str:
         """A long text of an item; empty if the item was removed."""

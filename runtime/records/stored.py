@@ -16,7 +16,7 @@ version of the state. A daemon refuses a state whose version is higher than its 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from enum import StrEnum
 from functools import cache, partial
@@ -70,6 +70,10 @@ def loaded(cls: Callable[..., _R], values: Mapping[str, Any], **more: Any) -> _R
     return cls(**{**known, **more})
 
 
+def _loaded_each(cls: Callable[..., _R], rows: Iterable[Mapping[str, Any]]) -> tuple[_R, ...]:
+    return tuple(loaded(cls, row) for row in rows)
+
+
 @cache
 def _readers(cls: Any) -> dict[str, Callable[[Any], Any]]:
     """The readers of those fields that JSON has in another form."""
@@ -77,8 +81,11 @@ def _readers(cls: Any) -> dict[str, Callable[[Any], Any]]:
     for name, kind in get_type_hints(cls).items():
         # the other one of two is None
         kind = get_args(kind)[0] if isinstance(kind, UnionType) else kind
+        inner = next(iter(get_args(kind)), None)
         kind = get_origin(kind) or kind
-        if isinstance(kind, type) and issubclass(kind, Value):
+        if kind is tuple and isinstance(inner, type) and issubclass(inner, Value):
+            found[name] = partial(_loaded_each, inner)
+        elif isinstance(kind, type) and issubclass(kind, Value):
             found[name] = partial(loaded, kind)
         elif isinstance(kind, type) and issubclass(kind, StrEnum | tuple):
             found[name] = kind

@@ -45,14 +45,14 @@ from runtime.errors import (
 )
 from runtime.ids import CallId, MessageId
 from runtime.life.streams import Stream, Streams
-from runtime.life.windows import Windows
+from runtime.life.windows import Wanted, Windows
 from runtime.records.items import REPORTED, Message, MessageStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.sockets.connection import Asked, Connection, Server
 from runtime.sockets.replay import Replays, check_event_id, check_following
 from runtime.texts import policy
-from runtime.texts.names import check_name, parse_duration, quote
+from runtime.texts.names import check_name, parse_duration, parse_screen, quote
 
 #: characters of a reply in one frame
 _DELTA_MAX: Final = 16 << 10
@@ -178,6 +178,20 @@ class Request(Asked):
             raise MalformedError(f"{field}: write {meaning}")
         return value
 
+    def flag(self, field: str) -> bool:
+        """A field that has to be true or false, and need not be there; ``MalformedError``."""
+        value = self.fields.get(field, False)
+        if not isinstance(value, bool):
+            raise MalformedError(f"{field}: write true or false")
+        return value
+
+    @property
+    def screen(self) -> tuple[int, int] | None:
+        """The columns and rows of the terminal of who asks, if it says them."""
+        if "size" not in self.fields:
+            return None
+        return parse_screen(self.text("size", "COLSxROWS, such as 80x24"))
+
     async def answer(self, frame: dict[str, Any]) -> None:
         await self.connection.send(frame)
 
@@ -274,9 +288,7 @@ async def _quota(request: Request) -> None:
 
 async def _window(request: Request) -> None:
     """A daemon that is executed again before it has answered opens another one."""
-    remove, agent = request.fields.get("remove", False), request.named
-    if not isinstance(remove, bool):
-        raise MalformedError("remove: write true or false")
+    remove, agent = request.flag("remove"), request.named
     if agent is None:
         raise MissingError("the agent was removed")
     request.progress["opened"] = True
@@ -285,12 +297,34 @@ async def _window(request: Request) -> None:
         await request.connection.hand(frame, window.fileno(), request)
 
 
+async def _terminal(request: Request) -> None:
+    """A daemon that is executed again before it has answered sends what this one has opened."""
+    agent, progress, windows = request.named, request.progress, request.services.windows
+    if agent is None:
+        raise MissingError("the agent was removed")
+    name = request.fields.get("task")
+    task = request.agents.tasks.find(agent, request.text("task", "a name")) if name else None
+    if "viewer" not in progress:
+        wanted = Wanted(
+            looks=request.flag("look"),
+            starts=request.flag("start"),
+            hangs_up=request.flag("hangup"),
+            removes=request.flag("remove"),
+            screen=request.screen,
+        )
+        who = request.connection.who
+        await windows.view(request.caller, who, agent, task, wanted, progress)
+    number = progress["viewer"]
+    where = {"run": agent.run.id} if task is None else {"task": task.name}
+    with windows.sending(agent, task, number) as end:
+        frame = {"type": "terminal", "agent": agent.name, **where, "viewer": number}
+        await request.connection.hand(frame, end.fileno(), request)
+
+
 async def _prune(request: Request) -> None:
     """Goes on in a daemon that is executed again, which tells of what is left then."""
     before = time.time() - parse_duration(request.text("older", "a duration such as 30d"))
-    dry, progress = request.fields.get("dry_run", False), request.progress
-    if not isinstance(dry, bool):
-        raise MalformedError("dry_run: write true or false")
+    dry, progress = request.flag("dry_run"), request.progress
 
     async def tell(old: Old) -> None:
         what = "left" if old.why else "removed"
@@ -558,6 +592,10 @@ DAEMON_OPERATIONS: Final = _table(
     Operation(name="window", handler=_window, stays=True,
         guard=Guard(who=OPERATORS, unless=(_no_name, _not_controlled, _not_new)),
         doc="answer with a descriptor; the named agent ends when that is closed"),
+    Operation(name="terminal", handler=_terminal, stays=True,
+        guard=Guard(who=OPERATORS, unless=(_no_name, _not_operated)),
+        doc="answer with a descriptor, by which somebody looks at the terminal of the named agent "
+        "or its task, and types there"),
     Operation(name="prune", guard=_OPERATORS, handler=_prune, stays=True,
         doc="remove what of the caller's ended long ago"),
     Operation(name="events", guard=_OPERATORS, handler=_events, stays=True,

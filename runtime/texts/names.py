@@ -29,6 +29,9 @@ _TIME: Final = re.compile(
 _END_OF_TIMES: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")
 _SIZE: Final = re.compile(r"([0-9]{1,15})([KMGT]?)")
+_SCREEN: Final = re.compile(r"([1-9][0-9]{0,3})x([1-9][0-9]{0,3})")
+#: columns or rows of a terminal; as in terminal.h
+_SIDE_MAX: Final = 1000
 #: no component is ".", ".." or empty, none has a control character
 _PLAIN_PATH: Final = re.compile(r"/|(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+)+")
 #: what a command line is made of: at the end, a quotation or an escape that is none
@@ -211,6 +214,18 @@ def parse_size(text: str) -> int:
     if not match:
         raise MalformedError(f"{quote(text)} is not a size such as 1048576, 512K, 64M or 2G")
     return int(match[1]) * _BYTES[match[2]]
+
+
+def parse_screen(text: str) -> tuple[int, int]:
+    """Columns and rows of a terminal."""
+    match = _SCREEN.fullmatch(text)
+    sides = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not match or max(sides) > _SIDE_MAX:
+        raise MalformedError(
+            f"{quote(text)} is not a size of a terminal: use COLSxROWS, such as 80x24, "
+            f"from 1 to {_SIDE_MAX} each"
+        )
+    return sides
 
 
 def check_choice(text: str, choices: tuple[str, ...]) -> str:

@@ -87,6 +87,7 @@ FRESH = {
     "cwd": "",
     "env": "",
     "accepts_input": "0\n",
+    "tty": "",
     "status": "queued\n",
     "exit": "",
     "reason": "",
@@ -135,6 +136,7 @@ WRITTEN = {
     "cwd": ("/tmp\n", "/tmp\n"),
     "env": ("A=1\n\nB=\n", "A=1\nB=\n"),
     "accepts_input": ("1\n", "1\n"),
+    "tty": ("80x24\n", "80x24\n"),
 }
 BAD = [
     ("title", "a\x1b[2J\n", "EINVAL"),

@@ -178,7 +178,7 @@ AGENT = {
     "configuration": Group(
         ("Oosarpk", "Oosarpk", "Oosarpk", "Oos"),
         (KNOWS, KNOWS, KNOWS, "Oos"),
-        files("label root iso workspace cwd context mode homedir author", when=WHILE_NEW)
+        files("label root iso workspace cwd context mode tty homedir author", when=WHILE_NEW)
         | files("groups", when=WHILE_NEW, lines=("%d\n",))
         | files("path", when=WHILE_NEW, lines=("/%x\n",))
         | files("mount", when=WHILE_NEW, lines=("/srv/a /m/%x ro\n",))
@@ -321,7 +321,7 @@ RECORD = {
     "said": Group(
         ("Oosarpk", "Oosarpk", "Oosarpk", "Oosa"),
         (KNOWS, KNOWS, KNOWS, "Oosa"),
-        files("title cwd accepts_input", "task/item/", final=STARTED)
+        files("title cwd accepts_input tty", "task/item/", final=STARTED)
         | files("cmd", "task/item/", final=STARTED, lines=("true %x\n",))
         | files("ctl", "task/item/", lines=("start\n", "nonsense %x\n"))
         | files("work", "task/item/")
@@ -490,6 +490,13 @@ ASKS = {
     "window": Asks(
         "a",
         ({"agent": "x"}, {"agent": "x" * LONG}, {"agent": [[]] * 10_000, "remove": "x" * LONG}),
+    ),
+    # whose agent it is that it names decides, too
+    "terminal": Asks(
+        "",
+        ({"agent": "x"}, {"agent": "x", "task": "T0", "start": True}, {"agent": "x" * LONG},
+         {"agent": "x", "task": "x" * LONG}, {"agent": "x", "size": "x" * LONG},
+         {"agent": [[]] * 10_000, "look": "x" * LONG}),
     ),
     # what it may say is decided by the agent that it names
     "ctl": Asks(
@@ -872,6 +879,7 @@ def test_the_list_of_agents_tells_what_the_files_would(stage: Stage, kind: str) 
             assert row is None, PARTIES[party]
             continue
         readable = {key for key, (file, _) in KEYS.items() if not file or party in cells[file][2]}
+        readable -= {"tty", "viewers"}  # which are those of a terminal
         assert row is not None and row.keys() == readable, PARTIES[party]
 
 

@@ -21,6 +21,7 @@ from tests.fuzz.targets import TARGETS, corpus, run
 _WORDS: Final = (
     *(b"{", b"}", b"[", b"]", b'"', b"\n", b"\t", b" ", b"\0", b"\\ud800", b"\\", b":", b","),
     *(b"allow x_t agent:* read", b"/", b"..", b"hide", b"ro", b"1e999", b"9" * 5000, b"timer"),
+    *(b"\x1b[?1049h", b"\x1b[>7u", b"\x1b]0;", b"\x1b[", b"o\0\x20", b"1\0\x06w80x24", b"\x9b6n"),
     *(b"\xff", "\u00a0".encode(), "\u0663".encode(), b"\x1b[2J", b"*", b"-"),
 )
 

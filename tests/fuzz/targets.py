@@ -38,6 +38,7 @@ from runtime.sockets.replay import check_following
 from runtime.texts import mounts, names, policy
 from runtime.texts.forms import parse_filled, parse_form
 from runtime.texts.names import decode
+from tests.fuzz.terminals import terminal
 from tests.worlds.records import ROOT
 
 Target = Callable[[bytes], None]
@@ -65,6 +66,7 @@ for _name, _parse in (
     ("moment", lambda text: names.parse_moment(text, 1e9)),
     ("number", names.parse_number),
     ("size", names.parse_size),
+    ("screen", names.parse_screen),
     ("path", names.check_absolute),
     ("env", names.parse_env_line),
     ("command", names.split_command),
@@ -150,6 +152,12 @@ def run_record(data: bytes) -> None:
     record = read_record(path)
     if record.over:
         judge(record, oom=False, complaint="")
+
+
+@target
+def viewers(data: bytes) -> None:
+    """What a program writes on its terminal, and what viewers of it send."""
+    terminal().ask(data)
 
 
 @target

@@ -41,6 +41,7 @@ WORDS = {
     "log": ["log", "coder"],
     "logs": ["logs", "coder", "clerk"],
     "attach": ["attach", "clerk"],
+    "enter": ["enter", "coder"],  # refused: nobody is at a terminal
     "events": ["events", "coder"],
     "reports": ["reports"],
     "top": ["top"],

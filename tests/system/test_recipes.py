@@ -31,7 +31,7 @@ echo
 echo "key $ANTHROPIC_API_KEY$CODEX_API_KEY$GEMINI_API_KEY"
 pwd
 touch seen && echo "may write"
-cat
+[ -t 0 ] || cat
 for word; do case $word in *-*-4*-*-*) id=$word ;; esac; done
 mkdir -p ~/.claude/projects/p ~/.gemini/tmp/p/chats
 touch ~/.claude/projects/p/"$id".jsonl
@@ -58,6 +58,20 @@ ARGUMENTS = {
         f"{GEMINI} <--resume> <ID> <-p> <>",
     ),
 }
+#: at a terminal, of the first life of a name and of later ones
+AT_TERMINAL = {
+    "claude": [CLAUDE.removeprefix("<-p> <--dangerously-skip-permissions> ")
+               + f" <{option}> <ID> <say hello>" for option in ("--session-id", "--resume")],
+    "codex": [
+        f"{resume}<-c> <model_provider=api> <-c> <model_providers.api.name=api> <-c> "
+        "<model_providers.api.base_url=https://api.openai.com/v1> <-c> "
+        "<model_providers.api.wire_api=responses> <-c> "
+        "<model_providers.api.env_key=CODEX_API_KEY> <--model> <m> <say hello>"
+        for resume in ("", "<resume> <--last> ")
+    ],
+    "gemini": [f"{GEMINI.removeprefix('<--yolo> ')} <{option}> <ID> <-i> <say hello>"
+               for option in ("--session-id", "--resume")],
+}  # fmt: skip
 KEYS = ("ANTHROPIC_API_KEY", "CODEX_API_KEY", "GEMINI_API_KEY")
 
 Ctx = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -160,6 +174,17 @@ def test_a_conversation(ctx: Ctx, daemon: Daemon, name: str) -> None:
     ctx("stop", "--wait", "bot")
     ctx("rm", "bot")
     assert of(ctx(*made, "fourth")) == later
+
+
+@pytest.mark.parametrize("name", AT_TERMINAL)
+def test_at_a_terminal(ctx: Ctx, daemon: Daemon, name: str) -> None:
+    for line in AT_TERMINAL[name]:
+        result = ctx("spawn", "--tty", "--agent", name, "--network", "default", "--model", "m",
+                     "--name", "bot", "--wait", "say", "hello")  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.splitlines()[0] == f"{name}: {line}"
+        assert "timeout=max" in read(daemon.agent_dir("bot"), "limits")
+        ctx("rm", "bot")
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)

@@ -23,6 +23,7 @@ from runtime.cell.port import Execution, LiveCell, Port
 from runtime.cell.record import VERSION, Facts, RunRecord
 from runtime.cell.sources import Looker
 from runtime.cell.starting import Starter
+from runtime.cell.viewers import Viewer
 from runtime.ids import BootId
 from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.inotify import Wakeup, Watcher
@@ -133,6 +134,10 @@ class Machine(Port):
         self._facts: dict[str, MemoryFacts] = {}
         self._watching: list[tuple[str, Wakeup]] = []
         self._pids = iter(range(1000, 1 << 20))
+        #: what monitors have of viewers, by the key of the program and their number
+        self.viewers: dict[tuple[str, int], Viewer] = {}
+        #: what viewers were told, by the key of their program
+        self.told: list[tuple[str, str]] = []
         #: set when another program is born
         self.births = Wakeup()
 
@@ -142,6 +147,10 @@ class Machine(Port):
         facts = cast(MemoryFacts, execution.facts)
         facts.record, facts.alive = RunRecord(version=VERSION, monitor=next(self._pids)), True
         self.crowds[str(execution.leaf)] = execution
+        if execution.first_viewer is not None:
+            with execution.first_viewer.end:
+                self._taken(execution, execution.first_viewer)
+            execution.first_viewer = None
         self.births.notify()
         self._tell()
 
@@ -233,6 +242,32 @@ class Machine(Port):
         self.hurries += 1
         self.killed(place)
 
+    # their terminals
+
+    def view(self, execution: Execution, viewer: Viewer, grace: float) -> None:
+        if not cast(MemoryFacts, execution.facts).alive:
+            raise BrokenPipeError("the run is over")
+        self._taken(execution, viewer)
+
+    def _taken(self, execution: Execution, viewer: Viewer) -> None:
+        """The monitor has its end, and tells that."""
+        key = execution.facts.key, viewer.number
+        self.viewers[key] = replace(viewer, end=viewer.end.dup())
+        record = execution.record()
+        self._say(execution, viewers={**record.viewers, viewer.number: viewer.uid})
+
+    def left(self, execution: Execution, number: int, reason: str, **facts: Any) -> None:
+        """The monitor tells that a viewer has left."""
+        self.viewers.pop((execution.facts.key, number)).end.close()
+        record = execution.record()
+        there = {each: uid for each, uid in record.viewers.items() if each != number}
+        self._say(execution, viewers=there, left={**record.left, number: reason}, **facts)
+
+    def tell_viewers(self, execution: Execution, text: str) -> None:
+        self.told.append((execution.facts.key, text))
+
+    name_end = tell_viewers
+
     def hold(self, live_cell: LiveCell) -> bool:
         self._say(live_cell, held=True)
         return True
@@ -281,7 +316,7 @@ class MemoryStarter(Starter):
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
-    async def launch(self, live_cell: LiveCell) -> None:
+    async def launch(self, live_cell: LiveCell, terminal: tuple[int, int] | None = None) -> None:
         await trio.lowlevel.checkpoint()
         self._machine.born(live_cell)
 

@@ -26,6 +26,7 @@ from runtime.kernel.cgroups import Cgroup
 from tests.worlds.daemon import AGENT_UID, alive, read, wait_dead, wait_status, wait_until, write
 from tests.worlds.fates import PORT, SLEEP, Scene
 from tests.worlds.histories import kept_histories
+from tests.worlds.viewers import Viewer
 
 #: waits for the scene's gate to open
 AT_GATE: Final = "until test -e /gate/open; do sleep 0.02; done"
@@ -654,3 +655,23 @@ def _make_repository(path: Path) -> None:
 def _git(path: Path, *words: str) -> str:
     command = ["git", "-c", "safe.directory=*", "-C", str(path), *words]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+# terminals
+
+
+def visited(scene: Scene) -> None:
+    """Somebody looks at a terminal, and is gone."""
+    scene.run("shell", "sh", tty="80x24")
+    scene.wait("shell", "busy")
+    scene.promise("shell", "cancelled", "hangup")
+
+    def told() -> None:
+        wait_dead(scene.daemon.agent_dir("shell"))
+        kinds = Counter(event["type"] for event in history(scene, "shell"))
+        assert kinds["terminal.attach"] == kinds["terminal.leave"] <= 1
+
+    scene.after.append(told)
+    with scene.do(lambda: Viewer(scene.daemon, "shell", hangup=True)):
+        """It closes without a word."""
+    scene.wait("shell", "dead")

@@ -30,6 +30,7 @@ from runtime.records.items import Task
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.records.run import Run, RunStatus
+from runtime.records.visits import Visit
 from runtime.runtime import Runtime
 from runtime.sockets.operations import Services
 from runtime.sockets.replay import Replays
@@ -62,8 +63,8 @@ class Noted(Supervisor):
         super().__init__(*args)
         self.said: list[tuple[str, str]] = []
 
-    def start(self, agent: Agent) -> None:
-        super().start(agent)
+    def start(self, agent: Agent, visit: Visit | None = None) -> None:
+        super().start(agent, visit)
         self.said.append(("start", agent.name))
 
     def stop(self, agent: Agent, *, kill: bool) -> None:

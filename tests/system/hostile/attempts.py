@@ -179,12 +179,14 @@ TABLE: Final[tuple[Attempt, ...]] = (
     *(row for actor in ("kid", "sharer") for row in (
         *rows("32.calls", actor,
               ("call32", "getpid=ENOSYS vsock=ENOSYS pair=ENOSYS lease=ENOSYS uring=ENOSYS "
-                         "keys=ENOSYS limits=ENOSYS"),
+                         "keys=ENOSYS limits=ENOSYS type=ENOSYS"),
               ("callx32", "getpid=ENOSYS vsock=ENOSYS lease=ENOSYS uring=ENOSYS"),
               ("rings", "setup=ENOSYS enter=ENOSYS register=ENOSYS aio=ENOSYS"),
               ("faults", "call=ENOSYS own=ENOSYS device=ENOENT"),
               ("vsocks", "socket=EAFNOSUPPORT wide=EAFNOSUPPORT pair=EAFNOSUPPORT unix=ok"),
-              ("keyrings", "session=ENOSYS add=ENOSYS request=ENOSYS")),
+              ("keyrings", "session=ENOSYS add=ENOSYS request=ENOSYS"),
+              ("terminals", "type=EPERM wide=EPERM paste=EPERM widepaste=EPERM line=EPERM "
+                            "wideline=EPERM")),
         *rows("29.leases", actor,
               ("lease /tmp/leased", "read=EPERM wide=EPERM directory=EPERM lock=ok")),
         *rows("22.limits 22.init", actor,

@@ -3,6 +3,7 @@
 
 #include <linux/vm_sockets.h>
 #include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -39,6 +40,7 @@ static void do_call32(int argc, char **argv)
 	tell_step("uring", call32(425, 4, 0, 0));
 	tell_step("keys", call32(288, 0, 0, 0));
 	tell_step("limits", call32(340, 1, RLIMIT_NOFILE, 0));
+	tell_step("type", call32(54, 0, TIOCSTI, 0));
 }
 
 /* Those of the x32 ABI: the same way in, other numbers. */
@@ -59,7 +61,7 @@ static void do_call32(int argc, char **argv)
 	(void)argc;
 	(void)argv;
 	tell("getpid=ENOSYS vsock=ENOSYS pair=ENOSYS lease=ENOSYS uring=ENOSYS keys=ENOSYS "
-	     "limits=ENOSYS");
+	     "limits=ENOSYS type=ENOSYS");
 }
 
 static void do_callx32(int argc, char **argv)
@@ -69,6 +71,22 @@ static void do_callx32(int argc, char **argv)
 	tell("getpid=ENOSYS vsock=ENOSYS lease=ENOSYS uring=ENOSYS");
 }
 #endif
+
+/* What types into a terminal, pastes there, or makes it useless; also with more in the half of the
+ * number that the kernel does not look at. */
+static void do_terminals(int argc, char **argv)
+{
+	const long more = 1L << 32;
+
+	(void)argc;
+	(void)argv;
+	tell_step("type", ioctl(0, TIOCSTI, "x"));
+	tell_step("wide", syscall(SYS_ioctl, 0, more | TIOCSTI, "x"));
+	tell_step("paste", ioctl(0, TIOCLINUX, "\3"));
+	tell_step("widepaste", syscall(SYS_ioctl, 0, more | TIOCLINUX, "\3"));
+	tell_step("line", ioctl(0, TIOCSETD, &(int){27}));
+	tell_step("wideline", syscall(SYS_ioctl, 0, more | TIOCSETD, &(int){27}));
+}
 
 static void do_rings(int argc, char **argv)
 {
@@ -177,7 +195,7 @@ static void do_untouched(int argc, char **argv)
 const struct way CALL_WAYS[] = {
 	{"call32", 0, do_call32}, {"callx32", 0, do_callx32}, {"rings", 0, do_rings},
 	{"faults", 0, do_faults}, {"vsocks", 0, do_vsocks}, {"lease", 1, do_lease},
-	{"keyrings", 0, do_keyrings},
+	{"keyrings", 0, do_keyrings}, {"terminals", 0, do_terminals},
 	{"first", 0, do_first}, {"untouched", 0, do_untouched},
 	{NULL, 0, NULL},
 };

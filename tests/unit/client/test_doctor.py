@@ -60,6 +60,22 @@ def test_namespaces(tmp_path: Path, file: str, value: str, level: str) -> None:
     assert doctor.check_namespaces(str(tmp_path))[0] == level
 
 
+@pytest.mark.parametrize(
+    ("used", "level"), [("12", "ok"), ("2764", "ok"), ("2765", "warn"), ("3072", "warn")]
+)
+def test_terminals_are_the_machines(tmp_path: Path, used: str, level: str) -> None:
+    for file, text in {"nr": used, "max": "4096", "reserve": "1024"}.items():
+        (tmp_path / file).write_text(f"{text}\n")
+    [(found, what, remedy)] = doctor.check_terminals(str(tmp_path))
+    assert found == level
+    assert what == f"{used} terminals are in use of 3072 that agents may open together"
+    assert ("sysctl kernel.pty.max=8192" in remedy) is (level == "warn")
+
+
+def test_a_kernel_without_such_terminals_is_not_judged(tmp_path: Path) -> None:
+    assert [*doctor.check_terminals(str(tmp_path / "none"))] == []
+
+
 def test_what_ends_with_a_login(tmp_path: Path) -> None:
     manager, places = tmp_path / "systemd", tmp_path / "linger"
     places.mkdir()
@@ -299,6 +315,9 @@ def test_every_problem_names_a_command(tmp_path: Path) -> None:
     (tmp_path / "sys").mkdir()
     (tmp_path / "sys" / "user").mkdir()
     (tmp_path / "sys" / "user" / "max_user_namespaces").write_text("0\n")
+    (full := tmp_path / "pty").mkdir()
+    for file, text in {"nr": "3072", "max": "4096", "reserve": "1024"}.items():
+        (full / file).write_text(text)
     root = Root(str(tmp_path))
     found = [
         doctor.check_kernel("4.19.0"),
@@ -306,6 +325,7 @@ def test_every_problem_names_a_command(tmp_path: Path) -> None:
         *doctor.check_cgroups(f"41 31 0:38 / {tmp_path} rw shared:9 - cgroup2 cgroup2 rw", "/own"),
         doctor.check_namespaces(str(tmp_path / "sys")),
         doctor.check_landlock(-1),
+        *doctor.check_terminals(str(full)),
         *doctor.check_identity(4_000_000_000),
         doctor.check_lingering("ann", str(tmp_path), str(tmp_path / "none")),
         *doctor.check_mounts("41 31 0:38 / / rw - ext4 /dev/x rw", str(tmp_path)),

@@ -98,7 +98,8 @@ FILES = {
     "policy": "allow coder_t agent:* create", "mount": "/srv /data ro", "root": "",
     "iso": "sandbox", "workspace": "inherit", "cwd": "/data", "env": "A=1\nB=x y",
     "context": "fresh", "model": "", "exec": "sh -c 'sleep 1'", "mode": "turn",
-    "homedir": "private", "limits": "memory.max=1048576\npids.max=max\ngrace=5s", "restart": "no",
+    "tty": "", "homedir": "private", "restart": "no",
+    "limits": "memory.max=1048576\npids.max=max\ngrace=5s",
     "meta.json": "{}", "handoff.md": "Do it.\nAll.", "input.jsonl": "",
 }  # fmt: skip
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.cell.port import Execution
 from runtime.cell.record import VERSION, Facts, RunRecord, read_record
+from runtime.cell.viewers import VIEWERS_EVER
 from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.inotify import Wakeup
 from runtime.life.conclusions import LOST, judge_run
@@ -205,3 +206,22 @@ def test_a_known_record_is_not_complained_about(
     path.write_text(f"version {VERSION}\nmonitor 10\nexit 0 2000\n")
     assert not Execution(Cgroup(tmp_path / "leaf"), Facts(path), Wakeup()).lost
     assert caplog.messages == []
+
+
+def test_viewers_come_and_leave(tmp_path: Path) -> None:
+    text = "version 1\nmonitor 10\nterminal\nviewer 1 1000\nviewer 7 0\nleft 1 detached\n"
+    record = read(tmp_path, text)
+    assert record.terminal
+    assert (record.viewers, record.left, record.next_viewer) == ({7: 0}, {1: "detached"}, 8)
+    record = read(tmp_path, text + "left 9 closed\nend 5\n")
+    assert (record.viewers, record.left) == ({}, {1: "detached", 7: "ended"})
+    assert RunRecord().next_viewer == 1
+
+
+def test_a_record_of_the_most_viewers_is_read_whole(tmp_path: Path) -> None:
+    """And soon: it is read in one step of the loop."""
+    most = range(1, VIEWERS_EVER + 1)
+    lines = "".join(f"viewer {n} 4294967294\nleft {n} detached\n" for n in most)
+    record = read(tmp_path, f"monitor 10\n{lines}hangup 5\nexit 3 2000\nend 3000\n")
+    assert len(record.left) == VIEWERS_EVER
+    assert (record.hung_up, record.exit_code, record.finished) == (True, 3, True)

@@ -29,7 +29,8 @@ class Followed(Following):
 
     def __init__(self, path: Path, watcher: Watcher, *, refusals: int = 0) -> None:
         self.execution = Execution(Cgroup(path / "leaf"), Facts(path / "record"), Wakeup())
-        follower = Follower(host_with(watcher=watcher), cast(Any, None), cast(Any, None))
+        nobody = cast(Any, None)
+        follower = Follower(host_with(watcher=watcher), nobody, nobody, nobody)
         agent = Agent(
             index=AgentIndex(1), incarnation=Incarnation("i"), name="x", owner=1, uid=1, gid=1
         )

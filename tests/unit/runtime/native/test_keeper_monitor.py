@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,15 +126,20 @@ class Run:
         cell: int | None = None,
         inlet: Inlet | None = None,
         fed: bool = True,
+        whole: Cgroup | None = None,
+        terminal: tuple[int, int] | None = None,
     ) -> int:
         """Returns 0 once the monitor is recorded, or what it exits with if it is not.
 
         ``spec`` stands for all that makes up one, or is a descriptor to read it
         from. ``cell`` is a pidfd that the steps find after it, and then the keeper. The program's
-        standard input is what the monitor is handed by ``inlet``, if that is ``fed``.
+        standard input is what the monitor is handed by ``inlet``, if that is ``fed``. A hang-up
+        kills ``whole``.
         """
         words = argv or (("sh", "-c", script) if script else ())
-        data = spec if isinstance(spec, bytes) else orders.message(cwd, environment, words)
+        screen = ("terminal", *terminal) if terminal else ()
+        made = orders.message(cwd, environment, words, *screen)
+        data = spec if isinstance(spec, bytes) else made
         memory = orders.memory_file("spec", data)
         fds = [spec if isinstance(spec, int) else memory]
         program = os.open(native("keeper"), os.O_PATH | os.O_CLOEXEC)
@@ -152,6 +158,7 @@ class Run:
                     lead,
                     "-" if inlet is None else listening,
                     "fed" if fed and inlet is not None else "-",
+                    "-" if whole is None else str(whole),
                     fds,
                     *orders.words(steps or [*BWRAP, *view, "--", *keeper]),
                 ),
@@ -190,6 +197,7 @@ class Run:
         log_max: int = 1 << 20,
         leads: bool = False,
         inlet: Inlet | None = None,
+        **options: Any,
     ) -> None:
         """A run of its own in a cell that is held; ``leads`` makes its end the cell's."""
         runner = ["keeper", "4", "3", "-"]
@@ -207,6 +215,7 @@ class Run:
                 lead=str(held) if leads else "-",
                 cell=held,
                 inlet=inlet,
+                **options,
             )
         finally:
             os.close(held)

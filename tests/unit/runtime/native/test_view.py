@@ -154,6 +154,16 @@ def test_devices_are_the_harmless_ones() -> None:
     }
 
 
+def test_there_are_so_many_terminals() -> None:
+    code = (
+        "import os, errno\n"
+        "for n in range(100):\n"
+        " try: os.open('/dev/ptmx', os.O_RDWR | os.O_NOCTTY)\n"
+        " except OSError as e: print(n, errno.errorcode[e.errno]); break"
+    )
+    assert said(base(), f'/usr/bin/python3 -c "{code}"') == "64 ENOSPC\n"
+
+
 # what the base view leads to
 
 

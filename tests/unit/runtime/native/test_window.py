@@ -43,7 +43,8 @@ class Windowed(Run):
                 return listening
 
         inlet = Listening(self.record_path)
-        self.start(script=script, inlet=inlet, fed=False, grace=600_000, **options)
+        options = {"fed": False, "whole": self.outer, "grace": 600_000, **options}
+        self.start(script=script, inlet=inlet, **options)
         self.ours.close()
 
     def close(self) -> None:
