@@ -43,7 +43,7 @@ CHAPTERS = {
         "enter": "terminal",
         "queue": "messages",
         **dict.fromkeys(("ask", "asks", "answer"), "asks"),
-        **{name: name for name in ("acp", "bridge")},
+        **{name: name for name in ("acp", "bridge", "hook")},
     },
     "Tasks, work items and waits": dict.fromkeys(("task", "work", "waits"), "items"),
     "Tools": {"tool": "tools", "mcp": "mcp"},

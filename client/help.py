@@ -291,7 +291,7 @@ def place_of(command: Command) -> str:
     The command is less indented than what is said of it, and its arguments or a sentence follow.
     There is no `$`, where less(1) takes the end of the pattern to be.
     """
-    return f"^ {{4,8}}{command.name} +([A-Z[]|acp|name|tool)"
+    return f"^ {{4,8}}{command.name} +([A-Z[]|acp|claude|name|tool)"
 
 
 @command("help", operand("topic", "[TOPIC...]", "a command, a topic or a man page"))

@@ -10,7 +10,7 @@ import os
 import time
 
 from client.calls import WAITS, Call, Calls
-from client.declaring import OF, Arguments, command
+from client.declaring import OF, Arguments, command, flag
 from client.exits import OK, PIPE_CLOSED, Failure, Misuse
 from client.files import close
 from client.jsonrpc import (
@@ -21,6 +21,8 @@ from client.jsonrpc import (
     Peer,
     Refused,
     is_id,
+    object_in,
+    text_in,
 )
 from client.jsontext import loads
 from client.links import LOST_MAX, RETRY_MAX, Frame
@@ -55,6 +57,21 @@ INSTRUCTIONS = (
     "messages, and keep what the agent works on. A call that waits is answered after 50 seconds "
     "with the status so far, unless its timeout says more: call again to go on waiting."
 )
+#: the tool by which Claude Code asks whether it may use another one
+PERMISSION = "Permission"
+PERMISSION_TOOL: Object = {
+    "name": PERMISSION,
+    "description": "Asks people whether a tool may be used, and returns what they say.",
+    "inputSchema": {
+        "type": "object",
+        "properties": {
+            "tool_name": {"type": "string", "description": "Name of the tool."},
+            "input": {"type": "object", "description": "Its input."},
+            "tool_use_id": {"type": "string", "description": "Id of the call."},
+        },
+        "required": ["tool_name", "input"],
+    },
+}
 
 
 class Request:
@@ -66,6 +83,7 @@ class Request:
         self.token = token  # of its progress
         self.began = time.monotonic()
         self.call: Call | None = None
+        self.asked: Any = None  # client.permits.Asked, which few need
         self.listens = False
 
 
@@ -152,10 +170,13 @@ class Server(Peer):
 
     strict = True
 
-    def __init__(self, loop: Loop, root: Root, name: str, *, outside: bool) -> None:
+    def __init__(
+        self, loop: Loop, root: Root, name: str, *, outside: bool, permissions: bool = False
+    ) -> None:
         super().__init__(loop, 0, 1, LINE_MAX)
         self.root = root
         self.outside = outside
+        self.permissions = permissions
         self.given_name = name
         self.requests: dict[Key, Request] = {}
         self.legacy = ""  # the version of the session, once there is one
@@ -178,7 +199,10 @@ class Server(Peer):
         return "ctxd.sock" if self.outside else f"agent/{self.name()}.sock"
 
     def close(self) -> None:
-        """Close all that is open."""
+        """Close all that is open, and withdraw what nobody waits for any more."""
+        for request in self.requests.values():
+            if request.asked is not None:
+                request.asked.withdraw()
         self.calls.end()
         self.watch.close()
 
@@ -220,6 +244,8 @@ class Server(Peer):
             request = self.requests.pop(key_of(params["requestId"]), None)
             if request is not None and request.call is not None:
                 self.calls.cancel(request.call)
+            if request is not None and request.asked is not None:
+                request.asked.withdraw()
             self.listing = [each for each in self.listing if each is not request]
 
     def take_request(self, ident: str | int, method: str, params: Object) -> None:
@@ -293,10 +319,27 @@ class Server(Peer):
         if self.outside and name in ABOUT_ONE:
             given = {"agent_id": self.name(), **given}
         self.requests[key_of(request.id)] = request
-        request.call = Call(name, given, lambda call, frame: self.answered(request, frame))
         if request.token is not None:
             self.loop.later(PROGRESS, lambda: self.progress(request))
+        if self.permissions and name == PERMISSION:
+            self.permit(request, given)
+            return
+        request.call = Call(name, given, lambda call, frame: self.answered(request, frame))
         self.calls.add(request.call)
+
+    def permit(self, request: Request, params: Object) -> None:
+        """Ask people whether a tool may be used; an error of the tool if nobody can be asked."""
+        from client.permits import Asked, End, asks_for, decided
+
+        name, given = text_in(params, "tool_name"), object_in(params, "input")
+
+        def over(end: End) -> None:
+            self.tell(request, encode(decided(name, given, end)).decode().strip())
+
+        try:
+            request.asked = Asked(self.loop, self.root, "claude", asks_for(name, given), over)
+        except Failure as failure:
+            self.tell(request, f"nobody can be asked: {failure}", failed=True)
 
     def listen(self, request: Request, params: Object) -> None:
         wanted = needed(params, "notifications", dict)
@@ -325,7 +368,11 @@ class Server(Peer):
         if code in ("ENOENT", "EACCES") and not self.has_tool(call.name):
             self.give_up(request, INVALID_PARAMS, f"unknown tool: {call.name}")
             return
-        self.reply(request, content=[{"type": "text", "text": f"{code}: {reason}"}], isError=True)
+        self.tell(request, f"{code}: {reason}", failed=True)
+
+    def tell(self, request: Request, text: str, *, failed: bool = False) -> None:
+        """Answer a call of a tool with a text."""
+        self.reply(request, content=[{"type": "text", "text": text}], isError=failed)
 
     def give_up(self, request: Request, code: int, message: str) -> None:
         """Answer a request with an error."""
@@ -342,6 +389,7 @@ class Server(Peer):
         try:
             names = self.root.names("tool")
             tools = [shown for name in names if (shown := read_tool(self.root, name))]
+            tools += [PERMISSION_TOOL] if self.permissions else []
         except (Failure, ValueError, RecursionError) as error:
             now = time.monotonic()
             for request in [each for each in self.listing if now - each.began >= LOST_MAX]:
@@ -371,12 +419,12 @@ class Server(Peer):
 
     def progress(self, request: Request) -> None:
         """Tell how long a call takes, and what its task wrote last; and again later."""
-        if self.requests.get(key_of(request.id)) is not request or request.call is None:
+        if self.requests.get(key_of(request.id)) is not request:
             return
         now = time.monotonic()
         seconds = (now - request.began) // PROGRESS * PROGRESS
         params: Object = {"progressToken": request.token, "progress": int(seconds)}
-        said = self.last_line(request.call)
+        said = "people are asked" if request.call is None else self.last_line(request.call)
         self.notify("notifications/progress", {**params, **({"message": said} if said else {})})
         self.loop.later(request.began + seconds + PROGRESS - now, lambda: self.progress(request))
 
@@ -435,7 +483,9 @@ LEGACY_METHODS = {
 }
 
 
-@command("mcp", OF)
+@command(
+    "mcp", OF, flag("--permissions", "also offer Permission, by which Claude Code asks people")
+)
 def do_mcp(root: Root, args: Arguments) -> int:
     """Offer the tools of an agent by the Model Context Protocol.
 
@@ -446,10 +496,15 @@ def do_mcp(root: Root, args: Arguments) -> int:
     own = own_agent(root) or os.environ.get("CTX_AGENT", "")
     if own and args.agent not in (None, own):
         raise Misuse(f"this is inside the agent {own}: leave out --agent")
+    if args.permissions and not own:
+        raise Misuse("only an agent asks: use --permissions inside of one")
     if not own and not args.agent and root.present("agent"):
         raise Misuse("you are not in an agent: say which one with --agent NAME")
     loop = Loop()
-    server = Server(loop, root, own or args.agent or "", outside=bool(args.agent and not own))
+    server = Server(
+        loop, root, own or args.agent or "",
+        outside=bool(args.agent and not own), permissions=args.permissions,
+    )
     try:
         while not (loop.over or 1 in loop.broken):
             loop.step()

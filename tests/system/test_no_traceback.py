@@ -58,6 +58,7 @@ WORDS = {
     "queue": ["queue", "coder"],
     "bridge": ["bridge", "acp", "--", "true"],
     "acp": ["acp", "clerk"],
+    "hook": ["hook", "claude"],
     "why": ["why", "coder", "create", "agent:x"],
     "audit": ["audit"],
     "prune": ["prune", "--older", "30d"],

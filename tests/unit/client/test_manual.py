@@ -70,7 +70,8 @@ def test_the_place_of_each_command_is_found(width: int) -> None:
     for command in all_commands():
         place = re.compile(place_of(command))
         first = next(line for line in lines if place.search(line))
-        assert re.match(rf" {{5}}{command.name}( \[| (acp|name|tool)\b|  +[A-Z])", first), first
+        word = r"( \[| (acp|claude|name|tool)\b|  +[A-Z])"
+        assert re.match(rf" {{5}}{command.name}{word}", first), first
         assert "$" not in place.pattern
 
 
@@ -136,7 +137,7 @@ def test_help_opens_man(root: FakeRoot, spawned: Any, tmp_path: Path) -> None:
     path = f"{programs}:{os.environ['PATH']}"
     page = str(MAN / "ctx.1")
     shown = on_terminal(spawned, "help", "task", "show", PATH=path)
-    assert shown == f"<-P><less '+/^ {{4,8}}task show +([A-Z[]|acp|name|tool)'><-l><{page}>"
+    assert shown == f"<-P><less '+/^ {{4,8}}task show +([A-Z[]|acp|claude|name|tool)'><-l><{page}>"
     assert on_terminal(spawned, "help", "policy", PATH=path) == f"<-l><{MAN / 'ctxfs-policy.5'}>"
     assert "usage: ctx task show" in on_terminal(spawned, "task", "show", "--help", PATH=path)
 
