@@ -17,6 +17,16 @@ from client.files import Opened, json_object, read_file
 from client.jsonrpc import NO_METHOD, Peer, Refused, object_in, objects_in, text_in
 from client.loop import Lines, Loop, parse_object
 from client.output import complain, write_all
+from client.permits import (
+    CANCELLED,
+    Asking,
+    End,
+    choose,
+    fields_of,
+    selected,
+    text_of,
+    words_for,
+)
 from client.root import Root
 from client.types import Any, Sequence
 
@@ -31,8 +41,8 @@ KINDS = (
     *("read", "edit", "delete", "move", "search", "execute", "think", "fetch", "switch_mode"),
     "other",
 )
-#: options of a permission request, the best one first
-ALLOWING, REJECTING = ("allow_once", "allow_always"), ("reject_once", "reject_always")
+#: what is done about tool calls that need permission: by their kinds, by people, or nothing
+POLICY, ASK, DENY = "policy", "ask", "deny"
 #: what the program of the agent is, to the model
 OWN_WORDS = ("operator", "supervisor", "delegation", "bootstrap")
 #: why a turn ended without an answer
@@ -90,15 +100,6 @@ def said_of(error: dict[str, Any]) -> str:
     data = error.get("data")
     detail = text_in({"details": data}, "details") or text_in(object_in(error, "data"), "details")
     return ": ".join(filter(None, (text_in(error, "message") or "failed", detail)))
-
-
-def choose(options: Sequence[dict[str, Any]], allowed: bool) -> dict[str, Any]:
-    """Return the outcome of a permission request: the best option that allows, or rejects."""
-    for kind in ALLOWING if allowed else REJECTING:
-        for each in options:
-            if each.get("kind") == kind:
-                return {"outcome": "selected", "optionId": each.get("optionId")}
-    return {"outcome": "cancelled"}
 
 
 class Memory:
@@ -184,6 +185,19 @@ class Turn:
         self.prompted = self.cancelled = self.spoken = self.apart = False
 
 
+class Permits:
+    """Says which tool calls are permitted: some kinds, and the rest by a way of its own."""
+
+    def __init__(self, asking: Asking, way: str, kinds: Sequence[str]) -> None:
+        self.asking = asking
+        self.way = way
+        self.kinds = kinds
+
+    def permits(self, kind: str) -> bool:
+        """Return whether a kind of tool calls is permitted without a question."""
+        return kind in self.kinds or (self.way == POLICY and not self.kinds)
+
+
 class Bridge(Peer):
     """The program with the other protocol; standard input and output are ctxfs."""
 
@@ -191,15 +205,17 @@ class Bridge(Peer):
         self,
         loop: Loop,
         program: Program,
-        allowed: Sequence[str],
+        permits: Permits,
         servers: dict[str, dict[str, Any]],
         memory: Memory,
+        mode: str = "",
     ) -> None:
         super().__init__(loop, program.says, program.hears)
         self.program = program
-        self.allowed = allowed
+        self.permits = permits
         self.servers = servers
         self.memory = memory
+        self.mode = mode
         self.session = ""
         #: the message at hand, the turn that goes on, and the message that ended last
         self.turn: Turn | None = None
@@ -246,9 +262,8 @@ class Bridge(Peer):
                 self.finish("message")
             elif not turn.cancelled:
                 turn.cancelled = True
-                # permissions are answered at once, so none is pending now; later ones are
-                # cancelled until the turn has ended
                 self.notify("session/cancel", {"sessionId": self.session})
+                self.permits.asking.withdraw()
 
     def finish(self, kind: str, text: str = "") -> None:
         """End the message at hand."""
@@ -263,8 +278,11 @@ class Bridge(Peer):
     def greet(self) -> None:
         """Begin the conversation."""
         client = {"name": "ctx", "title": "ctxfs", "version": "1"}
-        none = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
-        params = {"protocolVersion": VERSION, "clientCapabilities": none}
+        can: dict[str, Any] = {"fs": {"readTextFile": False, "writeTextFile": False}}
+        can["terminal"] = False
+        if self.permits.way == ASK:
+            can["elicitation"] = {"form": {}}
+        params = {"protocolVersion": VERSION, "clientCapabilities": can}
         self.request("initialize", {**params, "clientInfo": client}, self.greeted)
 
     def greeted(self, result: dict[str, Any], error: dict[str, Any] | None) -> None:
@@ -318,8 +336,16 @@ class Bridge(Peer):
 
     def opened(self, session: str) -> None:
         """Take messages from now on."""
-        self.session = session
-        self.begin()
+
+        def set_mode(result: dict[str, Any], error: dict[str, Any] | None) -> None:
+            self.demand("session/set_mode", error)
+            self.session = session
+            self.begin()
+
+        if self.mode:
+            self.request("session/set_mode", {"sessionId": session, "modeId": self.mode}, set_mode)
+        else:
+            set_mode({}, None)
 
     def demand(self, what: str, error: dict[str, Any] | None) -> None:
         """Fail if the agent cannot be spoken to."""
@@ -366,8 +392,9 @@ class Bridge(Peer):
             if own and self.going is not None:
                 self.update(self.going, object_in(params, "update"))
         elif method == "session/request_permission":
-            outcome = self.permit(params) if own else {"outcome": "cancelled"}
-            self.answer(ident, {"outcome": outcome})
+            self.permit(params, ident) if own else self.decide(ident, CANCELLED)
+        elif method == "elicitation/create" and self.permits.way == ASK:
+            self.elicit(params, ident) if own else self.answer(ident, {"action": "cancel"})
         elif ident is not None:
             raise Refused(NO_METHOD, f"{method}: this client does not offer it")
 
@@ -400,25 +427,55 @@ class Bridge(Peer):
                 del self.calls[next(iter(self.calls))]
             self.tell(type="tool_call", message=turn.id, call=ident, **now)
 
-    def permit(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return the outcome of a permission request: by the kind of the tool call."""
+    def decide(self, ident: object, outcome: dict[str, Any]) -> None:
+        """Answer a permission request."""
+        self.answer(ident, {"outcome": outcome})
+
+    def permit(self, params: dict[str, Any], ident: object) -> None:
+        """Answer a permission request: at once by the kind of the tool call, or as people do."""
         if self.going is None or self.going.cancelled or self.going is not self.turn:
-            return {"outcome": "cancelled"}
+            self.decide(ident, CANCELLED)
+            return
         call = object_in(params, "toolCall")
         known = self.calls.get(text_in(call, "toolCallId")[:TITLE], {})
         kind = text_in(call, "kind") or known.get("kind", "other")
-        allowed = not self.allowed or kind in self.allowed
-        outcome = choose(objects_in(params, "options"), allowed)
-        if outcome["outcome"] == "cancelled" or not allowed:
-            title = text_in(call, "title") or known.get("title", "")
-            complain(f"not permitted: {kind}: {title[:TITLE]}")
-        return outcome
+        title = (text_in(call, "title") or known.get("title", ""))[:TITLE]
+        options = objects_in(params, "options")
+        allowed = self.permits.permits(kind)
+        if not allowed and self.permits.way == ASK and options:
+            words = words_for([text_in(each, "optionId") for each in options])
+            labels = [(word, text_in(options[place], "name")) for word, place in words.items()]
+            files = fields_of(f"{kind}: {title}", text_of(call.get("rawInput", call)), labels)
+
+            def over(end: End) -> None:
+                self.decide(ident, selected(options, words.get(end.answer)))
+
+            if self.permits.asking.ask(files, over):
+                return
+        outcome = choose(options, allowed)
+        if outcome == CANCELLED or not allowed:
+            complain(f"not permitted: {kind}: {title}")
+        self.decide(ident, outcome)
+
+    def elicit(self, params: dict[str, Any], ident: object) -> None:
+        """Have people fill in a form."""
+        form = object_in(params, "requestedSchema")
+        files = fields_of(text_in(params, "message"), text_of(form), form=form)
+
+        def over(end: End) -> None:
+            content = parse_object(end.text.encode())
+            accepted = {"action": "accept", "content": content}
+            self.answer(ident, accepted if content is not None else {"action": "cancel"})
+
+        if not form or not self.permits.asking.ask(files, over):
+            self.answer(ident, {"action": "cancel"})
 
     def junk(self, line: bytes, code: int, message: str) -> None:
         write_all(1, line + b"\n")  # as any other output
 
     def end(self) -> None:
         """The agent says no more: it has ended, or is to."""
+        self.permits.asking.withdraw()
         self.status = self.program.stop()
         if self.turn is not None:
             self.status = self.status or FAILED
@@ -456,11 +513,14 @@ def servers_of(path: str) -> dict[str, dict[str, Any]]:
     "bridge",
     operand("protocol", "PROTOCOL", "acp", choices=("acp",)),
     option(
-        "--allow",
-        "KIND...",
-        "permit tool calls of this kind, and reject others (repeatable; default: all)",
-        choices=KINDS,
+        "--permit",
+        "WAY",
+        "what is done about tool calls: policy (default), which permits the kinds of --allow or "
+        "all; ask people about others; or deny others",
+        choices=(POLICY, ASK, DENY),
     ),
+    option("--allow", "KIND...", "permit tool calls of this kind (repeatable)", choices=KINDS),
+    option("--session-mode", "ID", "the mode of its session, as the program calls it"),
     option("--mcp", "FILE", 'MCP servers for the program, as {"mcpServers": {...}}'),
     flag("--bare", "do not give it the tools of the agent that it is in"),
     rest="program",
@@ -483,7 +543,9 @@ def do_bridge(root: Root, args: Arguments) -> int:
     try:
         program = Program(args.program)
         loop = Loop()
-        bridge = Bridge(loop, program, args.allow, servers, Memory(args.program))
+        permits = Permits(Asking(loop, root, "acp"), args.permit or POLICY, args.allow)
+        memory = Memory(args.program)
+        bridge = Bridge(loop, program, permits, servers, memory, args.session_mode or "")
         bridge.greet()
         loop.run()
         return bridge.status

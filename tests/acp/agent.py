@@ -5,6 +5,8 @@ nothing but Python. The words of a prompt are separated by "; ":
     say TEXT          a piece of the answer
     call KIND TITLE   a tool call, as it begins and ends
     ask KIND          whether a tool call of this kind is permitted; says which option was taken
+    form FIELD        asks for a form with a field; says the answer
+    mode              says the mode of the session
     hold              until the turn is cancelled
     sleep             for good, whatever is said
     stop REASON       the turn ends so
@@ -47,6 +49,7 @@ class Agent:
         #: prompts by session; and the params of the one that was opened
         self.turns: dict[str, list[str]] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
         self.opened: dict[str, Any] = {}
+        self.mode = ""
 
     def say(self, **frame: Any) -> None:
         sys.stdout.write(json.dumps({"jsonrpc": "2.0", **frame}) + "\n")
@@ -138,6 +141,15 @@ class Agent:
         outcome = frame["result"]["outcome"]
         self.text(outcome.get("optionId", outcome["outcome"]))
 
+    def do_form(self, field: str) -> None:
+        schema = {"type": "object", "properties": {field: {"type": "string"}}, "required": [field]}
+        frame = self.ask("elicitation/create", sessionId=self.opened["sessionId"], mode="form",
+                         message=f"which {field}?", requestedSchema=schema)  # fmt: skip
+        self.text(json.dumps(frame.get("result", frame.get("error"))))
+
+    def do_mode(self, _: str) -> None:
+        self.text(self.mode)
+
     def do_other(self, text: str) -> None:
         own = self.opened
         self.opened = {**own, "sessionId": "other"}
@@ -183,6 +195,11 @@ class Agent:
                     self.say(id=frame["id"], error=error)
                 else:
                     self.open(frame)
+            elif method == "session/set_mode":
+                self.mode = frame["params"]["modeId"]
+                error = {"code": -32602, "message": f"no mode {self.mode}"}
+                said = {"error": error} if self.mode == "none" else {"result": {}}
+                self.say(id=frame["id"], **said)
             elif method == "session/prompt":
                 self.prompt(frame)
 

@@ -14,7 +14,8 @@ from typing import Any
 import acp.schema
 import pytest
 
-from client.bridge import KINDS, STOPS, choose
+from client.bridge import KINDS, STOPS
+from client.permits import choose
 from tests.acp import agent as scripted
 from tests.worlds.daemon import TIMEOUT, wait_until
 
