@@ -16,6 +16,7 @@ from client.events import last_events, session_of
 from client.exits import Failure, Misuse
 from client.files import first_line
 from client.following import open_wait
+from client.inbox import Inbox
 from client.jsonrpc import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -23,6 +24,7 @@ from client.jsonrpc import (
     Peer,
     Refused,
     clean,
+    object_in,
     objects_in,
     text_in,
 )
@@ -173,6 +175,7 @@ class Watch(Again):
 
     def begin(self) -> None:
         self.ask(op="resume", **({"after": self.after} if self.after else {}))
+        self.session.inbox.look()
 
     def heard(self, frame: dict[str, Any]) -> None:
         kind, task = frame.get("type"), text_in(frame, "task")
@@ -180,7 +183,9 @@ class Watch(Again):
             self.close()
             return
         self.after = text_in(frame, "id") or self.after
-        if kind == "task.start" and task:
+        if kind in ("ask.open", "ask.to", "ask.end"):
+            self.session.inbox.look()
+        elif kind == "task.start" and task:
             self.calls[task] = f"{task}.{self.after}"
             self.session.update(
                 "tool_call",
@@ -223,6 +228,7 @@ class Session:
         self.name = name
         self.ident = ident
         self.prompts: list[Prompt] = []
+        self.inbox = Inbox(editor, editor.root, name, ident, elicits=editor.elicits)
         self.watch = Watch(self)
         try:
             self.watch.open()
@@ -381,6 +387,7 @@ class Editor(Peer):
         self.source = source
         self.sessions: dict[str, Session] = {}
         self.begun = False  # a version was agreed on
+        self.elicits = False  # it shows forms
 
     def end(self) -> None:
         if not self.source.lasting:  # the conversations end, and their agents
@@ -405,6 +412,8 @@ class Editor(Peer):
     def initialize(self, params: dict[str, Any], ident: object) -> None:
         """Offer the version that is known here, whatever the editor wants."""
         self.begun = True
+        forms = object_in(object_in(params, "clientCapabilities"), "elicitation").get("form")
+        self.elicits = isinstance(forms, dict)
         lasting: dict[str, Any] = {"resume": {}} if self.source.lasting else {}
         self.answer(ident, {
             "protocolVersion": VERSION,

@@ -151,13 +151,15 @@ class Peer:
         """End if nothing is left to be answered."""
         self.loop.over = self.loop.over or (self.silent and not self.is_asked())
 
-    def request(self, method: str, params: dict[str, Any], then: Then) -> None:
-        """Ask for something; `then` gets the result, or the error."""
+    def request(self, method: str, params: dict[str, Any], then: Then) -> int:
+        """Ask for something, and return the id of the request; `then` gets the result, or the
+        error."""
         ident = len(self.asked) + 1
         while ident in self.asked:
             ident += 1
         self.asked[ident] = then
         self.say(id=ident, method=method, params=params)
+        return ident
 
     def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         """Tell something."""

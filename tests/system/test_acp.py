@@ -159,13 +159,25 @@ class Editor:
     def __init__(self) -> None:
         self.updates: list[Any] = []
         self.changed = asyncio.Event()
+        self.asked: list[str] = []
+        self.answers, self.chooses = asyncio.Event(), True
 
     async def session_update(self, session_id: str, update: Any, **_: Any) -> None:
         self.updates.append(update)
         self.changed.set()
 
-    async def request_permission(self, **_: Any) -> Any:
-        raise AssertionError("nothing is asked")
+    async def request_permission(self, options: Any, tool_call: Any, **_: Any) -> Any:
+        """Takes the option that is named first, when it may."""
+        self.asked.append(tool_call.title)
+        self.changed.set()
+        await self.answers.wait()
+        chosen = {"outcome": "selected", "optionId": options[0].option_id}
+        return {"outcome": chosen if self.chooses else {"outcome": "cancelled"}}
+
+    async def create_elicitation(self, mode: Any = None, message: str = "", **_: Any) -> Any:
+        self.asked.append(message or mode.message)
+        self.changed.set()
+        return {"action": "accept", "content": {"answer": "blue"}}
 
     async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         raise AssertionError(method)
@@ -384,3 +396,73 @@ def test_an_agent_of_a_recipe_ends_with_its_session(daemon: Daemon, tmp_path: Pa
 
     for session in asyncio.run(story()):
         assert not daemon.agent_dir(session).exists()
+
+
+# asks
+
+
+ASKING = "sh -c 'cat > /dev/null; ctx ask -o yes -o \"no Not today\" \"Push to main?\"'"
+
+
+def test_the_editors_user_answers_what_the_agent_asks(daemon: Daemon, name: str) -> None:
+    daemon.run(name, ASKING, mode="turn")
+
+    async def talk() -> str:
+        async with edited(daemon, name) as (editor, connection):
+            session = await opened(connection)
+            editor.answers.set()
+            told = await connection.prompt(session_id=session, prompt=block("go"))
+            assert (told.stop_reason, editor.asked) == ("end_turn", ["Push to main?"])
+            return editor.said()
+
+    assert asyncio.run(talk()).strip() == "yes"
+
+
+def test_another_person_is_faster_than_the_editor(daemon: Daemon, name: str) -> None:
+    daemon.run(name, ASKING, mode="turn")
+
+    async def talk() -> str:
+        async with edited(daemon, name) as (editor, connection):
+            session = await opened(connection)
+            turn = asyncio.create_task(connection.prompt(session_id=session, prompt=block("go")))
+            await editor.until(lambda: editor.asked)
+            answered = await asyncio.to_thread(daemon.ctx, "answer", name, "no")
+            assert answered.returncode == 0, answered.stderr
+            await turn
+            editor.answers.set()
+            return editor.said()
+
+    assert asyncio.run(talk()).strip() == "no"
+
+
+def test_what_the_editor_does_not_decide_stays_open(daemon: Daemon, name: str) -> None:
+    daemon.run(name, ASKING, mode="turn")
+
+    async def talk() -> str:
+        async with edited(daemon, name) as (editor, connection):
+            session = await opened(connection)
+            editor.chooses = False
+            editor.answers.set()
+            turn = asyncio.create_task(connection.prompt(session_id=session, prompt=block("go")))
+            await editor.until(lambda: editor.asked)
+            assert daemon.ctx("answer", name, "yes").returncode == 0
+            await turn
+            assert len(editor.asked) == 1
+            return editor.said()
+
+    assert asyncio.run(talk()).strip() == "yes"
+
+
+def test_an_editor_that_shows_forms_gets_questions_too(daemon: Daemon, name: str) -> None:
+    daemon.run(name, "sh -c 'cat > /dev/null; ctx ask \"Which colour?\"'", mode="turn")
+
+    async def talk() -> str:
+        async with edited(daemon, name) as (editor, connection):
+            shows = ClientCapabilities.model_validate({"elicitation": {"form": {}}})
+            await connection.initialize(protocol_version=1, client_capabilities=shows)
+            session = await connection.new_session(cwd="/", mcp_servers=[])
+            await connection.prompt(session_id=session.session_id, prompt=block("go"))
+            assert editor.asked == ["Which colour?"]
+            return editor.said()
+
+    assert asyncio.run(talk()).strip() == "blue"
