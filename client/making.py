@@ -7,7 +7,7 @@ import os
 
 from client.agents import Value, assignments, check_paths, fill, parent_line, tie
 from client.author import author_line
-from client.declaring import CWD, ENV, PARENT, Arguments, one_of, option
+from client.declaring import CWD, ENV, PARENT, Arguments, flag, one_of, option
 from client.exits import Failure, Misuse
 from client.files import value_of
 from client.output import complain
@@ -157,6 +157,7 @@ MAKING_OPTIONS = (
         "NETWORK",
         "of the agent of a recipe: a configured one, default (all of the host's) or none",
     ),
+    flag("--ask", "of the agent of a recipe: it asks what it may not do by itself; see: ctx asks"),
     option(
         "--mount",
         "SRC:TARGET:MODE...",

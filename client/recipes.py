@@ -17,7 +17,9 @@ from client.types import Any, Callable, Iterator, Sequence
 from client.words import AGENT_FILES
 
 #: what a recipe has besides files of an agent
-EXTRAS = ("README.md", "needs", "files", "tty")
+EXTRAS = ("README.md", "needs", "files")
+#: options, and the directories of a recipe whose files replace its own with them
+VARIANTS = ("ask", "tty")
 #: the directories that every sandbox shows, where a program needs no line of `mount`
 SHOWN = ("/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/")
 MODULES = "/node_modules/"
@@ -48,8 +50,8 @@ class Recipe:
         self.keys: list[list[str]] = []
         #: the first one that is configured is used
         self.networks: list[str] = []
-        #: whether it says what is different at a terminal
-        self.has_tty = False
+        #: the variants that it has
+        self.variants: list[str] = []
 
     @property
     def summary(self) -> str:
@@ -105,40 +107,46 @@ def places() -> dict[str, str]:
     return found
 
 
-def find(name: str, tty: bool = False) -> Recipe:
-    """Return the recipe of a name, or of a directory if it has a slash, perhaps for a terminal."""
+def find(name: str, variants: Sequence[str] = ()) -> Recipe:
+    """Return the recipe of a name, or of a directory if it has a slash, in its variants."""
     directory = name if "/" in name else places().get(name)
     if directory is None or not os.path.isdir(directory):
         looked = "" if "/" in name else f" in {', '.join(directories())}"
         like = meant(name, places())
         raise Misuse(f'no recipe "{name}"{looked}{like or "; see: ctx agents"}')
-    return read(directory, tty)
+    return read(directory, variants)
 
 
-def read(directory: str, tty: bool = False) -> Recipe:
+def read(directory: str, variants: Sequence[str] = ()) -> Recipe:
     """Return what the files in a directory say; fail with the file and line of a mistake."""
     recipe = Recipe(directory)
-    for name in names_in(recipe.directory):
-        path = f"{recipe.directory}/{name}"
-        if name == "needs":
-            for line in lines_of(path):
-                add_need(recipe, line)
-        elif name in AGENT_FILES and name != "tty":
-            recipe.lines[name] = list(lines_of(path))
-        elif name not in EXTRAS and not name.startswith("."):
-            raise no_file(path, EXTRAS)
-    recipe.has_tty = os.path.isdir(f"{recipe.directory}/tty")
-    for name in names_in(f"{recipe.directory}/tty") if recipe.has_tty and tty else ():
-        path = f"{recipe.directory}/tty/{name}"
-        if name in AGENT_FILES:
-            recipe.lines[name] = list(lines_of(path))
-        elif not name.startswith("."):
-            raise no_file(path)
+    names = names_in(recipe.directory)
+    recipe.variants = [name for name in VARIANTS if os.path.isdir(f"{recipe.directory}/{name}")]
+    add_files(recipe, recipe.directory, names, EXTRAS)
+    for variant in recipe.variants:
+        if variant in variants:
+            place = f"{recipe.directory}/{variant}"
+            add_files(recipe, place, names_in(place))
     if not recipe.lines.get("exec"):
         raise Misuse(f"{recipe.directory}/exec: missing or empty: it names the program")
     for line in (line for lines in recipe.lines.values() for line in lines):
         check_words(recipe, line)
     return recipe
+
+
+def add_files(
+    recipe: Recipe, place: str, names: Sequence[str], others: Sequence[str] = ()
+) -> None:
+    """Take the files of a recipe, or of a variant, which replace those that are there."""
+    for name in names:
+        path = f"{place}/{name}"
+        if name == "needs":
+            for line in lines_of(path):
+                add_need(recipe, line)
+        elif name in AGENT_FILES and not (name in recipe.variants and place == recipe.directory):
+            recipe.lines[name] = list(lines_of(path))
+        elif name not in (*others, *recipe.variants) and not name.startswith("."):
+            raise no_file(path, others)
 
 
 def names_in(directory: str) -> list[str]:
@@ -383,7 +391,9 @@ def agent_lines(
                 texts = []
             else:
                 texts = [replaced(line.text, quoted=file == "exec")]
-            made += (Line(text, line.where) for text in texts)
+            # programs that come with one another share a directory
+            known = {each.text for each in made} if file == "mount" else ()
+            made += (Line(text, line.where) for text in texts if text not in known)
         # what all lines were left out of is empty, and has not its default
         made += [] if made else [Line("", f"{recipe.directory}/{file}:1")]
     if needs_keys(network):
@@ -444,9 +454,16 @@ def made_up_names(root: Root, recipe: Recipe) -> Iterator[str]:
             yield f"{stem}-{number}"
 
 
+def variants_of(args: Arguments) -> list[str]:
+    """Return the variants that a command line wants."""
+    return ["ask"] * bool(args.ask) + ["tty"] * (args.tty not in (None, False))
+
+
 def by_recipe(root: Root, args: Arguments) -> Iterator[Making]:
     """Yield the agent of the recipe that a command line names, for each name that it may get."""
-    recipe = find(args.agent, tty=args.tty not in (None, False))
+    recipe = find(args.agent, variants_of(args))
+    if args.ask and "ask" not in recipe.variants:
+        raise Misuse(f"{recipe.directory}: it has no directory ask: its program asks nobody")
     given = [line.partition("=")[0] for line in args.env]
     network, missing = lacks(root, recipe, args.network, given, OTHER_NETWORKS)
     check_lacks(recipe, missing)
@@ -463,7 +480,7 @@ def by_recipe(root: Root, args: Arguments) -> Iterator[Making]:
 
 @command("agents", *LISTING)
 def do_agents(root: Root, args: Arguments) -> None:
-    """List the recipes of agents, which are also for --tty, and what each lacks on this machine.
+    """List the recipes of agents, which options each is also for, and what it lacks here.
 
     A recipe is a directory with files of an agent, for --agent of spawn and run. Recipes are in
     ~/.config/ctxfs/agents, /etc/ctxfs/agents and where ctxfs was installed; the first one of a
@@ -471,19 +488,23 @@ def do_agents(root: Root, args: Arguments) -> None:
     """
 
     def cell(row: dict[str, Any], column: str) -> str:
-        if column == "tty":
-            return "yes" if row["tty"] else "no"
+        if column == "also":
+            return " ".join(f"--{name}" for name in VARIANTS if row[name])
         return "; ".join(row[column]) if column == "lacks" else str(row[column])
 
     rows: list[dict[str, Any]] = []
     for name, directory in sorted(places().items()):
-        row = {"name": name, "directory": directory, "summary": "", "tty": False}
+        row: dict[str, Any] = {"name": name, "directory": directory, "summary": ""}
+        row |= dict.fromkeys(VARIANTS, False)
         try:
-            recipe = read(directory, tty=True)
+            for variant in VARIANTS:
+                read(directory, [variant])
+            recipe = read(directory)
             _, missing = lacks(root, recipe)
-            row |= {"summary": recipe.summary, "tty": recipe.has_tty, "lacks": missing}
+            row |= {"summary": recipe.summary, "lacks": missing}
+            row |= dict.fromkeys(recipe.variants, True)
         except Failure as failure:
             row["lacks"] = [str(failure)]
         rows.append(row)
-    columns = {"AGENT": "name", **headed("directory", "tty", "lacks")}
+    columns = {"AGENT": "name", **headed("directory", "also", "lacks")}
     show_rows(rows, columns, cell, args.json)

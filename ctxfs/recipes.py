@@ -28,7 +28,7 @@ FILES: Final = (
     *("context", "model", "exec", "mode", "homedir", "author", "limits", "restart", "groups"),
     "meta.json",
 )
-_EXTRAS: Final = ("README.md", "needs", "files", "tty")
+_EXTRAS: Final = ("README.md", "needs", "files", "ask", "tty")
 #: where programs are looked for; what is below the others, every sandbox shows
 _PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 _SHOWN: Final = ("/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/")
@@ -140,7 +140,7 @@ def _read(recipe: Recipe, trusted: Collection[int]) -> Recipe:
                 place = above
                 raise MalformedError(why)
         for file in sorted(os.listdir(recipe.directory)):
-            if file.startswith(".") or file in ("files", "tty"):
+            if file.startswith(".") or file in ("files", "ask", "tty"):
                 continue
             place = recipe.directory / file
             if file not in FILES and file not in _EXTRAS:

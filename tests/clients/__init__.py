@@ -33,4 +33,5 @@ PROGRAMS: Final = {
     "claude": "@anthropic-ai/claude-code-linux-{0}/claude",
     "codex": f"@openai/codex-linux-{{0}}/vendor/{_CODEX[machine()]}/bin/codex",
     "gemini": "@google/gemini-cli/bundle/gemini.js",
+    "codex-acp": "@agentclientprotocol/codex-acp/dist/index.js",
 }

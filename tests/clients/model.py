@@ -108,6 +108,8 @@ class Talk:
                 return name, {argument: step["shell"], **step.get("as", {})}
             if "tool" in step and name.endswith((f"_{step['tool']}", f"/{step['tool']}")):
                 return name, step["input"]
+            if step.get("own") == name:  # a tool of the program itself
+                return name, step["input"]
         return None
 
 

@@ -108,8 +108,8 @@ def test_recipes_are_listed_with_what_they_lack(root: FakeRoot, run: Run, home: 
     [bad] = rows["claude"]["lacks"]
     assert "ctxfs/agents/claude/exec:1: @nonsense@ is not one of @name@, " in bad
     lines = run("agents")[1].splitlines()
-    assert lines[0].split() == ["AGENT", "DIRECTORY", "TTY", "LACKS"]
-    assert next(line.split()[2:] for line in lines if line.startswith("good")) == ["no", "-"]
+    assert lines[0].split() == ["AGENT", "DIRECTORY", "ALSO", "LACKS"]
+    assert next(line.split()[2:] for line in lines if line.startswith("good")) == ["-", "-"]
 
 
 def test_a_network_of_a_name_adds_the_key(root: FakeRoot, run: Run, home: Path) -> None:
