@@ -57,8 +57,8 @@ from runtime.kernel.systemd import Journal
 from runtime.records.config import Config, load_config, read_config
 from runtime.records.store import check_state
 from runtime.runtime import VERSION, Runtime, open_runtime
-from runtime.sockets.operations import Services
 from runtime.sockets.replay import Replays
+from runtime.sockets.request import Services
 from runtime.sockets.server import Sockets
 
 log = logging.getLogger("ctxd")

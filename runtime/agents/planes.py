@@ -17,7 +17,8 @@ from runtime.errors import MissingError, QuotaError, TakenError
 from runtime.ids import ItemIndex, WaitFileName
 from runtime.records.change import Change, Subscriber
 from runtime.records.config import Config
-from runtime.records.items import Ask, Item, Items, Task, Wait, WaitStatus
+from runtime.records.itemlists import Items
+from runtime.records.items import Ask, Item, Task, Wait, WaitStatus
 from runtime.records.model import Agent
 from runtime.texts.names import check_name, quote
 

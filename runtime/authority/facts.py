@@ -18,7 +18,7 @@ from runtime.records.config import Config
 from runtime.records.documents import Documents
 from runtime.records.fleet import Fleet
 from runtime.records.history import History
-from runtime.records.items import Items
+from runtime.records.itemlists import Items
 from runtime.records.journal import Journal
 from runtime.records.registry import Registry
 from runtime.records.sessions import Sessions

@@ -1,8 +1,7 @@
 """The one way in which anything changes: a change is committed, then told.
 
-A change is one transaction of the store. Its events go to an outbox in the same
-transaction and from there to the histories; then each ``Subscriber`` is told, and
-does what the change calls for, in this order.
+A change is one transaction of the store. Its events go to an outbox in the same transaction and
+from there to the histories; then each ``Subscriber`` is told, and does what the change calls for.
 
 Code that acts for a caller wraps its changes in ``acting``; every event that is committed inside
 gets the caller as ``by``. Later consequences (the end of an agent, a run, a task) keep the caller
@@ -39,7 +38,8 @@ from runtime.kernel.inotify import Wakeup
 from runtime.records.change import EVENTS, RUNTIME, Answer, Change, Subscriber
 from runtime.records.fleet import Fleet, numbered, path_of, plain
 from runtime.records.history import History
-from runtime.records.items import Item, Items
+from runtime.records.itemlists import Items
+from runtime.records.items import Item
 from runtime.records.lifecycle import AFTERWARDS, BEFOREHAND, ENDING_VERBS, Effect
 from runtime.records.model import Agent, Session
 from runtime.records.outbox import Outbox

@@ -37,10 +37,9 @@ from runtime.sockets.operations import (
     DAEMON_OPERATIONS,
     OPERATIONS,
     Operation,
-    Request,
-    Services,
     connecting,
 )
+from runtime.sockets.request import Request, Services
 from runtime.texts.names import check_known, parse_json_object
 
 log = logging.getLogger("ctxd.sockets")

@@ -23,7 +23,8 @@ from runtime.records.model import Agent
 from runtime.records.run import Run, RunStatus
 from runtime.records.visits import Visit
 from runtime.sockets.connection import Connection, Server
-from runtime.sockets.operations import DAEMON_OPERATIONS, OPERATIONS, Request
+from runtime.sockets.operations import DAEMON_OPERATIONS, OPERATIONS
+from runtime.sockets.request import Request
 from tests.worlds.daemon import TIMEOUT
 from tests.worlds.records import ROOT, inside, world_in
 from tests.worlds.tree import STRANGER, USER, Mounted, mounted_in, refused, sockets_of

@@ -32,8 +32,8 @@ from runtime.records.model import Agent
 from runtime.records.run import Run, RunStatus
 from runtime.records.visits import Visit
 from runtime.runtime import Runtime
-from runtime.sockets.operations import Services
 from runtime.sockets.replay import Replays
+from runtime.sockets.request import Services
 from runtime.sockets.server import Sockets
 from tests.worlds.memory import EveryPath, Machine, MemoryFacts, places_in, supervisor_on
 from tests.worlds.natives import Children

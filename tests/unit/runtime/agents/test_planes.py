@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from runtime.errors import CtxError, MissingError, WrongStateError
 from runtime.ids import AgentIndex, ItemIndex, MessageId, RunId, SessionIndex
+from runtime.records.itemlists import Items
 from runtime.records.items import (
     KINDS,
     MESSAGE_MOVES,
@@ -19,7 +20,6 @@ from runtime.records.items import (
     WAIT_MOVES,
     WORK_MOVES,
     Item,
-    Items,
     Message,
     MessageStatus,
     Report,
