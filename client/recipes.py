@@ -392,7 +392,8 @@ def agent_lines(
             else:
                 texts = [replaced(line.text, quoted=file == "exec")]
             # programs that come with one another share a directory
-            known = {each.text for each in made} if file == "mount" else ()
+            shares = file == "mount" and line.text.startswith("@program:")
+            known = {each.text for each in made} if shares else ()
             made += (Line(text, line.where) for text in texts if text not in known)
         # what all lines were left out of is empty, and has not its default
         made += [] if made else [Line("", f"{recipe.directory}/{file}:1")]

@@ -114,7 +114,8 @@ def json_word(text: str) -> str:
 COMMANDS = {
     shlex.join(words) if MARK not in "".join(words) else f"{words[0]} with the text {number}": words
     for number, words in enumerate([*WORDS.values(), *MORE, ["send", "clerk", TEXT]])
-    if words[0] not in ("new", "set", "start", "acp", "mcp", "bridge")
+    # others read their input, or show what programs of a terminal write (client/screen.py)
+    if words[0] not in ("new", "set", "start", "acp", "mcp", "bridge", "hook", "enter")
 }
 
 

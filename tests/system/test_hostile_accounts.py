@@ -219,7 +219,7 @@ def test_who_holds_what_is_told_to_the_owner_and_all_of_it_to_root(daemon: Daemo
     rows = json.loads(daemon.ctx("quota", "--json").stdout)
     own = {row["account"]: row for row in rows if str(row["owner"]) == OWNER}
     assert set(own) == {"descriptors", "connections", "memory", "tasks", "monitors", "disk",
-                        "tmp", "time"}
+                        "tmp", "time", "asks"}
     assert own["monitors"]["use"] == 1
     assert own["descriptors"]["most"] == "holder"
     assert own["descriptors"]["reserve"] == own["descriptors"]["limit"] // 10

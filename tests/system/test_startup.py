@@ -131,7 +131,7 @@ def test_metrics_have_each_fact_of_status_and_keep_it_at_zero(daemon: Daemon) ->
         for name in (
             *("requests_total", "requests_at_hand", "refusals_total", "agent_restarts_total"),
             *("messages_waiting", "waits_armed", "asks_open", "changes_waiting", "descriptors"),
-            "event_readers",
+            *("event_readers", "terminals", "viewers"),
             *("descriptors_max", "process_resident_bytes", "process_cpu_seconds_total"),
             *("process_threads", "process_start_time_seconds"),
             *("state_free_bytes", "state_size_bytes"),

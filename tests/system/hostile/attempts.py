@@ -288,7 +288,7 @@ TABLE: Final[tuple[Attempt, ...]] = (
           ("shm 4242", "ENOENT"),
           ("read /dev/shm/hostile", "ENOENT")),
     *rows("15.terminals", "kid",
-          ("terminal", "tty=ENXIO stdin=ENOTTY stdout=ENOTTY"),
+          ("terminal", "tty=ENXIO stdin=EPERM stdout=EPERM"),
           ("cores", "limit=1 setrlimit=ok after=1")),
     *rows("15.keys", "kid", ("keys", "none")),
     *rows("15.abstract network", "kid",
@@ -780,7 +780,7 @@ LIMITS: Final = (
 INHERITED: Final[tuple[Attempt, ...]] = (
     *rows("9.inherited", "heir-files", ("descriptors", "0,1,2,")),
     *rows("15.processes", "heir-secret", ("environments HOSTILE_SECRET", "looked:0")),
-    *rows("15.terminals", "heir-terminal", ("terminal", "tty=ENXIO stdin=ENOTTY stdout=ENOTTY")),
+    *rows("15.terminals", "heir-terminal", ("terminal", "tty=ENXIO stdin=EPERM stdout=EPERM")),
     *rows("15.keys", "heir-keys", ("keys", "none")),
 )
 
