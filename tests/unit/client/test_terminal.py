@@ -31,8 +31,10 @@ from tests.worlds.readiness import readable
 
 HOUSE = Path(__file__).parents[3]
 VIEW = """
-import json, os, sys
+import json, os, signal, sys
 from client.terminal import Session
+for number in (signal.SIGINT, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)  # a shell ignores them for what it runs beside itself
 there = Session(int(sys.argv[1]), "coder", **json.loads(sys.argv[2]))
 there.run()
 os.write(int(sys.argv[3]), json.dumps([there.end, there.signal]).encode())
