@@ -171,9 +171,15 @@ class Fleet:
 
     def _keep_open(self, segment: Segment) -> None:
         """The file that is written to now will be the next one, too."""
-        before, self._open = self._open, (segment, self._history.writable(segment.path))
-        if before[0] is not None:
-            os.close(before[1])
+        fd = self._history.writable(segment.path)
+        self.close()
+        self._open = segment, fd
+
+    def close(self) -> None:
+        """Closes the file that is open for the next lines."""
+        (segment, fd), self._open = self._open, (None, -1)
+        if segment is not None:
+            os.close(fd)
 
     def _log(self, path: str) -> Log:
         owner = int(path.rpartition("/")[2])

@@ -128,13 +128,14 @@ class World:
 
     def reopen(self) -> Agents:
         """As after a crash: nothing in memory is kept."""
-        self.store.close()
+        self.close()
         self.store = Store(self.state / "ctxfs.db")
         self.agents = self._load()
         return self.agents
 
     def close(self) -> None:
         """What is open, as when a daemon dies."""
+        self.agents.fleet.close()
         self.store.close()
 
     def live(self, agent: Agent, status: Status = Status.BUSY) -> Agent:
