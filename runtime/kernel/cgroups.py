@@ -392,6 +392,8 @@ class Hierarchy:
         self.controllers = tuple(c for c in CONTROLLERS if c in available)
         #: those who start processes, and who look at operators' paths
         self.helpers = self.root.child("helper")
+        #: the commands that lead to other machines
+        self.links = self.root.child("link")
         #: where the daemon is
         self.daemon = Cgroup(self.mount / (path_of(os.getpid()) or "/").removeprefix("/"))
         self._came_from: Cgroup | None = None
@@ -438,6 +440,10 @@ class Hierarchy:
         user, _, leaf = (self.agent_path(path) or "").partition("/")
         return user.startswith("user-") and leaf == "monitor"
 
+    def waits_for(self, path: str) -> bool:
+        """Whether who leads a process there waits for it: a monitor, or the command of a link."""
+        return self.holds_monitors(path) or (self.agent_path(path) or "").startswith("link/")
+
     def is_own(self, path: str) -> bool:
         """Whether a cgroup path belongs to the daemon or its helpers."""
         if self.agent_path(path) is not None:
@@ -473,7 +479,7 @@ class Hierarchy:
         A monitor records the end of a program, and then ends itself: it may still be there. So may
         a helper that was just killed.
         """
-        for path in (*self.root.path.glob("user-*"), self.helpers.path):
+        for path in (*self.root.path.glob("user-*"), self.helpers.path, self.links.path):
             Cgroup(path).remove_when_empty(_MONITOR_SECONDS)
         made_here = _has_mark(self.root.path, _MADE_HERE)
         if self._came_from or (made_here and self.root.path in self.daemon.path.parents):

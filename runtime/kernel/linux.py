@@ -47,6 +47,7 @@ SO_PEERPIDFD: Final = 77
 SO_PEERGROUPS: Final = 59
 #: of Linux 6.16
 SO_PASSRIGHTS: Final = 83
+_UCRED: Final = struct.Struct("iII")
 #: seconds that the close of somebody's descriptors may take
 _HURRY: Final = 0.005
 
@@ -283,6 +284,14 @@ def groups_of(pid: int) -> tuple[int, ...]:
     """The supplementary groups of a process; none if it is gone (proc(5))."""
     _, _, rest = _read_proc(pid, "status").partition(b"\nGroups:")
     return tuple(int(word) for word in rest.partition(b"\n")[0].split())
+
+
+def peer(connection: socket.socket) -> tuple[int, int, int]:
+    """pid, uid and gid of who connected to a Unix socket, as they were then (unix(7))."""
+    pid, uid, gid = _UCRED.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    )
+    return pid, uid, gid
 
 
 def refuse_descriptors(connection: socket.socket) -> None:

@@ -3,6 +3,9 @@
 Older segments are removed by the monitor when ``log_max`` is reached; what is
 shown then begins with a line that says how much was dropped. What follows it begins
 with a mark: it may be in the midst of a line, and must not pass for one of the runtime's.
+
+The output of a program that runs on another machine is kept in the same way (``Copy``). What was
+dropped there before it came is a gap between two segments, and shown by such a line, too.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,13 @@ class Segment:
     size: int
     #: what it holds, if that is in no file
     data: bytes | None = None
+    #: of a gap, which it tells of: how many bytes are missing
+    missing: int = 0
+
+    @property
+    def end(self) -> int:
+        """The number of the byte after it."""
+        return self.start + (self.missing or self.size)
 
     def read(self, offset: int, length: int) -> bytes:
         """``FileNotFoundError`` if it was removed meanwhile."""
@@ -41,18 +52,21 @@ class Segments:
                 (e for e in os.scandir(directory) if e.name.isdigit()), key=lambda e: e.name
             )
             for entry in entries:
-                size = entry.stat().st_size
-                self.segments.append(Segment(Path(entry.path), int(entry.name), size))
+                size, start = entry.stat().st_size, int(entry.name)
+                if self.segments and start > self.end:
+                    self._add_gap(directory, start - self.end)
+                self.segments.append(Segment(Path(entry.path), start, size))
         except FileNotFoundError:
             pass
         if last:
             self._add_line(directory, last)
         dropped = self.segments[0].start if self.segments else 0
-        self.header = (
-            f"ctxfs: {dropped} bytes of older output dropped (log_max)\n…".encode()
-            if dropped
-            else b""
-        )
+        self.header = _dropped(dropped, "older output") if dropped else b""
+
+    def _add_gap(self, directory: Path, missing: int) -> None:
+        before = b"\n" if self.ends_within_line() else b""
+        data = before + _dropped(missing, "output")
+        self.segments.append(Segment(directory, self.end, len(data), data, missing))
 
     def _add_line(self, directory: Path, text: str) -> None:
         data = b"\n" + _line(text) if self.ends_within_line() else _line(text)
@@ -92,16 +106,30 @@ class Segments:
     @property
     def end(self) -> int:
         """How many bytes were ever written, dropped ones included."""
-        return self.segments[-1].start + self.segments[-1].size if self.segments else 0
+        return self.segments[-1].end if self.segments else 0
 
     def since(self, position: int, length: int) -> tuple[bytes, int]:
         """Up to ``length`` bytes from the one with the number ``position`` on, and the number
         after the last of them; dropped ones are skipped."""
-        if self.segments:
-            position = max(position, self.segments[0].start)
-        offset = position - self.segments[0].start if self.segments else 0
-        data = self.read(len(self.header) + offset, length)
-        return data, position + len(data)
+        found: list[bytes] = []
+        for segment in self.segments:
+            if segment.end <= position or not segment.size:
+                continue
+            if length <= 0:
+                break
+            if segment.missing:  # told once, as a whole
+                data = segment.read(0, segment.size) if position <= segment.start else b""
+                position = segment.end
+            else:
+                position = max(position, segment.start)
+                try:
+                    data = segment.read(position - segment.start, length)
+                except FileNotFoundError:
+                    break
+                position += len(data)
+            found.append(data)
+            length -= len(data)
+        return b"".join(found), position
 
     def tail(self, length: int, *, since: int = 0) -> bytes:
         """The last bytes, none of them before the one with the number ``since``."""
@@ -149,6 +177,70 @@ def _append(directory: int, data: bytes, limit: int) -> None:
         os.write(fd, data)
     finally:
         os.close(fd)
+
+
+def _dropped(size: int, what: str) -> bytes:
+    return f"ctxfs: {size} bytes of {what} dropped (log_max)\n…".encode()
+
+
+class Copy:
+    """A copy of an output that another machine keeps, in segments as a monitor keeps them: bytes
+    have the same numbers. Nobody else writes there."""
+
+    #: segments, of which small ones begin after gaps
+    _MOST: Final = 16
+
+    def __init__(self, directory: Path, log_max: int) -> None:
+        self._directory = str(directory)
+        #: segments that are no part of it any more, which may be large: others take them away
+        self.dropped: list[Path] = []
+        self._limit = segment_max(log_max)
+        #: start and size of each segment
+        self._kept = [[each.start, each.size] for each in Segments(directory).segments
+                      if not each.missing]  # fmt: skip
+
+    @property
+    def end(self) -> int:
+        """How many bytes there were, dropped ones included."""
+        return sum(self._kept[-1]) if self._kept else 0
+
+    @property
+    def size(self) -> int:
+        """Bytes that are kept."""
+        return sum(size for _, size in self._kept)
+
+    def add(self, offset: int, data: bytes) -> None:
+        """Bytes at the end, or after a gap; of those that are there already nothing changes.
+        ``OSError``: what was written before is kept."""
+        data = data[max(0, self.end - offset) :]
+        offset = max(offset, self.end)
+        while data:
+            if not self._kept or offset > self.end or self._kept[-1][1] >= self._limit:
+                self._begin(offset)
+            last = self._kept[-1]
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            fd = os.open(f"{self._directory}/{last[0]:020d}", flags, 0o600)
+            try:
+                written = os.write(fd, data[: self._limit - last[1]])
+            finally:
+                os.close(fd)
+            last[1] += written
+            offset += written
+            data = data[written:]
+
+    def _begin(self, start: int) -> None:
+        """The next segment; older ones are removed as long as two halves are left."""
+        if not self._kept:
+            Path(self._directory).mkdir(parents=True, mode=0o700, exist_ok=True)
+        elif not self._kept[-1][1]:
+            self._remove(-1)
+        while (self.size > self._limit and len(self._kept) > 1) or len(self._kept) >= self._MOST:
+            self._remove(0)
+        self._kept.append([start, 0])
+
+    def _remove(self, which: int) -> None:
+        start, _ = self._kept.pop(which)
+        self.dropped.append(Path(f"{self._directory}/{start:020d}"))
 
 
 def segment_max(log_max: int) -> int:
