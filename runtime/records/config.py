@@ -2,145 +2,144 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, get_type_hints
+from typing import Annotated, Any, Final
 
 from runtime.errors import MalformedError, StartupError
 from runtime.kernel.users import find_user
+from runtime.records.nodes import (
+    Node,
+    Placed,
+    check_alias,
+    doubts,
+    host_alias,
+    read_nodes,
+    read_placed,
+)
 from runtime.texts import limits, policy, yaml_marks
 from runtime.texts.context import LIMIT_MIN
-from runtime.texts.names import check_absolute, check_name, parse_duration, parse_size, quote
-from runtime.texts.yaml_marks import Mistake
+from runtime.texts.names import check_name, quote
+from runtime.texts.yaml_marks import MisplacedError, Mistake
+from runtime.texts.yaml_values import (
+    choice,
+    count,
+    duration,
+    flag,
+    list_of,
+    map_of,
+    optional,
+    read_settings,
+    record,
+    share,
+    size,
+    socket,
+    text,
+)
 
 FALLBACK_AGENT_ID: Final = 61000
 FALLBACK_RELAY_ID: Final = 61001
-#: of a Unix socket (unix(7)), in bytes
-_SOCKET_PATH_MAX: Final = 107
+FALLBACK_LINK_ID: Final = 61002
 #: of quotas (quotactl(2))
 _PROJECT_MAX: Final = (1 << 32) - 1
 _PORTS: Final = range(1024, 65536)
+#: nothing; a header of the PROXY protocol with the incarnation; that, and the payers' counters
+HEADERS: Final = ("none", "proxy", "counters")
+#: one API; a forward proxy, which programs find in their environment
+KINDS: Final = ("api", "http_proxy")
+
+log = logging.getLogger(__name__)
+
+
+def _port(value: Any) -> int:
+    if count(value) not in _PORTS:
+        raise MalformedError(f"{value} is not one from 1024 to 65535")
+    return int(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """A Unix socket of the operator's, and the port at which cells have it on their loopback."""
+    """A Unix socket of the operator's, and the port at which cells have it on their loopback.
 
-    socket: str
-    port: int
+    ``header`` is what relays say there first, and ``kind`` what is behind it (HEADERS, KINDS).
+    """
+
+    socket: Annotated[str, socket]
+    port: Annotated[int, _port]
+    header: Annotated[str, choice(*HEADERS)] = "none"
+    kind: Annotated[str, choice(*KINDS)] = "api"
 
 
-def _size(value: Any) -> int:
-    return parse_size(str(value))
+_read_network: Final = record(Network)
+
+
+def _network(value: Any) -> Network:
+    network = _read_network(value)
+    if network.header == "counters" and network.kind == "http_proxy":
+        raise MalformedError("nothing can be counted behind kind: http_proxy")
+    return network
+
+
+def _network_name(name: str) -> None:
+    check_name(name)
+    if name == "default":
+        raise MalformedError('"default" is the network of the host; use another name')
+
+
+_read_networks: Final = map_of(
+    _network_name, _network, "names to {socket: PATH, port: NUMBER}"
+)
 
 
 def _fork_limit(value: Any) -> int:
-    size = _size(value)
-    if size < LIMIT_MIN:
+    found = size(value)
+    if found < LIMIT_MIN:
         raise MalformedError(f"{value!r} is too small; use at least {LIMIT_MIN} bytes")
-    return size
-
-
-def _duration(value: Any) -> float:
-    return parse_duration(str(value))
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise MalformedError(f"{value!r} is not a number")
-    return value
-
-
-def _optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Reads a setting that may also be none."""
-    return lambda value: None if value is None else read(value)
-
-
-def _share(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise MalformedError(f"{value!r} is not a share; use a number up to 1, such as 0.5")
-    return float(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise MalformedError(f"{value!r} is not a string")
-    return value
-
-
-#: words that YAML 1.1 had for the two values
-_FLAGS: Final = {"yes": True, "on": True, "no": False, "off": False}
-
-
-def _flag(value: Any) -> bool:
-    if isinstance(value, str):
-        value = _FLAGS.get(value.lower(), value)
-    if not isinstance(value, bool):
-        raise MalformedError(f"{value!r} is not a boolean; use true or false")
-    return value
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise MalformedError(f"{value!r} is not a list")
-    return tuple(_text(item) for item in value)
-
-
-def _policy(value: Any) -> tuple[str, ...]:
-    lines = _texts(value)
-    policy.parse(policy.default_root(lines, "agent_t"), "agent_t")
-    return lines
-
-
-def _networks(value: Any) -> dict[str, Network]:
-    if not isinstance(value, dict):
-        raise MalformedError(f"{value!r} is not a map of names to {{socket: PATH, port: NUMBER}}")
-    if len(value) > limits.NETWORKS_MAX:
-        raise MalformedError(f"{len(value)} networks are too many; use {limits.NETWORKS_MAX}")
-    found: dict[str, Network] = {}
-    for name, each in value.items():
-        check_name(_text(name))
-        if name == "default":
-            raise MalformedError('"default" is the network of the host; use another name')
-        network = _network(name, each)
-        for other, known in found.items():
-            if known.port == network.port:
-                raise MalformedError(f"{name} has port {network.port}, which is that of {other}")
-            if limits.variable(other) == limits.variable(name):
-                what = f"{limits.variable(name)} stands for {other} and for {name}"
-                raise MalformedError(f"{what}: rename one of them")
-        found[name] = network
     return found
 
 
-def _network(name: str, value: Any) -> Network:
-    if not isinstance(value, dict) or set(value) != {"socket", "port"}:
-        raise MalformedError(f"{name} is not {{socket: PATH, port: NUMBER}}")
-    path, port = check_absolute(_text(value["socket"]), f"{name}: socket"), _count(value["port"])
-    if len(path.encode()) > _SOCKET_PATH_MAX:
-        what = f"{name}: socket {quote(path)} is longer than {_SOCKET_PATH_MAX} bytes"
-        raise MalformedError(f"{what}, the most for a Unix socket")
-    if port not in _PORTS:
-        raise MalformedError(f"{name}: port {port} is not one from 1024 to 65535")
-    return Network(socket=path, port=port)
+def _policy_line(value: Any) -> str:
+    policy.parse(policy.default_root((text(value),), "agent_t"), "agent_t")
+    return str(value)
+
+
+def _networks(value: Any) -> dict[str, Network]:
+    networks = _read_networks(value)
+    if len(networks) > limits.NETWORKS_MAX:
+        raise MalformedError(f"{len(networks)} networks are too many; use {limits.NETWORKS_MAX}")
+    found: dict[str, Network] = {}
+    for name, network in networks.items():
+        for other, known in found.items():
+            what = None
+            if known.socket == network.socket:
+                what = f"socket {network.socket} is that of {other}"
+            elif known.port == network.port:
+                what = f"port {network.port} is that of {other}"
+            elif limits.variable(other) == limits.variable(name):
+                what = f"{limits.variable(name)} stands for {other} too: rename one of them"
+            if what:
+                raise MisplacedError({(name,): what})
+        found[name] = network
+    return found
 
 
 def _projects(value: Any) -> tuple[int, int]:
     if not isinstance(value, list) or len(value) != 2:
         raise MalformedError(f"{value!r} is not [FIRST, COUNT]")
-    first, count = map(_count, value)
-    if not first or not count or first + count > _PROJECT_MAX:
-        raise MalformedError(f"{first} and {count} more are not numbers of projects")
-    return first, count
+    first, several = map(count, value)
+    if not first or not several or first + several > _PROJECT_MAX:
+        raise MalformedError(f"{first} and {several} more are not numbers of projects")
+    return first, several
 
 
 #: what a setting is, and how it is read
-_Count = Annotated[int, _count]
-_Size = Annotated[int, _size]
-_Seconds = Annotated[float, _duration]
-_Text = Annotated[str, _text]
+_Count = Annotated[int, count]
+_Size = Annotated[int, size]
+_Seconds = Annotated[float, duration]
+_Text = Annotated[str, text]
 _Texts = tuple[str, ...]
 
 
@@ -161,8 +160,8 @@ class Config:
     waits: _Count = 1024
     asks: _Count = 16
     ended: _Count = 4096
-    keep_ended: Annotated[float | None, _optional(_duration)] = None
-    keep_sessions: Annotated[float | None, _optional(_duration)] = None
+    keep_ended: Annotated[float | None, optional(duration)] = None
+    keep_sessions: Annotated[float | None, optional(duration)] = None
     fork_limit: Annotated[int, _fork_limit] = 64 << 10
     agents: _Count = 20_000
     control_max: _Size = 64 << 10
@@ -174,7 +173,7 @@ class Config:
     restart_max: _Count = 10
     log_max: _Size = 64 << 20
     events_max: _Size = 16 << 20
-    owner_descriptors: Annotated[int | None, _optional(_count)] = None
+    owner_descriptors: Annotated[int | None, optional(count)] = None
     owner_connections: _Count = 1024
     owner_memory_max: _Size = 128 << 20
     owner_tasks: _Count = 1024
@@ -185,25 +184,40 @@ class Config:
     owner_disk_max: _Size = 16 << 30
     #: of what a cell has in memory; without a size a fifth of the machine's, and half for all cells
     #: of an owner
-    tmp_max: Annotated[int | None, _optional(_size)] = None
+    tmp_max: Annotated[int | None, optional(size)] = None
     tmp_files: _Count = 1 << 18
-    owner_tmp_max: Annotated[int | None, _optional(_size)] = None
-    owner_time: Annotated[float, _share] = 0.5
+    owner_tmp_max: Annotated[int | None, optional(size)] = None
+    owner_time: Annotated[float, share] = 0.5
     owner_log_lines: _Count = 50
     grace: _Seconds = 5.0
     watchdog: _Seconds = 20.0
-    timeout: Annotated[float | None, _optional(_duration)] = None
+    timeout: Annotated[float | None, optional(duration)] = None
     agent_user: _Text = "ctxfs"
     relay_user: _Text = "ctxfs-relay"
-    allow_root_agents: Annotated[bool, _flag] = False
-    base_view: Annotated[_Texts, _texts] = (
+    allow_root_agents: Annotated[bool, flag] = False
+    base_view: Annotated[_Texts, list_of(text)] = (
         *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc"),
         # what says which packages are there
         *("/var/lib/dpkg", "/var/lib/rpm", "/var/lib/pacman"),
     )
     #: of root agents; over what an agent makes it has the rights of its creator without a line
-    policy: Annotated[_Texts, _policy] = ("agent:* create", "tool:* execute", "model:* use")
+    policy: Annotated[_Texts, list_of(_policy_line)] = (
+        *("agent:* create", "tool:* execute", "model:* use"),
+    )
     networks: Annotated[Mapping[str, Network], _networks] = field(default_factory=dict)
+    nodes: Annotated[Mapping[str, Node], read_nodes] = field(default_factory=dict)
+    placed: Annotated[Placed, read_placed] = field(default_factory=Placed)
+    #: what this daemon calls itself at nodes
+    node_name: Annotated[str, check_alias] = field(default_factory=host_alias)
+    links: _Count = 256
+    #: an hour, of one node without root
+    connections: _Count = 60
+    placed_keep: _Seconds = 7 * 86400.0
+    link_user: _Text = "ctxfs-link"
+
+    def header_of(self, network: str) -> str:
+        """The first that relays say at a network, which may be gone."""
+        return self.networks[network].header if network in self.networks else HEADERS[0]
 
     def cell_memory(self) -> int:
         """The most that one cell may have in memory."""
@@ -211,58 +225,50 @@ class Config:
 
     def agent_ids(self) -> tuple[int, int]:
         """uid and gid of agents whose creator is root (passwd(5))."""
-        entry = find_user(self.agent_user)
-        if entry is None:
-            return FALLBACK_AGENT_ID, FALLBACK_AGENT_ID
-        return entry.pw_uid, entry.pw_gid
+        return _ids(self.agent_user, FALLBACK_AGENT_ID)[:2]
 
-    def relay_ids(self) -> tuple[int, int, tuple[int, ...]]:
-        """uid, gid and groups of relays, where root starts them: nobody else's."""
-        entry = find_user(self.relay_user)
-        if entry is None:
-            return FALLBACK_RELAY_ID, FALLBACK_RELAY_ID, ()
-        return entry.pw_uid, entry.pw_gid, tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    def relay_ids(self) -> _Ids:
+        """Those of relays, where root starts them: nobody else's."""
+        return _ids(self.relay_user, FALLBACK_RELAY_ID)
+
+    def link_ids(self) -> _Ids:
+        """Those of the commands that lead to nodes, where root starts them: nobody else's."""
+        return _ids(self.link_user, FALLBACK_LINK_ID)
 
 
-#: how each setting is read
-_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    name: kind.__metadata__[0]
-    for name, kind in get_type_hints(Config, include_extras=True).items()
-}
+#: uid, gid and groups
+_Ids = tuple[int, int, tuple[int, ...]]
+
+
+def _ids(user: str, fallback: int) -> _Ids:
+    """The ids of a user, else those that are its own if it is not there."""
+    entry = find_user(user)
+    if entry is None:
+        return fallback, fallback, ()
+    return entry.pw_uid, entry.pw_gid, tuple(os.getgrouplist(user, entry.pw_gid))
 
 
 def load_config(path: Path, *, required: bool) -> Config:
     """The configuration in ``path``; the defaults if it need not exist.
 
-    Raises ``StartupError`` with one sentence that names the file, the line and the key.
+    Raises ``StartupError`` with one sentence that names the file, the line and the key. Doubts are
+    logged.
     """
-    config, mistakes = read_config(path, required=required)
+    config, mistakes, doubts = read_config(path, required=required)
     if mistakes:
         raise StartupError(str(mistakes[0]))
+    for doubt in doubts:
+        log.warning("%s", doubt)
     return config
 
 
-def read_config(path: Path, *, required: bool) -> tuple[Config, list[Mistake]]:
-    """The configuration in ``path``, and every mistake; the settings that are wrong have their
-    defaults."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        wrong = [Mistake(str(path), 0, "", "no such configuration file")]
-        return Config(), wrong if required else []
-    except OSError as error:
-        return Config(), [Mistake(str(path), 0, "", error.strerror or str(error))]
-    except UnicodeError:
-        return Config(), [Mistake(str(path), 0, "", "not UTF-8")]
-    marked = yaml_marks.read(str(path), text)
-    parsed: dict[str, Any] = {}
-    for key, value in (yaml_marks.is_map(marked, "settings") or {}).items():
-        if key not in _PARSERS:
-            known = yaml_marks.nearest(key, _PARSERS)
-            marked.mistake((key,), f"unknown setting; {known}")
-        else:
-            try:
-                parsed[key] = _PARSERS[key](value)
-            except MalformedError as error:
-                marked.mistake((key,), error.sentence)
-    return Config(**parsed), marked.in_order()
+def read_config(path: Path, *, required: bool) -> tuple[Config, list[Mistake], list[Mistake]]:
+    """The configuration in ``path``, the defaults if it cannot be read; every mistake; and what is
+    only likely to be one."""
+    config, marked = read_settings(path, Config, required=required)
+    networks = [*config.networks, "default"]
+    for number, name in enumerate(config.placed.networks):
+        if name not in networks:
+            what = f"no network {quote(name)}; {yaml_marks.nearest(name, networks)}"
+            marked.mistake(("placed", "networks", number), what)
+    return config, marked.in_order(), [marked.at(*each) for each in doubts(config.nodes)]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from runtime.records.config import Config
 from runtime.records.model import Agent
 from runtime.texts.names import parse_duration, parse_size
+
+#: seconds of grace of what another machine leads, at most: its lead counts with that
+PLACED_GRACE: Final = 10.0
 
 
 class Settings:
@@ -16,7 +21,8 @@ class Settings:
     def grace(self, agent: Agent) -> float:
         """Seconds between SIGTERM and SIGKILL."""
         text = agent.limits.get("grace")
-        return parse_duration(text) if text else self.config.grace
+        grace = parse_duration(text) if text else self.config.grace
+        return min(grace, PLACED_GRACE) if agent.peer else grace
 
     def timeout(self, agent: Agent) -> float | None:
         """Seconds that a run of it may take, None for any number."""

@@ -87,7 +87,12 @@ def _choices(field: dict[str, Any]) -> list[str] | None:
 
 def parse_filled(form: dict[str, Any], text: str) -> dict[str, Any]:
     """The fields of a form as somebody filled it in; ``MalformedError`` names the wrong one."""
-    filled, fields = parse_json_object(text), form["properties"]
+    fields = form["properties"]
+    try:
+        filled = parse_json_object(text)
+    except MalformedError as error:
+        use = f"use an object of JSON with the fields {', '.join(fields)}"
+        raise MalformedError(f"{error.sentence}; {use}") from None
     for name in filled:
         if name not in fields:
             raise MalformedError(f"{quote(name)} is no field; use {', '.join(fields)}")
@@ -105,7 +110,7 @@ def _required(form: dict[str, Any]) -> str:
 
 
 def _why_wrong(field: dict[str, Any], value: Any) -> str:
-    kind, shown = field["type"], quote(dump_json(value))
+    kind, shown = field["type"], quote(value if isinstance(value, str) else dump_json(value))
     if not _KINDS[kind](value):
         return f"{shown} is not of type {kind}"
     choices = _choices(field)

@@ -24,6 +24,8 @@ SPACES_MAX: Final = 32
 #: what is no path but a durable tree: of a space, and of the owner's own files
 SHARED_TREE: Final = "shared:"
 HOME_TREE: Final = "home:"
+#: a directory that the node of a placed agent offers
+AT_NODE: Final = "node:"
 _OWN: Final = ("/proc", "/dev")
 _BELOW_OWN: Final = ("/proc/", "/dev/")
 #: of durable trees that can be given to agents
@@ -52,6 +54,16 @@ class Mount:
         """Whether it is a durable tree, which the daemon hands in."""
         return self.mode != "hide" and is_tree(self.source)
 
+    @property
+    def path(self) -> bool:
+        """Whether its source is a path in the creator's view."""
+        return self.mode != "hide" and not self.tree and not self.at_node
+
+    @property
+    def at_node(self) -> bool:
+        """Whether its source is a directory of the node at which the agent is placed."""
+        return self.mode != "hide" and self.source.startswith(AT_NODE)
+
     def line(self) -> str:
         options = ",".join(self.options) or "-"
         return f"{self.source}\t{self.target}\t{self.mode}\t{options}\n"
@@ -75,6 +87,11 @@ def _check_source(source: str) -> None:
             raise MalformedError(
                 f"{quote(source)}: home: has no name after it; it is the owner's own tree"
             )
+    elif source.startswith(AT_NODE):
+        name, slash, path = source.removeprefix(AT_NODE).partition("/")
+        check_name(name)
+        if slash:
+            check_absolute(slash + path, "what follows the name")
     else:
         check_absolute(source, "source")
 
@@ -99,6 +116,8 @@ def parse_line(line: str) -> Mount | None:
         raise MalformedError(f"unknown mode {quote(mode)}; use {', '.join(MODES)}")
     if mode != "hide":
         _check_source(source)
+        if source.startswith(AT_NODE) and mode != "ro":
+            raise MalformedError(f"{quote(source)} {mode}: what a node offers is read-only; use ro")
     check_absolute(target, "target")
     if target == "/" or target in _OWN or target.startswith(_BELOW_OWN):
         raise MalformedError(
@@ -239,7 +258,7 @@ def paths_of(mount: str, root: str, workspace: str) -> dict[str, list[str]]:
     """The paths in the creator's view that the values of an agent's files name, by file."""
     return {
         "mount": [
-            line.source for line in parse(mount) if line.mode != "hide" and not line.tree
+            line.source for line in parse(mount) if line.path
         ],
         "root": [root] if root else [],
         "workspace": (

@@ -145,6 +145,15 @@ def check_name(name: str) -> str:
     return name
 
 
+def check_agent(name: str) -> str:
+    """The name of an agent that there may be: one that was placed here is ``NAME@ALIAS``."""
+    own, _, alias = name.partition("@")
+    check_name(own)
+    if alias:
+        check_name(alias)
+    return name
+
+
 def free_number(is_taken: Callable[[int], bool], most: int | None = None) -> int:
     """A number from 1 on that is not taken, found by doubling and halving: of thousands that are
     taken, few are looked at. Gaps that were left below may stay. 0 if that leads above ``most``."""
@@ -243,6 +252,14 @@ def check_absolute(text: str, what: str = "path") -> str:
         )
     if len(text.encode()) > 4095:
         raise MalformedError(f"{what} {quote(text)} is longer than 4095 bytes")
+    return text
+
+
+def check_socket(text: str, what: str) -> str:
+    """An absolute path that fits into the address of a Unix socket (unix(7))."""
+    if len(check_absolute(text, what).encode()) > 107:
+        said = f"{what} {quote(text)} is longer than 107 bytes, the most for a Unix socket"
+        raise MalformedError(said)
     return text
 
 

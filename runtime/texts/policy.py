@@ -28,6 +28,7 @@ PERMS: Final[dict[str, tuple[str, ...]]] = {
     "session": ("read",),
     "model": ("use",),
     "recipe": ("use",),
+    "node": ("place",),
 }
 
 _OBJECT: Final = re.compile(r"[a-zA-Z0-9._+:/@-]{0,128}\*?")
@@ -262,13 +263,13 @@ def default_root(lines: Iterable[str], label: str) -> str:
 def default_child(parent: Rules, label: str) -> str:
     """A child's default: its parent's allowances without authority over others.
 
-    No ``agent:*``, no ``session:*`` and no writing to shared spaces.
+    No ``agent:*``, no ``session:*``, no ``node:*`` and no writing to shared spaces.
     """
     kept = {
         (kind, cls, perm): objects.all
         for (kind, cls, perm), objects in parent.groups.items()
         if kind == "allow"
-        and cls not in ("agent", "session")
+        and cls not in ("agent", "session", "node")
         and not (cls == "shared" and perm == "write")
     }
     return render(Rules(kept), label)

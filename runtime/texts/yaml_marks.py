@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import difflib
 import math
+import pathlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import yaml
 
+from runtime.errors import MalformedError
 from runtime.texts.names import JSON_DIGITS, quote
 
 #: keys and indices from the top to a value
@@ -50,6 +53,14 @@ _KNOWN: Final = {f"{_TAG}{name}" for name in
                  ("str", "int", "float", "bool", "null", "timestamp", "value")}  # fmt: skip
 
 
+class MisplacedError(Exception):
+    """All that is wrong within a value: a sentence by each place, seen from the value."""
+
+    def __init__(self, places: Mapping[Path, str]) -> None:
+        super().__init__(places)
+        self.places = places
+
+
 @dataclass(frozen=True, slots=True)
 class Mistake:
     """A mistake on one line of a file, about a key, in one sentence.
@@ -82,8 +93,23 @@ class Marked:
             path = path[:-1]
         return self.lines.get(path, 1)
 
+    def at(self, path: Path, sentence: str) -> Mistake:
+        """A mistake in the value that is there."""
+        return Mistake(self.file, self.line(path), shown(path), sentence)
+
     def mistake(self, path: Path, sentence: str) -> None:
-        self.mistakes.append(Mistake(self.file, self.line(path), shown(path), sentence))
+        self.mistakes.append(self.at(path, sentence))
+
+    @contextmanager
+    def noting(self, path: Path) -> Iterator[None]:
+        """A ``MalformedError`` is a mistake there, a ``MisplacedError`` at its places beneath."""
+        try:
+            yield
+        except MisplacedError as error:
+            for place, sentence in error.places.items():
+                self.mistake((*path, *place), sentence)
+        except MalformedError as error:
+            self.mistake(path, error.sentence)
 
     def in_order(self) -> list[Mistake]:
         """The mistakes by line; of one line, what was noted first."""
@@ -204,6 +230,19 @@ def read(file: str, text: str) -> Marked:
     except RecursionError:
         marked.mistakes = [Mistake(file, 0, "", "not YAML: it is nested too deep")]
     return marked
+
+
+def read_file(path: pathlib.Path, *, required: bool = True) -> Marked:
+    """The values of a file; that it cannot be read is a mistake."""
+    try:
+        return read(str(path), path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        said = "no such configuration file" if required else ""
+    except OSError as error:
+        said = error.strerror or str(error)
+    except UnicodeError:
+        said = "not UTF-8"
+    return Marked(str(path), mistakes=[Mistake(str(path), 0, "", said)] if said else [])
 
 
 def is_map(marked: Marked, what: str) -> Mapping[str, Any] | None:

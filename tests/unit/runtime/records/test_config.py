@@ -13,10 +13,12 @@ import pytest
 from runtime.errors import StartupError
 from runtime.records.config import (
     FALLBACK_AGENT_ID,
+    FALLBACK_LINK_ID,
     FALLBACK_RELAY_ID,
     Config,
     Network,
     load_config,
+    read_config,
 )
 
 
@@ -94,7 +96,7 @@ def test_each_setting_is_read(tmp_path: Path, text: str, key: str, value: Any) -
         ("agent_user: 7", "agent_user: 7 is not a string"),
         ("allow_root_agents: 1", "allow_root_agents: 1 is not a boolean"),
         ("base_view: /usr", "base_view: '/usr' is not a list"),
-        ("base_view: [1]", "base_view: 1 is not a string"),
+        ("base_view: [1]", "base_view\\[0\\]: 1 is not a string"),
         ("owner_time: 2", "owner_time: 2 is not a share"),
         ("- depth", "not a map of settings"),
         ("just text", "not a map of settings"),
@@ -140,17 +142,20 @@ def test_without_that_user_they_run_as_the_fallback() -> None:
     ("text", "why"),
     [
         ("[]", "not a map"),
-        ("{api: /run/a.sock}", "api is not {socket: PATH, port: NUMBER}"),
-        ("{api: {socket: /run/a.sock}}", "api is not"),
-        ("{api: {socket: /run/a.sock, port: 8080, key: x}}", "api is not"),
+        ("{api: /run/a.sock}", "networks.api: '/run/a.sock' is not a map with socket, port,"),
+        ("{api: {socket: /run/a.sock}}", "networks.api: port is missing"),
+        ("{api: {socket: /a, port: 8080, ports: x}}", "unknown key; did you mean port?"),
+        ("{api: {socket: /a, port: 8080, kind: x}}", "networks.api.kind: unknown value"),
+        ("{api: {socket: /a, port: 8080, header: counters, kind: http_proxy}}", "be counted"),
         ("{api: {socket: a.sock, port: 8080}}", 'must begin with "/"'),
         (f"{{api: {{socket: /{'x' * 107}, port: 8080}}}}", "longer than 107 bytes"),
-        ("{api: {socket: /a, port: 80}}", "port 80 is not one from 1024 to 65535"),
-        ("{api: {socket: /a, port: 65536}}", "port 65536"),
+        ("{api: {socket: /a, port: 80}}", "networks.api.port: 80 is not one from 1024 to 65535"),
+        ("{api: {socket: /a, port: 65536}}", "port: 65536 is"),
         ("{api: {socket: /a, port: true}}", "not a number"),
         ("{a/b: {socket: /a, port: 8080}}", "is not a name"),
         ("{default: {socket: /a, port: 8080}}", "the network of the host"),
-        ("{a: {socket: /a, port: 8080}, b: {socket: /b, port: 8080}}", "which is that of a"),
+        ("{a: {socket: /a, port: 8080}, b: {socket: /a, port: 8081}}", "socket /a is that of a"),
+        ("{a: {socket: /a, port: 8080}, b: {socket: /b, port: 8080}}", "b: port 8080 is that of a"),
         ("{a-b: {socket: /a, port: 8080}, a.B: {socket: /b, port: 8081}}", "CTX_NET_A_B stands"),
     ],
 )
@@ -163,7 +168,7 @@ def test_a_network_is_a_socket_and_a_port_of_its_own(
 
 def test_there_are_at_most_32_networks(tmp_path: Path) -> None:
     def text(count: int) -> str:
-        each = (f"n{i}: {{socket: /a, port: {2000 + i}}}" for i in range(count))
+        each = (f"n{i}: {{socket: /a{i}, port: {2000 + i}}}" for i in range(count))
         return f"networks: {{{', '.join(each)}}}"
 
     assert len(load(tmp_path, text(32)).networks) == 32
@@ -171,9 +176,33 @@ def test_there_are_at_most_32_networks(tmp_path: Path) -> None:
         load(tmp_path, text(33))
 
 
-def test_relays_have_ids_of_their_own() -> None:
-    assert Config(relay_user="no such user").relay_ids() == (
-        FALLBACK_RELAY_ID, FALLBACK_RELAY_ID, (),
-    )
+def test_relays_and_links_have_ids_of_their_own() -> None:
+    none = Config(relay_user="no such user", link_user="no such user")
+    assert none.relay_ids() == (FALLBACK_RELAY_ID, FALLBACK_RELAY_ID, ())
+    assert none.link_ids() == (FALLBACK_LINK_ID, FALLBACK_LINK_ID, ())
+    assert len({FALLBACK_AGENT_ID, FALLBACK_RELAY_ID, FALLBACK_LINK_ID}) == 3
     entry = pwd.getpwnam("nobody")
-    assert Config(relay_user="nobody").relay_ids()[:2] == (entry.pw_uid, entry.pw_gid)
+    there = Config(relay_user="nobody", link_user="nobody")
+    assert there.relay_ids()[:2] == there.link_ids()[:2] == (entry.pw_uid, entry.pw_gid)
+
+
+def test_every_mistake_is_told_at_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("""depht: 3
+policy:
+  - "tool:* execute"
+  - "tool:* fly"
+networks:
+  a: {socket: /a, port: 1}
+  b:
+    socket: b
+    port: x
+base_view:
+  - /usr
+  - 5
+""")
+    _, mistakes, _ = read_config(path, required=True)
+    assert [(each.line, each.key) for each in mistakes] == [
+        (1, "depht"), (4, "policy[1]"), (6, "networks.a.port"), (8, "networks.b.socket"),
+        (9, "networks.b.port"), (12, "base_view[1]"),
+    ]  # fmt: skip

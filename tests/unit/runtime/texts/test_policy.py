@@ -194,6 +194,7 @@ def test_a_childs_default_has_no_authority_over_others() -> None:
         "allow p shared:s read,write\n"
         "allow p tool:* execute\n"
         "allow p model:m use\n"
+        "allow p node:* place\n"
         "delegate p network:default connect\n",
         "p",
     )

@@ -1,0 +1,61 @@
+"""Where an agent is to run: the text of the file ``placement``. Pure.
+
+It is a line ``node=NAME``, or ``node=PREFIX*`` for any of several nodes; nothing is this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from runtime.errors import MalformedError
+from runtime.texts.names import check_name, quote
+
+_KEY: Final = "node"
+
+
+def parse_line(line: str, known: Collection[str] | None = None) -> str:
+    """The node, or prefix ending in ``*``, of one line; ``MalformedError``.
+
+    ``known`` are the nodes that may be meant, if they matter: one of them must be.
+    """
+    key, separator, pattern = line.partition("=")
+    try:
+        if not separator or key != _KEY:
+            raise MalformedError(f"{quote(line)} is not node=NAME or node=PREFIX*")
+        if pattern != "*":
+            check_name(pattern.removesuffix("*"))
+        if known is not None and not any(matches(pattern, name) for name in known):
+            what = "no such node" if pattern[-1] != "*" else "no node begins so"
+            raise MalformedError(f"{quote(line)}: {what}")
+    except MalformedError as error:
+        if known is None:
+            raise
+        raise MalformedError(f"{error.sentence}; {listed(known)}") from None
+    return pattern
+
+
+def listed(known: Collection[str]) -> str:
+    """The nodes that somebody may use, in words that go on a sentence."""
+    return f"you may use {', '.join(known)}" if known else "there is no node that you may use"
+
+
+def parse(text: str, known: Collection[str] | None = None) -> str:
+    """The node, or prefix, of a whole text; empty for this machine. ``MalformedError``."""
+    if not text:
+        return ""
+    first, *more = text.removesuffix("\n").split("\n")
+    pattern = parse_line(first, known)
+    if more:
+        raise MalformedError(
+            f"line 2: {quote(more[0])} is one line too many: an agent runs at one node; for any "
+            "of several write a prefix, such as node=gpu*"
+        )
+    return pattern
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a node is meant."""
+    if pattern.endswith("*"):
+        return name.startswith(pattern[:-1])
+    return name == pattern
