@@ -10,11 +10,12 @@ the same change and discards it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
+from runtime.caller import Caller
 from runtime.ids import AgentIndex, CallId, SessionIndex
 from runtime.records.items import Item, Task, Wait
 from runtime.records.lifecycle import AGENT_MOVES, Cue, Effect, Status
@@ -25,10 +26,29 @@ _I = TypeVar("_I", bound=Item)
 _UP: Final = (Status.READY, Status.IDLE, Status.BUSY)
 
 EVENTS: Final = "events.jsonl"
+#: the types of events
+EVENT_TYPES: Final = (
+    *("agent.create", "agent.control", "agent.start", "agent.status", "agent.stop"),
+    *("agent.child.cancel", "agent.report", "agent.limit", "run.start", "run.end"),
+    *("message.queued", "message.end", "task.start", "task.end", "work.status"),
+    *("wait.armed", "wait.fired", "wait.cancelled", "wait.expired"),
+    *("ask.open", "ask.to", "ask.end", "terminal.attach", "terminal.leave"),
+)
 #: who caused what nobody did
 RUNTIME: Final = "runtime"
 #: of a wait: what it waits for, and what it holds up
 WAIT_KEYS: Final = {"on", "work"}
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """A message to another machine's daemon, of the registration ``key``; ``agent`` is an
+    incarnation."""
+
+    key: str
+    op: str
+    agent: str
+    said: Mapping[str, Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +68,45 @@ class Answer:
     output: dict[str, Any] | None = None
     #: it is stored that the call has begun
     begun: bool = False
+
+
+@dataclass(slots=True)
+class Demand:
+    """A control of an agent that is written, or a verb that it is told, until a history has it."""
+
+    agent: Agent
+    #: the event that tells of it
+    event: dict[str, str]
+    told: bool = False
+
+
+@dataclass(slots=True)
+class Doing:
+    """A message of another machine's daemon (``runtime.peers``), until it is done."""
+
+    key: str
+    number: int
+    line: bytes
+    done: bool = False
+
+
+class Cause(NamedTuple):
+    """The cause of what is committed in one step of the loop: who acts, and for what.
+
+    The journal holds it instead of having it passed: rows, verbs, planes and effects between the
+    request and the commit would all carry it untouched, and whoever forgot it would lie.
+    """
+
+    #: None for the runtime itself
+    caller: Caller | None = None
+    demand: Demand | None = None
+    #: of the call that is being decided
+    answer: Answer | None = None
+    #: what is made is to be started before its maker is answered; a daemon that dies between the
+    #: two has answered nobody, and the next one takes it back
+    starts: bool = False
+    #: what another machine's daemon said
+    doing: Doing | None = None
 
 
 class Subscriber:
@@ -81,6 +140,13 @@ class Subscriber:
         """Does what a move of an agent calls for before it is committed (``BEFOREHAND``);
         ``KernelError`` refuses the change."""
 
+    def storing(self, change: Change, when: float) -> None:
+        """Inside the transaction, once the lines of histories have their numbers: what is still to
+        be added to the messages that the change posts."""
+
+    def posting(self, change: Change, undoing: list[Callable[[], object]]) -> None:
+        """Inside the transaction: stores those messages, and which ones were done."""
+
     def restore(self, agent: Agent) -> None:
         """Undoes what was attempted for an agent: the change was not committed."""
 
@@ -94,7 +160,7 @@ class Subscriber:
 #: of a change, what is added to that of a larger one as it is
 _LISTS: Final = (
     *("dropped_items", "lines", "claims", "runs", "channels"),
-    *("made", "handles", "touched", "effects"),
+    *("made", "handles", "touched", "effects", "moves", "posts", "done"),
 )
 
 
@@ -134,6 +200,12 @@ class Change:
         self.answer: Answer | None = None
         #: what its moves call for, in their order
         self.effects: list[tuple[Agent, Effect]] = []
+        #: the moves of agents that another machine's daemon is to know of
+        self.moves: list[tuple[Agent, Cue]] = []
+        #: messages to such daemons, and of those that they sent, which are done: registration,
+        #: number and text
+        self.posts: list[Posted] = []
+        self.done: list[tuple[str, int, bytes]] = []
 
     def move(self, agent: Agent, cue: Cue, **why: Any) -> None:
         """An agent's next status, as ``lifecycle`` has it, with what that calls for.
@@ -144,6 +216,8 @@ class Change:
         status = self.peek_agent(agent, "status")
         move = AGENT_MOVES.move(status, cue)
         self.effects += [(agent, Effect(effect)) for effect in move.effects]
+        if self.peek_agent(agent, "peer"):
+            self.moves.append((agent, cue))
         to = move.status
         if to is None:
             to = Status(self.peek_agent(agent, "paused_from"))
@@ -155,6 +229,14 @@ class Change:
             self.tell(agent, "agent.status", status=to.value, **why)
         if status is Status.STARTING and to in _UP and self.peek_agent(agent, "paused_from"):
             self.move(agent, Cue.PAUSE)  # it was paused when the machine went down
+
+    def show(self, agent: Agent, status: Status, *, told: bool, **why: Any) -> None:
+        """The status of an agent that is away, as its host says: the table was asked there.
+        ``told`` says whether there is room for an event."""
+        if status is not self.peek_agent(agent, "status"):
+            self.set(agent, status=status, since=time.time())
+        if told and status is not agent.status:
+            self.tell(agent, "agent.status", status=status.value, **why)
 
     def run(self, agent: Agent, cue: RunCue, **values: Any) -> None:
         """The next status of an agent's run, with what that calls for, and ``values`` of it.
@@ -170,6 +252,10 @@ class Change:
     def hear(self, agent: Agent, **values: Any) -> None:
         """Something became of what an agent's run says."""
         self.set(agent, said=replace(self.peek_agent(agent, "said"), **values))
+
+    def post(self, key: str, op: str, agent: str, **said: Any) -> None:
+        """A message to the other side of a registration."""
+        self.posts.append(Posted(key, op, agent, said))
 
     def step(self, item: Item, cue: StrEnum) -> Any:
         """The next status of a plane's record, as its table has it; ``WrongStateError``."""
@@ -248,6 +334,7 @@ class Change:
     def event(self, session: SessionIndex, kind: str, agent: str, **fields: Any) -> None:
         """One line of ``events.jsonl``; id and time are set at the commit, and who caused it
         if the change does not say."""
+        assert kind in EVENT_TYPES, kind
         if self.by:
             fields["by"] = self.by
         self.lines.append((session, EVENTS, {"type": kind, "agent": agent, **fields}))

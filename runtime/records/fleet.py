@@ -223,8 +223,9 @@ class Fleet:
         return [log] if log is not None else []
 
     def last(self, owner: int | None) -> int:
-        """The number of the last line."""
-        return max((log.last for log in self.logs(owner)), default=0)
+        """The number of the last line that readers see."""
+        logs = self.logs(owner)
+        return min(max((log.last for log in logs), default=0), self.until(logs))
 
     def until(self, logs: Iterable[Log]) -> int:
         """The largest number before which no line of these logs is on its way."""

@@ -21,12 +21,11 @@ import itertools
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import trio
 
@@ -35,7 +34,7 @@ from runtime.caller import Caller
 from runtime.errors import KernelError, NoSpaceError
 from runtime.ids import AgentIndex, SessionIndex
 from runtime.kernel.inotify import Wakeup
-from runtime.records.change import EVENTS, RUNTIME, Answer, Change, Subscriber
+from runtime.records.change import EVENTS, RUNTIME, Answer, Cause, Change, Demand, Doing, Subscriber
 from runtime.records.fleet import Fleet, numbered, path_of, plain
 from runtime.records.history import History
 from runtime.records.itemlists import Items
@@ -46,7 +45,7 @@ from runtime.records.outbox import Outbox
 from runtime.records.registry import Registry
 from runtime.records.sessions import Sessions
 from runtime.records.store import Pending, Store
-from runtime.texts.names import dump_json, timestamp
+from runtime.texts.names import dump_json, shown_json, timestamp
 
 log = logging.getLogger("ctxd.journal")
 
@@ -55,33 +54,6 @@ _RETRY_SECONDS: Final = 1.0
 _HELD_MAX: Final = 2048
 #: what takes back, last one first, what is changed in memory while a transaction may still fail
 Undoing = list[Callable[[], object]]
-
-
-@dataclass(slots=True)
-class Demand:
-    """A control of an agent that is written, or a verb that it is told, until a history has it."""
-
-    agent: Agent
-    #: the event that tells of it
-    event: dict[str, str]
-    told: bool = False
-
-
-class Cause(NamedTuple):
-    """The cause of what is committed in one step of the loop: who acts, and for what.
-
-    The journal holds it instead of having it passed: rows, verbs, planes and effects between the
-    request and the commit would all carry it untouched, and whoever forgot it would lie.
-    """
-
-    #: None for the runtime itself
-    caller: Caller | None = None
-    demand: Demand | None = None
-    #: of the call that is being decided
-    answer: Answer | None = None
-    #: what is made is to be started before its maker is answered; a daemon that dies between the
-    #: two has answered nobody, and the next one takes it back
-    starts: bool = False
 
 
 class Journal:
@@ -115,8 +87,8 @@ class Journal:
         #: histories whose last number is known to be the session's
         self._numbered: set[str] = set()
         self._outbox = Outbox(store, history, fleet, state)
-        #: see ``Outbox.synced``
-        self.synced = self._outbox.synced
+        #: see ``Outbox.synced``, ``Store.sync``
+        self.synced, self.sync = self._outbox.synced, store.sync
 
     @property
     def behind(self) -> int:
@@ -149,6 +121,8 @@ class Journal:
             for agent, _ in attempted:
                 for restore in self._told["restore"]:
                     restore(agent)
+            if change.done and self.cause.doing is not None:
+                self.cause.doing.done = False
             raise
         self._have_done(change, afterwards=True)
 
@@ -244,6 +218,23 @@ class Journal:
         return self._caused(answer=answer)
 
     @contextlib.contextmanager
+    def doing(self, key: str, number: int, line: bytes) -> Iterator[Doing]:
+        """A message of another machine's daemon is done by the first change that is committed
+        meanwhile, or else by one that changes nothing.
+
+        Not to be awaited in: others change things then.
+        """
+        doing = Doing(key, number, line)
+        with self._caused(doing=doing):
+            yield doing
+            if not doing.done:
+                self.note(Change())
+
+    def preparing(self) -> AbstractContextManager[None]:
+        """Changes that are committed meanwhile prepare what is said, and do not do it yet."""
+        return self._caused(doing=None)
+
+    @contextlib.contextmanager
     def _caused(self, **by: Any) -> Iterator[None]:
         before, self.cause = self.cause, self.cause._replace(**by)
         try:
@@ -288,6 +279,9 @@ class Journal:
         if demand is not None and not demand.told:
             demand.told = True
             change.lines.insert(0, (demand.agent.session, EVENTS, {**demand.event, "by": by}))
+        if (doing := self.cause.doing) is not None and not doing.done:
+            doing.done = True
+            change.done.append((doing.key, doing.number, doing.line))
         change.attribute(by)
 
     # committing
@@ -306,6 +300,11 @@ class Journal:
                 self._store_items(change, now)
                 sessions = self._apply_sessions(change, undoing)
                 posted, grown = self._store_lines(change, sessions, timestamp(now))
+                undoing.append(partial(_shorten, change.posts, len(change.posts)))
+                for complete in self._told["storing"]:
+                    complete(change, now)
+                for post in self._told["posting"]:
+                    post(change, undoing)
                 self._store_sessions(change, sessions, now)
                 # so that what a call answers is said of what will hold
                 self._apply_agents(change, undoing)
@@ -347,12 +346,10 @@ class Journal:
             self._store.claim_name(agent.name, agent.owner)
         self._sessions.retire_channel(agent.parent_session, agent.channel)
         agent.index = self._store.insert_agent(agent)
-        agent.session = self._sessions.make(agent)
+        agent.session = self._sessions.make(agent, agent.guest.get("session", ""))
         self._store.put_agent(agent.index, agent.dump())
 
-    def _apply_sessions(
-        self, change: Change, undoing: Undoing
-    ) -> dict[SessionIndex, Session]:
+    def _apply_sessions(self, change: Change, undoing: Undoing) -> dict[SessionIndex, Session]:
         """In memory, the sessions that are changed, or whose histories grow."""
         sessions: dict[SessionIndex, Session] = {}
         for index in (*change.sessions, *(line[0] for line in change.lines)):
@@ -421,9 +418,7 @@ class Journal:
         for item in change.dropped_items:
             self._store.delete_item(item.index)
 
-    def _apply_items(
-        self, change: Change, now: float, undoing: Undoing
-    ) -> None:
+    def _apply_items(self, change: Change, now: float, undoing: Undoing) -> None:
         """In memory, what is made and changed."""
         for item in change.made_items:
             undoing.append(partial(self._take_back, item, self._items.add(item)))
@@ -449,9 +444,7 @@ class Journal:
         if replaced is not None:
             self._items.add(replaced)
 
-    def _store_answer(
-        self, answer: Answer | None, now: float, undoing: Undoing
-    ) -> None:
+    def _store_answer(self, answer: Answer | None, now: float, undoing: Undoing) -> None:
         """Inside the transaction, if there is one and it is known by now."""
         if answer is None:
             return
@@ -522,10 +515,9 @@ class Journal:
 
     # histories
 
-    def _number(
-        self, session: Session, file: str, lines: list[dict[str, Any]], when: str
-    ) -> str:
-        """The lines with their ids and times, and newlines between them."""
+    def _number(self, session: Session, file: str, lines: list[dict[str, Any]], when: str) -> str:
+        """The lines with their ids and times, and newlines between them. Whoever shows events at a
+        terminal, by tail -f or cat /ctx/events, is not to obey what an agent says in them."""
         path = f"{self._sessions.path(session)}/{file}"
         count, letter = ("events", "e") if file == EVENTS else ("messages", "m")
         last = getattr(session, count)
@@ -534,8 +526,9 @@ class Journal:
             self._numbered.add(path)
             last = max(last, self._history.last_number(path))
         setattr(session, count, last + len(lines))
+        dump = shown_json if file == EVENTS else dump_json
         texts = (
-            dump_json({"id": f"{letter}{number}", "ts": when, **fields})
+            dump({"id": f"{letter}{number}", "ts": when, **fields})
             for number, fields in enumerate(lines, last + 1)
         )
         return "\n".join(texts)
@@ -590,9 +583,18 @@ class Journal:
                     tell()
 
     @property
+    def late(self) -> Sequence[Change]:
+        """Changes that hold in memory, and are not stored yet."""
+        return self._late
+
+    @property
     def is_late(self) -> bool:
         """Whether changes that are acknowledged wait for room on the disk."""
         return bool(self._late)
+
+
+def _shorten(some: list[Any], size: int) -> None:
+    del some[size:]
 
 
 def _set(record: Any, values: Mapping[str, Any]) -> None:

@@ -92,6 +92,13 @@ class AgentIdentity:
     removed: bool = False
     #: whether it was reset: its documents then stay with its session
     archived: bool = False
+    #: the incarnations that pay for what it uses of models, its own first; none of a root agent,
+    #: and as older versions made it (``Registry.payers``)
+    payers: tuple[Incarnation, ...] = ()
+    #: what was counted of that, as of a while ago (``runtime.records.spent``)
+    spent: tuple[int, ...] = ()
+    #: the limits of that which it was told of, by payer and kind: their values
+    limits_told: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,6 +127,10 @@ class AgentConfiguration(AgentIdentity):
     mode: str = "once"
     #: the size at first of the terminal that its program has, ``COLSxROWS``; empty if it has none
     tty: str = ""
+    #: where its processes are to run: a line ``node=NAME`` or ``node=PREFIX*``; empty for here
+    placement: str = ""
+    #: whether an operator wrote that, whom no policy bounds
+    placed_freely: bool = False
     limits: dict[str, str] = field(default_factory=dict)
     restart: str = "no"
     homedir: str = "private"
@@ -192,6 +203,30 @@ class Agent(AgentConfiguration):
     bound_root: bool = False
     #: the work item that it is at, which may be blocked
     focus: str = ""
+    #: the node at which its processes are, of one that is placed elsewhere
+    node: str = ""
+    #: the registration that it belongs to (``runtime.peers``), at its lead and at its host; empty
+    #: of any other agent
+    peer: str = ""
+    #: at its host, what its lead said of it beside the configuration
+    guest: dict[str, Any] = field(default_factory=dict)
+    #: at its lead, what its host told of it last, beside what is a field
+    heard: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def away(self) -> bool:
+        """Whether its processes are at a node, whose daemon is told what to do with them."""
+        return bool(self.peer and self.node)
+
+    @property
+    def is_guest(self) -> bool:
+        """Whether another machine's daemon has placed it here, and leads it."""
+        return bool(self.peer and not self.node)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is frozen for something above it, which is paused where it is led from."""
+        return bool(self.guest.get("held"))
 
     @property
     def live(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from runtime.caller import Caller
-from runtime.ids import AgentIndex, RunId
+from runtime.ids import AgentIndex, Incarnation, RunId
 from runtime.records.change import Change
 from runtime.records.model import Agent
 from runtime.records.store import Store
@@ -24,6 +24,9 @@ class Registry:
         self._by_name: dict[str, Agent] = {}
         self._children: dict[AgentIndex, list[AgentIndex]] = {}
         self._of_owner: Counter[int] = Counter()
+        self._by_incarnation: dict[str, Agent] = {}
+        #: for how many live agents an incarnation pays, itself too
+        self._paid: Counter[str] = Counter()
         for agent in store.load_agents():
             self.add(agent)
 
@@ -34,15 +37,29 @@ class Registry:
         self._agents[agent.index] = agent
         self._by_name[agent.name] = agent
         self._of_owner[agent.owner] += 1
+        self._by_incarnation[agent.incarnation] = agent
         self.join(agent)
+        self._count_paid(agent, 1)
 
     def change(self, agent: Agent, values: Mapping[str, Any]) -> None:
         """Sets fields of an agent, whether it is among these or not."""
-        if "owner" in values and self._agents.get(agent.index) is agent:
+        there = self._agents.get(agent.index) is agent
+        if "owner" in values and there:
             self._of_owner[agent.owner] -= 1
             self._of_owner[values["owner"]] += 1
+        pays = there and not values.keys().isdisjoint(("status", "payers"))
+        if pays:
+            self._count_paid(agent, -1)
         for name, value in values.items():
             setattr(agent, name, value)
+        if pays:
+            self._count_paid(agent, 1)
+
+    def _count_paid(self, agent: Agent, more: int) -> None:
+        for incarnation in (agent.incarnation, *agent.payers[1:]) if agent.live else ():
+            self._paid[incarnation] += more
+            if not self._paid[incarnation]:
+                del self._paid[incarnation]
 
     def join(self, agent: Agent) -> None:
         """It is among its parent's children from now on."""
@@ -56,8 +73,10 @@ class Registry:
 
     def drop(self, agent: Agent) -> None:
         """One that was removed."""
+        self._count_paid(agent, -1)
         del self._agents[agent.index]
         del self._by_name[agent.name]
+        del self._by_incarnation[agent.incarnation]
         self._of_owner[agent.owner] -= 1
         self._children.pop(agent.index, None)
         self.part(agent, agent.parent)
@@ -81,6 +100,9 @@ class Registry:
 
     def named(self, name: str) -> Agent | None:
         return self._by_name.get(name)
+
+    def incarnation(self, incarnation: str) -> Agent | None:
+        return self._by_incarnation.get(incarnation)
 
     def count(self, owner: int) -> int:
         """How many of these an owner has."""
@@ -132,6 +154,8 @@ class Registry:
 
     def supervisor(self, agent: Agent) -> str:
         """``agent:NAME``; ``operator`` of a root agent, ``none`` of a detached child."""
+        if agent.is_guest:
+            return str(agent.guest["supervisor"])
         supervisor = self.supervisor_of(agent)
         if supervisor is not None:
             return f"agent:{supervisor.name}"
@@ -153,6 +177,18 @@ class Registry:
             parent = self.parent_of(parent) if parent.owned else None
         return found
 
+    def placed(self, agent: Agent) -> Agent | None:
+        """The agent that another machine's daemon has placed here, of itself and those that it
+        makes."""
+        if agent.is_guest:
+            return agent
+        parent = self.parent_of(agent)
+        return self.placed(parent) if parent is not None else None
+
+    def guests(self, key: str) -> list[Agent]:
+        """The agents that a lead has placed here."""
+        return [agent for agent in self if agent.is_guest and agent.peer == key]
+
     def family(self, agent: Agent) -> AgentIndex:
         """The index of its root agent: all who descend from one have the same, detached or not."""
         parent = self.parent_of(agent)
@@ -162,6 +198,18 @@ class Registry:
         """1 for a root agent, and one more for each parent above it."""
         parent = self.parent_of(agent)
         return 1 + (self.depth(parent) if parent is not None else 0)
+
+    def payers(self, agent: Agent) -> tuple[Incarnation, ...]:
+        """The incarnations that pay for what an agent uses of models: its own, and those above it
+        when it was made, also above those that are detached. Some may be removed."""
+        if agent.payers:
+            return agent.payers
+        parent = self.parent_of(agent)
+        return agent.incarnation, *(self.payers(parent) if parent is not None else ())
+
+    def is_paying(self, incarnation: str) -> bool:
+        """Whether an incarnation lives, or pays for one that does."""
+        return incarnation in self._paid
 
     def node_path(self, agent: Agent) -> str:
         """The agent's cgroup below the daemon's root."""

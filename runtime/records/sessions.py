@@ -184,7 +184,7 @@ class Sessions:
         )
         # left over only where an earlier daemon made it and did not come to the commit
         self._trash.discard(self.directory(session), session.owner)
-        if not self.any(agent.owner, agent.name):
+        if not self.any(agent.owner, agent.name) and not agent.guest:
             # of a history that was removed, or given to another owner
             self.discard_homes(agent.owner, agent.name)
         session.index = self._store.insert_session(session)

@@ -114,6 +114,26 @@ CREATE TABLE outbox (seq INTEGER PRIMARY KEY, path TEXT NOT NULL, line TEXT NOT 
 INSERT INTO outbox SELECT seq, path, line FROM older;
 DROP TABLE older
 """
+#: what this daemon and those of other machines say to each other (``runtime.peers.post``): by
+#: registration, which messages are done, and those that the other side has not done
+_PEERS: Final = """
+CREATE TABLE peers (
+    key TEXT PRIMARY KEY,
+    done INTEGER NOT NULL DEFAULT 0,
+    mark TEXT NOT NULL DEFAULT '',
+    got INTEGER NOT NULL DEFAULT 0,
+    seen TEXT NOT NULL DEFAULT '',
+    data TEXT NOT NULL DEFAULT '{}'
+);
+CREATE TABLE posts (
+    key TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    agent TEXT NOT NULL,
+    line BLOB NOT NULL,
+    mark TEXT NOT NULL,
+    PRIMARY KEY (key, number)
+) WITHOUT ROWID;
+"""
 #: fields that have columns of their own, and change
 _COLUMNS: Final = {
     "agents": frozenset({"parent_session", "channel", "removed"}),
@@ -247,7 +267,8 @@ class Store:
 
         Writers go on meanwhile; only a WAL that grew very long for that reason keeps them
         waiting for its last pages, and never for who reads the database. ``NoSpaceError`` on a
-        full disk: all is in the WAL still.
+        full disk: all is in the WAL still, as when SQLite is busy, after which the next commit
+        tells again that it is crowded.
         """
         self._written = 0
         # it would keep writers out while it waits for a reader, such as a backup, to end
@@ -258,7 +279,9 @@ class Store:
             if os.stat(f"{self._path}-wal").st_size > _WAL_MAX:
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         except sqlite3.OperationalError as error:
-            raise _translated(error) from None
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise _translated(error) from None
+            self._written = _CHECKPOINT
         finally:
             db.close()
 
@@ -571,6 +594,8 @@ _STEPS: Final[tuple[tuple[str, Callable[[Store], None]], ...]] = (
     ("", _nothing),
     # before, events were in the histories of their sessions alone
     (_NUMBERED, _nothing),
+    # before, no agent was placed at another machine
+    (_PEERS, _nothing),
 )
 #: the number of the format of the database
 SCHEMA: Final = len(_STEPS)

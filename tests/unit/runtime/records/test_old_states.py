@@ -195,7 +195,8 @@ def test_agents_that_could_not_ask_ask(world: World) -> None:
     talker, asks = named(world, "talker"), world.agents.asks
     assert not asks.seen_by(ROOT) and not asks.known(talker)
     ask = asks.make(inside(talker), talker, "q")
-    asks.ask(talker, ask, "May I?")
+    with world.agents.journal.changing() as change:
+        asks.begin(change, talker, ask, "May I?")
     asks.answer(ROOT, talker, ask, "yes")
     agents = world.reopen()
     (again,) = agents.items.all(Ask)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -387,6 +389,8 @@ def test_a_database_of_version_2_is_taken_over(tmp_path: Path) -> None:
         db.execute("UPDATE items SET data=?", (data,))
         db.execute("DROP TABLE texts")
         db.execute("DROP TABLE held")
+        db.execute("DROP TABLE peers")
+        db.execute("DROP TABLE posts")
         db.execute("DROP TABLE answers")
         db.execute("DROP TABLE spaces")
         db.execute("PRAGMA user_version=2")
@@ -476,3 +480,44 @@ def test_a_checkpoint_keeps_no_writer_waiting_for_who_reads(
         reader.execute("COMMIT")
         store.checkpoint()
         assert os.stat(f"{path}-wal").st_size == 0
+
+
+#: locks the bytes of the log's index that say who writes, and who repairs it (SQLite, wal.c)
+_REPAIRS = """
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+for byte in (120, 122):
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_checkpoint_is_made_later_if_the_database_is_locked(tmp_path: Path) -> None:
+    """It fails nobody: the next commit tells again that the log is long."""
+    path, told = tmp_path / "db", list[str]()
+    with closing(Store(path)) as store:
+        store.crowded = lambda: told.append("crowded")
+        with store.transaction():
+            store.claim_name("a", 1)
+        with open(f"{path}-shm", "r+b", buffering=0) as index, subprocess.Popen(
+            [sys.executable, "-c", _REPAIRS, f"{path}-shm"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        ) as other:  # fmt: skip
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"locked\n"
+            whole = index.read(48)
+            index.seek(0)
+            index.write(b"\xff" * 48)  # one of two copies of its head: somebody writes it now
+            store.checkpoint()
+            index.seek(0)
+            index.write(whole)
+            other.communicate()
+        assert os.stat(f"{path}-wal").st_size > 0 and not told
+        with store.transaction():
+            store.claim_name("b", 1)
+        assert told == ["crowded"]
+        store.checkpoint()
+        with store.transaction():
+            store.claim_name("c", 1)
+        assert told == ["crowded"]
