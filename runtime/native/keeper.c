@@ -25,7 +25,8 @@
  *     to the monitor    hello | terminal | start | failed TEXT | hold | term | exit N |
  *                       signal N | stay
  *     from the monitor  go    (the end is recorded, and no daemon is alive to
- *                              lead it: the keeper must end the cell)
+ *                              lead it, or the cell's lease is over: the keeper
+ *                              must end the cell)
  *                       hup   (the agent's window has hung up, and no daemon has
  *                              ended it: the same, with SIGHUP to all before SIGTERM,
  *                              and a grace of at most HANG_UP_GRACE_MS. A runner

@@ -1,7 +1,8 @@
 /*
  * monitor: follows one run of an agent, from outside the agent's cgroup.
  *
- *     monitor RECORD OUT LOG REPLY LOG_MAX ROOM LIFELINE LEAF UID LEAD SOCKET FED WHOLE FDS STEP
+ *     monitor RECORD OUT LOG REPLY LOG_MAX ROOM LIFELINE LEAF UID LEAD SOCKET FED WHOLE
+ *             LEASE GRACE_MS FDS STEP
  *
  * LEAF is the directory of the cgroup in which the program is born (CLONE_INTO_CGROUP of
  * clone3(2)): moving a process there would wait for an RCU grace period, ten milliseconds
@@ -44,6 +45,12 @@
  * they are told what it writes. If one that is to hang up goes without a word, it is as if a window
  * had hung up. The record says who looks, so that the next daemon knows.
  *
+ * LEASE is a file with the moment at which the cell is to end, unless somebody puts that off, or
+ * "-" (runtime/cell/leases.py). The monitor sleeps until the moment that it read last. If it finds
+ * no later one then, it says so in the record and tells the keeper. GRACE_MS after that moment,
+ * however late it was noticed, it kills all in WHOLE. It waits for no daemon. A moment that cannot
+ * be read is long over, and a cell whose moment is over does not begin.
+ *
  * An agent can hold the mutex of a pipe: it writes to one from a page that it takes long to
  * read. O_NONBLOCK does not matter for that. So one thread does everything with pipes, terminal
  * and kept output, and nobody waits for it but at the end of the run, for DRAIN_MS. The other
@@ -59,7 +66,7 @@
  * Lines of the record; the first has the version of the format:
  *     version N | monitor PID | chain PID | keeper PID | start PID NS | failed TEXT |
  *     hold | term | terminal | viewer NUMBER UID | left NUMBER detached|closed|ended |
- *     hangup NS | exit CODE NS | signal NUMBER NS | lost NS | end NS
+ *     hangup NS | lease NS | exit CODE NS | signal NUMBER NS | lost NS | end NS
  * with pids of the host's pid namespace and times in nanoseconds since the epoch. "lost"
  * is the end of a program whose keeper was killed and could not report the end. These are
  * lines and not orders, because daemons read them while they grow, also daemons of older
@@ -82,6 +89,7 @@
 #include <sys/eventfd.h>
 #include <sys/file.h>
 #include <sys/signalfd.h>
+#include <sys/timerfd.h>
 
 #include "common.h"
 #include "inlet.h"
@@ -94,6 +102,9 @@
 #define RECORD_VERSION 1
 
 #define FIRST_PASSED 4
+#define FIRST_VIEWER 8	/* of what the main thread polls */
+#define NS_OF_MS 1000000ULL
+#define NS_OF_S 1000000000ULL
 
 /* The leader of the end, if it is not the keeper of a descriptor. */
 #define LEAD_NOBODY (-1)
@@ -170,7 +181,7 @@ static unsigned long long ns_of(clockid_t clock)
 	struct timespec t;
 
 	clock_gettime(clock, &t);
-	return t.tv_sec * 1000000000ULL + t.tv_nsec;
+	return t.tv_sec * NS_OF_S + t.tv_nsec;
 }
 
 /* Only the record can report this failure. */
@@ -205,6 +216,7 @@ struct stream {
 /* The keeper's reports so far. */
 struct state {
 	int report;	/* the report socket */
+	pid_t keeper;	/* who said "hello" */
 	int words;
 	bool closed;	/* end of reports */
 	bool held;
@@ -221,6 +233,7 @@ static struct {
 	bool came;	/* the keeper has sent a descriptor for the master */
 	int handed;	/* which is not taken yet; or -1 */
 	bool ending;	/* the program has ended */
+	bool lost;	/* its keeper was killed: what is left at the terminal is hung up */
 	char end[TEXT_MAX];	/* what the daemon says of its end */
 } sent = {.handed = -1};
 
@@ -479,7 +492,8 @@ static bool rouse;	/* the thread of pipes is to be woken; guarded by ours */
  * Reads one report, if there is one; returns whether there may be more. The descriptor of
  * the cell's mounts (view.c) comes with one, and stays open: whoever lets a mount namespace
  * go waits for all processors, and that is not to be a process in the cell's cgroup. So do
- * others: to close what an agent has sent may take as long as it likes.
+ * others: to close what an agent has sent may take as long as it likes. The program's process
+ * says "start" and "failed", and all else is the keeper's alone.
  */
 static bool take_report(struct state *state)
 {
@@ -515,12 +529,15 @@ static bool take_report(struct state *state)
 			memcpy(&fd, CMSG_DATA(header), sizeof fd);
 		}
 	}
-	if (!strcmp(text, "hello")) {
+	if (!strcmp(text, "hello") && !state->keeper) {
 		record("keeper %d", pid);
-	} else if (!strcmp(text, "start")) {
+		state->keeper = pid;
+	} else if (!strcmp(text, "start") && !state->started) {
 		record("began %llu", ns_of(CLOCK_BOOTTIME));
 		record("start %d %llu", pid, ns_of(CLOCK_REALTIME));
 		state->started = true;
+	} else if (strncmp(text, "failed ", 7) && pid != state->keeper) {
+		;	/* an agent may have obtained the socket */
 	} else if (!strcmp(text, "hold")) {
 		record("hold");
 		write_record();	/* runs are waiting to enter */
@@ -750,10 +767,12 @@ static size_t drain_master(void)
 	return length;
 }
 
-/* All that the program wrote before its end is told, and its end may be. */
+/* All that the program wrote before its end is told, and its end may be. If nobody could report
+ * that, the terminal hangs up, which the kernel tells whatever is left there. */
 static void drain_left(void)
 {
 	size_t moved = 0, n;
+	bool lost;
 
 	take_master();
 	n = pipes.master >= 0;
@@ -761,8 +780,15 @@ static void drain_left(void)
 		moved += n = drain_master();
 	pthread_mutex_lock(&ours);
 	terminal.over = true;
+	lost = sent.lost;
 	pthread_mutex_unlock(&ours);
 	wake(pipes.to_main);
+	if (!lost || pipes.master < 0)
+		return;
+	pipes.calling = now_ms();
+	close(pipes.master);
+	pipes.calling = 0;
+	pipes.master = -1;
 }
 
 /* Serves the terminal but for what is to be polled; returns when it is to be done again anyway, or
@@ -899,7 +925,8 @@ struct order {
 	uid_t uid;
 	int lead, socket;
 	bool fed;
-	const char *whole;
+	const char *whole, *lease;
+	unsigned long long grace_ms;
 	unsigned *fds;
 	size_t fd_count;
 	struct list step;
@@ -927,6 +954,8 @@ static bool read_order(struct orders *orders, struct order *order)
 	if (!order->fed)
 		take_if(orders, "-");
 	order->whole = take_word(orders);
+	order->lease = take_word(orders);
+	order->grace_ms = take_number(orders, LLONG_MAX / NS_OF_MS);
 	order->fds = take_numbers(orders, INT_MAX, &order->fd_count);
 	order->step = take_list(orders);
 	return all_taken(orders) && order->step.count && order->fd_count <= DESCRIPTORS_MAX;
@@ -1013,22 +1042,58 @@ static bool is_seen_to(void)
 	       !(recorded.st_mode & S_IWUSR);
 }
 
-/* The end by a window or a viewer that has hung up, if no daemon leads it. */
+/*
+ * The end of a cell that this program leads: its lease is over, or a window or a viewer has hung up
+ * and no daemon acts on that. First the keeper is told, and after the grace all is killed.
+ */
 static struct {
-	long long due;	/* its next step; or 0 */
-	long long grace_ms;
-	bool told;	/* the keeper */
-	int killer;	/* cgroup.kill of WHOLE */
-} hangup = {.killer = -1};
+	const char *why;	/* as viewers are told; NULL until it begins */
+	const char *word;	/* that the keeper is yet to be told; or NULL */
+	unsigned long long kill_at;	/* all in WHOLE, by CLOCK_BOOTTIME */
+	int clock;		/* goes on while the machine sleeps, unlike a timeout of poll(2) */
+	int killer;		/* cgroup.kill of WHOLE */
+	int lease;
+	unsigned long long grace;	/* after the end of the lease */
+} led = {.clock = -1, .killer = -1, .lease = -1};
+
+static void wake_at(unsigned long long ns)
+{
+	struct itimerspec at = {.it_value = {(time_t)(ns / NS_OF_S), (long)(ns % NS_OF_S)}};
+
+	timerfd_settime(led.clock, TFD_TIMER_ABSTIME, &at, NULL);
+}
+
+/* Sleeps until the end of the lease; returns false if that has come. */
+static bool is_leased(void)
+{
+	uint64_t end;
+
+	if (pread(led.lease, &end, sizeof end, 0) != sizeof end)
+		end = 0;
+	if (end > ns_of(CLOCK_BOOTTIME)) {
+		wake_at(end);
+		return true;
+	}
+	record("lease %llu", ns_of(CLOCK_REALTIME));
+	write_record();
+	led.why = "lease_over";
+	led.word = "go";
+	led.kill_at = end + led.grace;
+	return false;
+}
 
 static void hang_up(int lifeline, long long grace_ms)
 {
+	uint64_t due = ns_of(CLOCK_BOOTTIME) + (daemon_alive(lifeline) ? HANG_UP_MS * NS_OF_MS : 0);
+
 	record("hangup %llu", ns_of(CLOCK_REALTIME));
 	write_record();
-	if (hangup.due)
+	if (led.why)
 		return;
-	hangup.grace_ms = grace_ms;
-	hangup.due = now_ms() + (daemon_alive(lifeline) ? HANG_UP_MS : 0);
+	led.why = "hangup";
+	led.word = "hup";
+	led.kill_at = due + (unsigned long long)grace_ms * NS_OF_MS;
+	wake_at(due);
 }
 
 static void lose_window(int lifeline)
@@ -1038,17 +1103,20 @@ static void lose_window(int lifeline)
 	hang_up(lifeline, pipes.in.grace_ms);
 }
 
-static void go_on_hanging_up(int report)
+static void go_on_leading(int report)
 {
-	if (hangup.told) {
-		(void)!write(hangup.killer, "1", 1);
-		hangup.due = now_ms() + LEAD_AGAIN_MS;
+	unsigned long long now = ns_of(CLOCK_BOOTTIME);
+
+	if (!led.why && is_leased())
 		return;
+	if (led.word && !is_seen_to())
+		(void)!send(report, led.word, strlen(led.word), MSG_NOSIGNAL | MSG_DONTWAIT);
+	led.word = NULL;
+	if (now >= led.kill_at) {
+		(void)!write(led.killer, "1", 1);
+		led.kill_at = now + LEAD_AGAIN_MS * NS_OF_MS;
 	}
-	if (!is_seen_to())
-		(void)!send(report, "hup", 3, MSG_NOSIGNAL | MSG_DONTWAIT);
-	hangup.told = true;
-	hangup.due = now_ms() + hangup.grace_ms;
+	wake_at(led.kill_at);
 }
 
 /* Takes a packet about viewers (inlet.h); returns whether there may be more. */
@@ -1086,8 +1154,7 @@ static void leave(struct viewer *v, enum leaving how, const struct state *state,
 	static const char *const words[] = {
 		[DETACHED] = "detached", [CLOSED] = "closed", [ENDED] = "ended"};
 
-	close(v->fd);
-	v->fd = -1;
+	let_go(&terminal, v);
 	record("left %u %s", v->number, words[how]);
 	if (how == CLOSED && v->hangup && !state->ended)
 		hang_up(lifeline, v->grace_ms);
@@ -1119,7 +1186,7 @@ static void serve_viewers(const struct pollfd *fds, const struct state *state, i
 static void end_terminal(const struct state *state)
 {
 	const char *end = *sent.end ? sent.end
-			  : hangup.due	? "hangup"
+			  : led.why	? led.why
 			  : *state->end ? state->end
 			  : state->started ? "lost"
 					   : "failed it did not start, see its log";
@@ -1208,7 +1275,7 @@ int main(int argc, char **argv)
 
 	if (!read_order(&orders, &order)) {
 		dprintf(2, "usage: monitor RECORD OUT LOG REPLY LOG_MAX ROOM LIFELINE LEAF UID LEAD "
-			   "SOCKET FED WHOLE FDS STEP\n");
+			   "SOCKET FED WHOLE LEASE GRACE_MS FDS STEP\n");
 		return 2;
 	}
 	record_fd = open(order.record, O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -1245,9 +1312,22 @@ int main(int argc, char **argv)
 			pipes.others[0] = make_pipe(&pipes.in_pipe, false, order.uid);
 		close(order.socket);
 	}
-	if (strcmp(order.whole, "-")) {
+	if (strcmp(order.whole, "-") || strcmp(order.lease, "-")) {
 		pipes.in.take_viewing = take_viewing;
-		hangup.killer = open_in(order.whole, "cgroup.kill", O_WRONLY);
+		led.killer = open_in(order.whole, "cgroup.kill", O_WRONLY);
+		led.clock = timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK);
+		if (led.killer < 0 || led.clock < 0)
+			give_up(order.whole);
+	}
+	if (strcmp(order.lease, "-")) {
+		led.lease = open(order.lease, O_RDONLY | O_CLOEXEC);
+		led.grace = order.grace_ms * NS_OF_MS;
+		if (!is_leased()) {
+			record("failed its lease was over before it began");
+			record("end %llu", ns_of(CLOCK_REALTIME));
+			write_record();
+			return 1;
+		}
 	}
 	begin_terminal(&terminal);
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0)
@@ -1294,7 +1374,7 @@ int main(int argc, char **argv)
 		if (silent && state.started && !state.ended) {
 			/* Processes left in the leaf must not continue as if they were the run. */
 			record("lost %llu", ns_of(CLOCK_REALTIME));
-			state.ended = true;
+			state.ended = sent.lost = true;
 		}
 		if (state.ended && !sent.ending && (sent.came || has_viewers()))
 			end_terminal(&state);
@@ -1316,23 +1396,19 @@ int main(int argc, char **argv)
 			if (!populated(events))
 				break;
 		}
-		if (hangup.due && now_ms() >= hangup.due)
-			go_on_hanging_up(sockets[0]);
 		if (gathered.length && now_ms() >= gathered.due)
 			write_record();
 		if (telling)
 			left = sooner(left, next_word);
 		if (silent)
 			left = sooner(left, now_ms() + LOOK_AGAIN_MS);
-		if (hangup.due)
-			left = sooner(left, hangup.due);
 		if (gathered.length)
 			left = sooner(left, gathered.due);
 
 		/* A keeper that does not stay is about to exit: SIGCHLD tells it. Others are
 		 * heard again when the lines are written. */
 		bool leaving = state.ended && !state.staying && !reaped && gathered.length;
-		struct pollfd fds[7 + VIEWERS_MAX + INLET_FDS] = {
+		struct pollfd fds[FIRST_VIEWER + VIEWERS_MAX + INLET_FDS] = {
 			{.fd = signals, .events = POLLIN},
 			{.fd = state.closed || leaving ? -1 : sockets[0], .events = POLLIN},
 			{.fd = pipes.to_main, .events = POLLIN},
@@ -1341,10 +1417,11 @@ int main(int argc, char **argv)
 			{.fd = events, .events = POLLPRI},
 			{.fd = telling ? lead : -1, .events = POLLIN},
 			{.fd = pipes.in.window},	/* whoever has the other end may send */
+			{.fd = led.clock, .events = POLLIN},
 		};
-		size_t count = 7 + VIEWERS_MAX;
+		size_t count = FIRST_VIEWER + VIEWERS_MAX;
 
-		watch_viewers(&terminal, fds + 7);
+		watch_viewers(&terminal, fds + FIRST_VIEWER);
 		count += watch_inlet(&pipes.in, fds + count);
 
 		if (!reaped && waitpid(chain, NULL, WNOHANG) == chain)
@@ -1361,10 +1438,12 @@ int main(int argc, char **argv)
 			lead = LEAD_NOBODY;	/* that keeper is gone */
 		if (fds[6].revents)
 			lose_window(lifeline);
+		if (fds[7].revents)
+			go_on_leading(sockets[0]);
 		if (pipes.deaf)
 			close_inlet(&pipes.in);
-		serve_viewers(fds + 7, &state, lifeline);
-		serve_inlet(&pipes.in, fds + 7 + VIEWERS_MAX);
+		serve_viewers(fds + FIRST_VIEWER, &state, lifeline);
+		serve_inlet(&pipes.in, fds + FIRST_VIEWER + VIEWERS_MAX);
 		if (!pipes.in.room)
 			wake(pipes.to_pipes);
 	}

@@ -1,7 +1,8 @@
 /*
  * relay: passes the connections of one cell on to its networks.
  *
- *     relay DIRECTORY NAME CGROUP IDS OWNERS_FD OWNERS_MAX LEVELS NETWORKS      (orders.h)
+ *     relay DIRECTORY NAME CGROUP IDS OWNERS_FD OWNERS_MAX INCARNATION PAYERS LEVELS NETWORKS
+ *                                                                                 (orders.h)
  *
  * A network is a Unix socket of the operator's, outside of every cell. The keeper of a cell
  * (keeper.c) listens for it in the cell, on a Unix socket and on a port of the loopback. This
@@ -18,8 +19,14 @@
  * pass. If a network is closed in the agent's own file, or a limit is reached, it closes what is
  * open. Nothing tells it: while connections are open, it looks every LOOK_MS. The daemon sees in
  * the file how many are open, and kills a relay that does not close them.
- * NETWORKS are lists: a name; the path of the operator's socket, or "-" for none; for each level,
- * the number of the network's line in that file.
+ * NETWORKS are lists: a name; the path of the operator's socket, or "-" for none; what is said there
+ * first; for each level, the number of the network's line in that file.
+ *
+ * What is said first is "none", or "proxy": a header of the PROXY protocol (version 2) in which the
+ * addresses have the 64 bits of INCARNATION, so that whoever listens knows whose the connection is.
+ * With "counters" the descriptors PAYERS go with it: the counters of the agent and of all that pay
+ * for it, for a meter (runtime/metering). A header that an agent sends comes after this one, and is
+ * a part of its request.
  *
  * On the Unix socket it serves processes in the cgroup CGROUP, but not those of the agent's
  * children (in "child" below it): a descriptor of the directory can be passed on. No other
@@ -49,6 +56,8 @@
 #include "counters.h"
 #include "orders.h"
 
+#define USAGE "usage: relay DIRECTORY NAME CGROUP IDS OWNERS_FD OWNERS_MAX INCARNATION PAYERS LEVELS " \
+	      "NETWORKS"
 #define CONNECTIONS_MAX 256
 #define LOOK_MS 250
 #define REPORT_MS 1000		/* between two reports of one network */
@@ -58,8 +67,11 @@
 #define EVENTS 64
 #define PEERPIDFD 77		/* SO_PEERPIDFD of Linux 6.5, missing in older headers */
 
+enum header { NO_HEADER, PROXY, COUNTERS };
+
 struct network {
 	const char *name, *path;
+	enum header header;
 	struct line *lines[LEVELS_MAX];	/* own first */
 	uint64_t open;			/* connections of this relay */
 	unsigned long long trouble;	/* to be reported */
@@ -100,7 +112,7 @@ struct connection {
 	struct connection *previous, *next;
 	unsigned slot;		/* its byte of the owner's */
 	long long begun;
-	bool pending, closed;
+	bool pending, closed, connected;
 };
 
 static struct network *networks;
@@ -113,6 +125,9 @@ static bool paused;
 static int poller, own_fd, owners_fd;
 static struct counters *own;
 static bool *held_slots;
+static int payers[LEVELS_MAX];
+static size_t payer_count;
+static unsigned char greeting[52] = "\r\n\r\n\0\r\nQUIT\n\x21\x21\0\x24";
 static const char *cgroup;
 static enum kind keeper_kind = KEEPER;
 
@@ -412,15 +427,46 @@ static void pump(struct connection *c)
 	c->pending = true;
 }
 
-/* Connects to the operator's socket, now or later. */
-static void connect_out(struct connection *c)
+/* Says whose a connection is: from and to fd63:7478:6673:0:INCARNATION, each at port 1. */
+static void prepare_greeting(const char *incarnation)
+{
+	unsigned long long number;
+	char *end;
+
+	number = strtoull(incarnation, &end, 16);
+	if (end - incarnation != 16 || *end)
+		die("the runtime's incarnation is damaged");
+	for (size_t at = 16; at < 48; at += 16) {
+		memcpy(greeting + at, "\xfd\x63\x74\x78\x66\x73\0", 8);
+		for (int i = 0; i < 8; i++)
+			greeting[at + 8 + (size_t)i] = (unsigned char)(number >> (56 - 8 * i));
+	}
+	greeting[49] = greeting[51] = 1;
+}
+
+/* Connects to the operator's socket, and says whose the connection is; a new socket has room. */
+static bool reach(struct connection *c)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	struct side *out = &c->sides[1];
+	enum header header = c->network->header;
+	size_t count = header == COUNTERS ? payer_count : 0;
+	int fd = c->sides[1].fd;
 
 	memcpy(address.sun_path, c->network->path, strlen(c->network->path));
-	if (connect(out->fd, (struct sockaddr *)&address, sizeof address) < 0) {
-		if (errno == EAGAIN) {	/* its queue is full */
+	if (!c->connected && connect(fd, (struct sockaddr *)&address, sizeof address) < 0)
+		return false;
+	c->connected = true;
+	return header == NO_HEADER ||
+	       send_message(fd, greeting, sizeof greeting, payers, count) == sizeof greeting;
+}
+
+/* Begins to pass, now or later. */
+static void connect_out(struct connection *c)
+{
+	if (!reach(c)) {
+		/* Its queue is full, or descriptors of all relays that nobody took yet are too
+		 * many. */
+		if (errno == EAGAIN || errno == ETOOMANYREFS) {
 			set_waiting(c, true);
 			if (now_ms() - c->begun >= BUSY_MS)
 				c->network->trouble = EAGAIN;
@@ -653,6 +699,24 @@ static struct counters *map_counters(int fd)
 	return found;
 }
 
+static enum header header_of(const char *word)
+{
+	if (!strcmp(word, "proxy"))
+		return PROXY;
+	return !strcmp(word, "counters") ? COUNTERS : NO_HEADER;
+}
+
+static void take_payers(struct orders *orders)
+{
+	unsigned *fds = take_numbers(orders, INT_MAX, &payer_count);
+
+	if (payer_count > LEVELS_MAX)
+		die("the runtime's list of payers is damaged");
+	for (size_t i = 0; i < payer_count; i++)
+		payers[i] = (int)fds[i];
+	free(fds);
+}
+
 static void take_networks(struct orders *orders, struct counters **levels)
 {
 	struct list *lists = take_lists(orders, &network_count);
@@ -663,16 +727,17 @@ static void take_networks(struct orders *orders, struct counters **levels)
 	for (size_t i = 0; i < network_count; i++) {
 		struct network *network = &networks[i];
 
-		if (lists[i].count != 2 + level_count ||
+		if (lists[i].count != 3 + level_count ||
 		    strlen(lists[i].items[1]) >= sizeof((struct sockaddr_un *)NULL)->sun_path)
 			die("the runtime's list of networks is damaged");
 		network->name = lists[i].items[0];
 		network->path = lists[i].items[1];
+		network->header = header_of(lists[i].items[2]);
 		network->reported = -REPORT_MS;
 		for (size_t j = 0; j < level_count; j++) {
 			unsigned long long number;
 
-			if (!parse_number(lists[i].items[2 + j], COUNTERS_LINES - 1, &number))
+			if (!parse_number(lists[i].items[3 + j], COUNTERS_LINES - 1, &number))
 				die("the runtime's list of networks is damaged");
 			network->lines[j] = &levels[j]->lines[number];
 		}
@@ -744,14 +809,16 @@ int main(int argc, char **argv)
 	ids = take_ids(&orders);
 	owners_fd = take_descriptor(&orders);
 	slots_max = (unsigned)take_number(&orders, INT_MAX);
+	prepare_greeting(take_word(&orders));
+	take_payers(&orders);
 	level_fds = take_numbers(&orders, INT_MAX, &level_count);
 	if (orders.damaged || !level_count || level_count > LEVELS_MAX)
-		die("usage: relay DIRECTORY NAME CGROUP IDS OWNERS_FD OWNERS_MAX LEVELS NETWORKS");
+		die(USAGE);
 	for (size_t i = 0; i < level_count; i++)
 		levels[i] = map_counters((int)level_fds[i]);
 	take_networks(&orders, levels);
 	if (!all_taken(&orders))
-		die("usage: relay DIRECTORY NAME CGROUP IDS OWNERS_FD OWNERS_MAX LEVELS NETWORKS");
+		die(USAGE);
 	own = levels[0];
 	own_fd = (int)level_fds[0];
 	held_slots = calloc(slots_max + 1, sizeof *held_slots);

@@ -13,11 +13,18 @@
  *                       o BYTES        output
  *                       l N            so many bytes of the output are not shown
  *                       n TEXT         a notice
+ *                       q 0 or q 1     whether its screen is to answer what the program asks from
+ *                                      here on; it is as long as nothing is said
  *                       x TEXT         how the program ended; nothing follows
  *
  * A viewer that takes nothing holds up the program for PATIENCE_MS; from then on, WAITING_MAX bytes
- * wait for it, and what is over is lost to it. Once it has caught up, it may hold it up again.
+ * wait for it, and what is over is lost to it. Once it has caught up, it may hold it up again. If
+ * it has lost nothing, its screen is right: the program is not made to draw all anew for it, which
+ * the others would see.
  * While TYPED_MAX bytes of input wait for the program, no viewer is heard.
+ *
+ * A program that asks its terminal something expects one answer: it is asked of the viewer that
+ * typed or resized last.
  *
  * Nothing here waits for a viewer, and everything has a fixed size. The two threads of the monitor
  * share it: who has the mutex of the record may use it.
@@ -57,6 +64,7 @@ struct viewer {
 	bool fresh;		/* it has got nothing yet */
 	bool stale;		/* it has lost output, and is to get the modes again */
 	bool untold;		/* of the last notice */
+	bool answers;		/* as it was told */
 	bool behind;		/* its patience is over */
 	long long since;	/* when something began to wait that it does not take; or 0 */
 	unsigned long long lost;
@@ -71,6 +79,7 @@ enum leaving { STAYS, DETACHED, CLOSED, ENDED };
 struct terminal {
 	struct viewer viewers[VIEWERS_MAX];
 	unsigned cols, rows;	/* as they are to be; 0: as they are */
+	const struct viewer *last;	/* that typed or resized, and is there; or NULL */
 	bool said;		/* the program has written something */
 	bool redraw;		/* somebody came or caught up: the program is to draw all anew */
 	bool over;		/* all output of the program is told, and its end is to be */
@@ -109,6 +118,20 @@ static inline void take_size(struct terminal *t, const struct viewer *v)
 		return;
 	t->cols = v->cols;
 	t->rows = v->rows;
+	t->last = v;
+}
+
+/* Forgets one that has left; another answers what the program asks. */
+static inline void let_go(struct terminal *t, struct viewer *gone)
+{
+	close(gone->fd);
+	gone->fd = -1;
+	if (t->last != gone)
+		return;
+	t->last = NULL;
+	for (const struct viewer *v = t->viewers; v < t->viewers + VIEWERS_MAX; v++)
+		if (v->fd >= 0 && !v->look && v->cols)
+			t->last = v;
 }
 
 /* Lets somebody look; returns false, and does not take the descriptor, if there is no place. */
@@ -126,6 +149,7 @@ static inline bool let_look(struct terminal *t, const struct viewing *asked, int
 		v->grace_ms = (long long)asked->grace_ms;
 		v->fresh = true;
 		v->stale = v->untold = v->behind = false;
+		v->answers = true;
 		v->since = 0;
 		v->lost = v->begun = v->length = 0;
 		/* or to close what somebody sends could take long */
@@ -170,6 +194,17 @@ static inline size_t tell_part(struct viewer *v, char kind, const char *data, si
 static inline bool tell_text(struct viewer *v, char kind, const char *text)
 {
 	return tell(v, kind, text, strlen(text));
+}
+
+/* Tells a viewer, before output, if that has changed. */
+static inline bool tell_who_answers(const struct terminal *t, struct viewer *v)
+{
+	bool answers = !t->last || t->last == v || v->look;
+
+	if (answers != v->answers && !tell_text(v, 'q', answers ? "1" : "0"))
+		return false;
+	v->answers = answers;
+	return true;
 }
 
 static inline bool tell_modes(struct terminal *t, struct viewer *v)
@@ -224,6 +259,8 @@ static inline enum leaving serve_viewer(struct terminal *t, struct viewer *v)
 		v->fresh = v->stale = false;
 		t->redraw = true;
 	}
+	if (!tell_who_answers(t, v))
+		return STAYS;
 	if (v->untold) {
 		if (!tell_text(v, 'n', t->notice))
 			return STAYS;
@@ -239,13 +276,14 @@ static inline bool is_owed(const struct terminal *t, const struct viewer *v)
 	return v->length || v->lost || v->fresh || v->stale || v->untold || t->over;
 }
 
-static inline void tell_output_to(struct viewer *v, const char *data, size_t length)
+static inline void tell_output_to(const struct terminal *t, struct viewer *v, const char *data,
+				  size_t length)
 {
 	size_t told = 0;
 
 	if (v->fresh)
 		return;	/* it is in the tail, which is to be told */
-	if (!v->length && !v->lost && !v->stale)
+	if (!v->length && !v->lost && !v->stale && tell_who_answers(t, v))
 		told = tell_part(v, 'o', data, length);
 	data += told;
 	length -= told;
@@ -269,7 +307,7 @@ static inline void tell_output(struct terminal *t, const char *data, size_t leng
 	follow_output(&t->modes, data, length);
 	for (struct viewer *v = t->viewers; v < t->viewers + VIEWERS_MAX; v++)
 		if (v->fd >= 0)
-			tell_output_to(v, data, length);
+			tell_output_to(t, v, data, length);
 }
 
 static inline void tell_notice(struct terminal *t, const char *text)

@@ -18,7 +18,7 @@ import pytest
 from runtime.cell.cell import native
 from runtime.cell.inlet import Inlet
 from runtime.cell.oldinputs import _noted
-from runtime.kernel import orders, seqpackets
+from runtime.kernel import orders, unixsockets
 from tests.unit.runtime.native.test_keeper_monitor import DOZE, WHY_NOT, Run, cell
 from tests.worlds.daemon import TIMEOUT, wait_until
 from tests.worlds.readiness import readable
@@ -180,14 +180,14 @@ def test_versions_come_first_and_kinds_that_are_unknown_are_answered(run: FedRun
         assert readable([peer.fileno()], TIMEOUT)
         return peer.recv(100)
 
-    with seqpackets.connect(run.path) as peer:
+    with unixsockets.connect(run.path) as peer:
         peer.send(b"v\1")
         assert answer(peer) == b"v\1"
         peer.send(b"z 80 24")
         assert answer(peer) == b"?z"
         peer.send(b"i" + bytes(23) + b"it goes on\n")
         run.wait_kept(b"it goes on\n")
-    with seqpackets.connect(run.path) as peer:
+    with unixsockets.connect(run.path) as peer:
         peer.send(b"v\2")
         assert (answer(peer), answer(peer)) == (b"v\1", b"")
 

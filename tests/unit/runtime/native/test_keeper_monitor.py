@@ -127,6 +127,8 @@ class Run:
         inlet: Inlet | None = None,
         fed: bool = True,
         whole: Cgroup | None = None,
+        lease: Path | None = None,
+        lease_grace: int = 0,
         terminal: tuple[int, int] | None = None,
     ) -> int:
         """Returns 0 once the monitor is recorded, or what it exits with if it is not.
@@ -134,7 +136,7 @@ class Run:
         ``spec`` stands for all that makes up one, or is a descriptor to read it
         from. ``cell`` is a pidfd that the steps find after it, and then the keeper. The program's
         standard input is what the monitor is handed by ``inlet``, if that is ``fed``. A hang-up
-        kills ``whole``.
+        kills ``whole``, and so does the end of the lease in a file.
         """
         words = argv or (("sh", "-c", script) if script else ())
         screen = ("terminal", *terminal) if terminal else ()
@@ -159,6 +161,7 @@ class Run:
                     "-" if inlet is None else listening,
                     "fed" if fed and inlet is not None else "-",
                     "-" if whole is None else str(whole),
+                    *("-" if lease is None else lease, lease_grace),
                     fds,
                     *orders.words(steps or [*BWRAP, *view, "--", *keeper]),
                 ),

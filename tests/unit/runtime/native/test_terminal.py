@@ -20,6 +20,7 @@ import pytest
 from runtime.cell.inlet import Inlet
 from runtime.cell.viewers import VIEWERS_EVER, VIEWERS_MAX, Viewer
 from runtime.kernel.rooms import Rooms
+from runtime.records.visits import Visit
 from tests.unit.runtime.native.test_keeper_monitor import WHY_NOT, Run, cell
 from tests.worlds.daemon import TIMEOUT, wait_until
 from tests.worlds.readiness import readable
@@ -126,10 +127,14 @@ class TerminalRun(Run):
         inside = [options.pop("inside")] if "inside" in options else []
         start(*inside, *argv, script="" if argv else script, inlet=inlet, **options)
 
-    def look(self, number: int = 1, grace: float = 600.0, **options: Any) -> Screen:
+    def look(
+        self, number: int = 1, grace: float = 600.0, *, look: bool = False, hangup: bool = False,
+        screen: tuple[int, int] | None = None,
+    ) -> Screen:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        visit = Visit(number=number, uid=1234, looks=look, hangs_up=hangup)
         with ours:
-            self.inlet.show(Viewer(end=ours, number=number, uid=1234, **options), grace)
+            self.inlet.show(Viewer(visit=visit, end=ours, screen=screen), grace)
         self.screens.append(Screen(theirs))
         return self.screens[-1]
 
@@ -215,6 +220,9 @@ for number in (0x5412, 0x541C, 0x5423):
         request = ctypes.c_ulong(upper << 32 | number)
         answer = libc.syscall(ctypes.c_long(call), 0, request, byte)
         print(answer, errno.errorcode[ctypes.get_errno()])
+    for call_of_x32 in (0x40000000 + 514, 0x40000000 + 16):
+        answer = libc.syscall(ctypes.c_long(call_of_x32), 0, ctypes.c_ulong(number), byte)
+        print(answer, errno.errorcode[ctypes.get_errno()])
 print(libc.syscall(ctypes.c_long(call), 0, ctypes.c_ulong(0x5413), ctypes.create_string_buffer(8)))
 """
 
@@ -222,7 +230,8 @@ print(libc.syscall(ctypes.c_long(call), 0, ctypes.c_ulong(0x5413), ctypes.create
 def test_nobody_types_for_another_nor_breaks_the_terminal(run: TerminalRun) -> None:
     run.begin("", sys.executable, "-c", ASKS)
     run.wait_end()
-    assert run.output().split(b"\r\n") == [*[b"-1 EPERM"] * 12, b"0", b""]
+    refused = [b"-1 EPERM"] * 4 + [b"-1 ENOSYS"] * 2
+    assert run.output().split(b"\r\n") == [*refused * 3, b"0", b""]
 
 
 def test_no_pair_left_is_said(cell: Run, run: TerminalRun) -> None:
@@ -279,6 +288,19 @@ def test_an_end_that_nobody_can_tell_is_told(run: TerminalRun) -> None:
     assert run.wait_end().lost
 
 
+def test_what_is_left_by_a_keeper_that_was_killed_is_hung_up(cell: Run, run: TerminalRun) -> None:
+    cell.hold()
+    screen = run.look()
+    run.begin("stty -echo; echo on; read _", inside=cell, whole=run.leaf)
+    screen.wait_output(b"on")
+    keeper = run.wait_record(lambda record: record.started and record.keeper).keeper
+    run.daemon_dies()
+    os.kill(keeper, signal.SIGKILL)
+    assert screen.wait_over() == "lost"
+    assert run.wait_end().lost
+    assert not cell.record.finished
+
+
 def test_one_that_looks_when_all_is_over_is_told_so(run: TerminalRun) -> None:
     run.begin("echo bye; trap '' HUP; sleep 600 > /dev/null & exit 4")
     run.wait_record(lambda record: record.exit_code == 4)
@@ -309,6 +331,29 @@ def test_the_size_is_that_of_whoever_typed_or_resized_last(run: TerminalRun) -> 
     assert one.wait_over() == two.wait_over() == looking.wait_over() == "signal 2"
     assert b"11" not in one.output
     assert b"10 10\r" not in one.output
+
+
+def test_one_terminal_answers_that_of_whoever_typed_or_resized_last(run: TerminalRun) -> None:
+    one, two = (run.look(number, screen=(80, 24)) for number in (1, 2))
+    looking, pipe = run.look(3, screen=(80, 24), look=True), run.look(4)
+    run.begin("stty -echo; while read -r x; do echo =$x; done")
+
+    def then(screen: Screen, text: str) -> list[bytes]:
+        screen.type(f"{text}\n")
+        for each in run.screens:
+            if not each.ended:
+                each.wait_output(f"={text}\r\n".encode())
+        return [each.all("q") for each in run.screens]
+
+    assert then(pipe, "first") == [b"0", b"", b"", b"0"]
+    assert then(one, "second") == [b"01", b"0", b"", b"0"]
+    two.send("w81x24")
+    assert then(pipe, "third") == [b"010", b"01", b"", b"0"]
+    two.end.close()
+    two.ended = True
+    wait_left(run, 2, "closed")
+    assert then(pipe, "fourth") == [b"0101", b"01", b"", b"0"]
+    assert looking.packets[0][0] == "m"
 
 
 def test_whoever_comes_gets_the_modes_and_the_last_lines_and_the_program_draws_anew(
@@ -397,17 +442,31 @@ def test_there_is_room_for_so_many(run: TerminalRun) -> None:
 
 
 def test_what_is_no_packet_is_ignored(run: TerminalRun) -> None:
-    screen = run.look()
+    screen, other = run.look(), run.look(2, look=True)
     run.begin()
-    sizes = (b"", b"0x0", b"1001x5", b"5", b"5x5x5", b"-1x5", b"5\0x5", b"1" * 99)
-    others = (b"", b"z", b"dd", b"i" + b"x" * 8192, b"o", b"m", b"x")
+    screen.type("echo on\n")
+    screen.wait_output(b"on")
+    # whatever the monitor opens for the first viewers and their output, it has opened by the second
+    screen.type("echo again\n")
+    for each in (screen, other):
+        each.wait_output(b"again")
+    fds = Path(f"/proc/{run.record.monitor}/fd")
+    held = len([*fds.iterdir()])
+    sizes = (b"", b"0x0", b"0x5", b"70000x1", b"1x65537", b"1001x5", b"5", b"5x5x5", b"-1x5",
+             b"+1x5", b" 1x5", b"5\0x5", b"5x5\n", b"1" * 99, b"4294967297x1")  # fmt: skip
+    others = (b"", b"z", b"dd", b"i" + b"x" * 8192, b"i" + b"x" * 100_000, b"o", b"m", b"x", b"q1",
+              bytes(8192))  # fmt: skip
     for packet in (*(b"w" + size for size in sizes), *others):
         screen.send(packet)
     left, right = socket.socketpair()
     with left, right, suppress(OSError):
         socket.send_fds(screen.end, [b"i"], [left.fileno()])
     screen.type("stty size\n")
-    screen.wait_output(b"24 80\r\n")
+    for each in (screen, other):
+        each.wait_output(b"24 80\r\n")
+        assert {kind for kind, _ in each.packets} == {"m", "o"}
+    assert len([*fds.iterdir()]) == held
+    assert run.record.left == {}
 
 
 # hanging up
@@ -538,6 +597,24 @@ def test_one_that_caught_up_sees_what_comes_and_in_which_modes(run: TerminalRun)
     stopped.wait_output(b"drawn")
 
 
+def test_for_one_that_was_late_and_lost_nothing_nothing_is_drawn_anew(run: TerminalRun) -> None:
+    late, other = run.look(1), run.look(2)
+    run.begin(
+        "stty -onlcr -echo; echo on; read _; trap 'echo drawn' WINCH; head -c 300000 /dev/zero;"
+        "echo; read _; echo end; read _"
+    )
+    late.wait_output(b"on\n")
+    other.wait_output(b"on\n")
+    other.type("\n")
+    other.wait(lambda: other.count("o") >= 300_000, "all of it")
+    late.wait(lambda: late.count("o") >= 300_000, "all of it")
+    other.type("\n")
+    for screen in (late, other):
+        screen.wait_output(b"end\n")
+        assert screen.output == b"on\n" + bytes(300_000) + b"\nend\n"
+    assert {kind for kind, _ in late.packets[1:]} <= {"o", "q"}
+
+
 def test_input_that_is_not_read_waits_and_so_does_who_types(run: TerminalRun) -> None:
     go = run.directory / "go"
     os.mkfifo(go)
@@ -617,6 +694,37 @@ report.send(b"exit 0")
     assert screen.wait_over() == "exit 0"
     assert not run.wait_end().terminal
     assert (tmp_path / "file").read_text() == "secret"
+
+
+#: says what makes no line of a record: first as another process, which an agent may be
+FORGES = """
+import os, socket
+report = socket.socket(fileno=3)
+report.send(b"hello")
+lines = b"viewer 7 0", b"left 1 closed", b"hangup 5", b"failed x\\nhangup 5\\nviewer 9 9"
+if not os.fork():
+    socket.send_fds(report, [b"terminal"], [os.openpty()[0]])
+    for word in (b"hello", b"hold", b"term", b"exit 5", b"signal 9", b"stay"):
+        report.send(word)
+    os._exit(0)
+os.wait()
+for line in (b"start", *lines, b"exit 0\\nhangup 5"):
+    report.send(line)
+"""
+
+
+def test_what_a_record_says_cannot_be_forged(run: TerminalRun) -> None:
+    screen = run.look()
+    run.begin("echo", steps=["/usr/bin/python3", "-c", FORGES])
+    screen.wait_over()
+    record = run.wait_end()
+    assert not (record.terminal or record.hung_up or record.held or record.viewers)
+    kinds = [line.partition(" ")[0] for line in run.lines]
+    assert [kind for kind in kinds if kind in ("viewer", "left", "keeper")] == [
+        "viewer", "keeper", "left",
+    ]  # fmt: skip
+    assert {"hangup", "hold", "term", "signal", "terminal"}.isdisjoint(kinds)
+    assert kinds.count("exit") == 1
 
 
 def test_a_full_disk_holds_up_nobody(tmp_path: Path, run: TerminalRun) -> None:
