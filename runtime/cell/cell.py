@@ -92,8 +92,13 @@ class Places:
         self.networks = runtime / "net"
         #: what is shared with monitors (``runtime.kernel.rooms``)
         self.rooms = runtime / "room"
+        #: what is shared with monitors, too (``runtime.cell.leases``)
+        self.leases = runtime / "lease"
         #: what of it is nobody else's
-        self.hidden = self.records, self.monitors, self.networks, self.rooms, self.released
+        self.hidden = (
+            *(self.records, self.monitors, self.networks, self.rooms, self.leases),
+            self.released,
+        )
         #: the daemon's socket outside of the mount, where no lock of an inode is in the way
         self.socket = runtime / "ctxd.sock"
         self.lifeline = runtime / "lifeline"

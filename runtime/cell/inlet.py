@@ -16,7 +16,7 @@ from typing import Final
 import trio
 
 from runtime.cell.viewers import Viewer
-from runtime.kernel import seqpackets
+from runtime.kernel import unixsockets
 
 #: INLET_VERSION and INLET_MAX of inlet.h
 _VERSION: Final = 1
@@ -44,7 +44,7 @@ class Inlet:
 
     def listen(self) -> int:
         """The socket for the monitor of a run that begins."""
-        return seqpackets.listen(self._path)
+        return unixsockets.listen(self._path, unixsockets.PACKETS).detach()
 
     def put(self, data: bytes, *, message: int = 0, line: int = 0, offset: int = 0) -> int:
         """How many of these bytes there was room for. Those of a message are at an offset of one
@@ -75,13 +75,13 @@ class Inlet:
     def show(self, viewer: Viewer, grace: float) -> None:
         """Hands a viewer to the monitor, or to the one that will listen; a hang-up may take so many
         seconds. ``OSError``: the run is over, or too much waits for its monitor."""
-        with seqpackets.connect(self._path) as made:
+        with unixsockets.connect(self._path) as made:
             made.send(_HELLO)
             socket.send_fds(made, [viewer.order(grace)], [viewer.end.fileno()])
 
     def tell(self, kind: bytes, text: str) -> None:
         """Tells all viewers a notice (``n``), or how the program will have ended (``x``)."""
-        with contextlib.suppress(OSError), seqpackets.connect(self._path) as made:
+        with contextlib.suppress(OSError), unixsockets.connect(self._path) as made:
             made.send(_HELLO)
             made.send(kind + text.encode()[:_TEXT_MAX])
 
@@ -103,7 +103,7 @@ class Inlet:
     def _connect(self) -> socket.socket | None:
         """None if too many wait, which earlier daemons left."""
         try:
-            made = seqpackets.connect(self._path)
+            made = unixsockets.connect(self._path)
         except BlockingIOError:
             return None
         made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUE)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from runtime.cell.port import Host, LiveCell
-from runtime.kernel import orders, seqpackets
+from runtime.kernel import orders, unixsockets
 
 
 async def take_over(host: Host, adopted: Iterable[LiveCell]) -> None:
@@ -46,7 +46,7 @@ async def take_over(host: Host, adopted: Iterable[LiveCell]) -> None:
 def _is_served(path: Path) -> bool:
     """Whether a daemon that died has started its program."""
     try:
-        seqpackets.connect(path).close()
+        unixsockets.connect(path).close()
     except BlockingIOError:
         return True
     except OSError:

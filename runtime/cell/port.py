@@ -34,7 +34,7 @@ from runtime.kernel.inotify import Wakeup, Watcher
 from runtime.kernel.spawn import Spawner
 from runtime.kernel.sweeper import Sweeper
 from runtime.records.model import Agent
-from runtime.texts.limits import RUNNING, network_of
+from runtime.texts.limits import COST, RUNNING, TOKENS, network_of
 
 log = logging.getLogger("ctxd.port")
 
@@ -137,6 +137,8 @@ class LiveCell(Execution):
         self.agent = agent
         self.node = node
         self.unkillable = False
+        #: of an agent that is away, what is not known of its end: a word
+        self.doubt = ""
         #: bytes that its processes and those of all it owns were seen to use together, at most
         self.memory_peak = 0
         #: its socket answers
@@ -148,6 +150,8 @@ class LiveCell(Execution):
         #: the current run, if it has entered the cell
         self.run: Execution | None = None
         self.tasks: dict[str, Execution] = {}
+        #: what it runs under, if it ends by itself when that is over (``runtime.cell.leases``)
+        self.lease: int | None = None
         #: takes what a resident program has said and nobody has heard yet
         self.hear_rest: Callable[[], Awaitable[None]] | None = None
 
@@ -318,6 +322,11 @@ class Port:
         await self.sweeper.signal(owner, number, places, spared)
         await self._hang_up(owner, number, programs)
 
+    async def hang_up(self, owner: int, cells: Iterable[LiveCell]) -> None:
+        """SIGHUP to all programs of cells that have a terminal. ``CtxError``, ``OSError``."""
+        programs = [program for each in cells for program in each.programs()]
+        await self._hang_up(owner, signal.SIGTERM, programs)
+
     async def _hang_up(self, owner: int, number: int, programs: Iterable[Execution]) -> None:
         """SIGHUP after SIGTERM to programs with a terminal: an interactive shell ignores SIGTERM,
         and would forget a SIGHUP that comes before (readline(3))."""
@@ -393,7 +402,7 @@ class Port:
         are not the kernel's."""
         for key, value in limits.items():
             controller, _, rest = key.partition(".")
-            if key == RUNNING or network_of(key) is not None:
+            if key in (RUNNING, TOKENS, COST) or network_of(key) is not None:
                 continue
             if rest and value != "max" and controller not in self.hierarchy.controllers:
                 raise UnsupportedError(

@@ -100,6 +100,7 @@ def environment(
         "GIT_CONFIG_SYSTEM": git,
         **({} if network else _offline(own)),
         **networks.variables(having),
+        **(_proxied(own, networks.proxies(agents, having), having) if having else {}),
     }
     return {**values, **own}
 
@@ -113,6 +114,24 @@ def _offline(own: Iterable[str]) -> dict[str, str]:
         name: value
         for name, (value, places) in _OFFLINE.items()
         if told.isdisjoint(each.upper() for each in (name, *places))
+    }
+
+
+def _proxied(
+    own: Iterable[str], proxies: Sequence[str], having: Mapping[str, int]
+) -> dict[str, str]:
+    """Variables that tell tools of a proxy, but those that its ``env`` has, in either case."""
+    if not proxies:
+        return {}
+    told = {name.upper() for name in own}
+    proxy = f"http://127.0.0.1:{having[proxies[0]]}"
+    own_loopback = "127.0.0.1,localhost,::1"
+    values = {"HTTPS_PROXY": proxy, "HTTP_PROXY": proxy, "NO_PROXY": own_loopback}
+    return {
+        each: value
+        for name, value in values.items()
+        if name not in told
+        for each in (name, name.lower())
     }
 
 

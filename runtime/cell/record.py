@@ -26,6 +26,7 @@ from typing import Final
 
 from runtime.cell.inlet import Inlet
 from runtime.cell.viewers import VIEWERS_EVER
+from runtime.cell.windows import HANGUP
 from runtime.kernel import linux
 from runtime.records.items import Task, TaskCue, TaskStatus
 from runtime.records.model import Outcome
@@ -35,6 +36,8 @@ log = logging.getLogger("ctxd.record")
 
 #: the highest that is understood; the same as RECORD_VERSION of monitor.c
 VERSION: Final = 1
+#: why an agent ends whose lease is over (``runtime.cell.leases``)
+LEASE_OVER: Final = "lease_over"
 _NUMBER: Final = re.compile(r"[0-9]{1,20}")
 _COMPLAINT_MAX: Final = 300
 #: a dozen lines, none longer than 600 bytes (monitor.c), and two for each viewer ever
@@ -62,6 +65,8 @@ class RunRecord:
     ended_up: int = 0
     #: the agent's window was closed before it had ended, or a viewer with which it ends
     hung_up: bool = False
+    #: its lease was over before it had ended, or begun
+    lease_over: bool = False
     #: the program has a terminal, which the monitor serves
     terminal: bool = False
     #: the uids of viewers that are there, by their numbers; why others have left
@@ -80,6 +85,18 @@ class RunRecord:
     def over(self) -> bool:
         """Whether the program has ended or never began."""
         return bool(self.ended or self.lost or self.failed or self.finished)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the program, or what its keeper holds, has not ended."""
+        return not (self.finished or (self.ended and not self.held))
+
+    @property
+    def cut_short(self) -> tuple[Outcome, str] | None:
+        """Outcome and reason of what its monitor ends, with or without a daemon."""
+        if self.lease_over:
+            return Outcome.INTERRUPTED, LEASE_OVER
+        return (Outcome.CANCELLED, HANGUP) if self.hung_up else None
 
     @property
     def lasted(self) -> int:
@@ -148,7 +165,9 @@ def read_record(path: Path) -> RunRecord:
             case "hold", []:
                 record.held = True
             case "hangup", [_]:
-                record.hung_up = not (record.finished or (record.ended and not record.held))
+                record.hung_up |= record.goes_on
+            case "lease", [_]:
+                record.lease_over |= record.goes_on
             case "terminal", []:
                 record.terminal = True
             case "viewer", [number, uid]:

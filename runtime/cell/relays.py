@@ -17,6 +17,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -25,12 +26,14 @@ from runtime import crashpoints
 from runtime.cell import networks
 from runtime.cell.networks import Counters
 from runtime.cell.port import Host, LiveCell, Part, about, guarded
+from runtime.cell.spending import Spending
 from runtime.errors import CtxError
 from runtime.ids import AgentIndex
 from runtime.kernel import orders
 from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.inotify import Wakeup
 from runtime.kernel.spawn import Process
+from runtime.records.change import RUNTIME, Change
 from runtime.records.config import Config
 from runtime.records.model import Agent
 from runtime.texts.names import escape
@@ -42,6 +45,11 @@ _FIRST_RETRY: Final = 0.1
 _LAST_RETRY: Final = 10.0
 #: that a relay takes to close what was taken away; longer than LOOK_MS of relay.c
 _CLOSING_SECONDS: Final = 0.7
+#: between two looks at what was used of models
+_KEPT_SECONDS: Final = 10.0
+#: between two looks at what a relay or a meter reports: an agent that is refused at every request
+#: takes no more time of the daemon's
+_PAUSE: Final = 0.05
 #: cells whose networks are looked at before others have their turn in the loop
 _AT_ONCE: Final = 32
 #: standard input, output and error, before what is passed to a relay
@@ -64,9 +72,11 @@ class Networks(Part):
         #: agents whose cells have relays
         self._led: set[AgentIndex] = set()
         self._troubles: dict[AgentIndex, Trouble] = {}
+        #: what each owner used of models, as it is in the synced store
+        self._on_disk: dict[int, tuple[int, ...]] = {}
 
     def trouble(self, agent: Agent) -> Trouble | None:
-        """The last trouble with its networks, while it lives."""
+        """The last trouble with its networks, until it is removed."""
         return self._troubles.get(agent.index)
 
     # what may pass
@@ -93,7 +103,8 @@ class Networks(Part):
                 self._write(agent)
 
     def limits_changed(self, agent: Agent) -> None:
-        """Its limits of networks hold from now on, for all that it owns."""
+        """Its limits of networks, tokens and cost hold from now on, for all below it, whether it
+        lives or not."""
         self._counters(agent).limit(agent.limits)
 
     def _counters(self, agent: Agent) -> Counters:
@@ -133,6 +144,38 @@ class Networks(Part):
             with guarded(agent):
                 live_cell.node.child("net").kill()
 
+    async def run(self, spending: Spending) -> None:
+        """Keeps what was used of models, for lives that go on after a reboot, and adds it up."""
+        while True:
+            await trio.sleep(_KEPT_SECONDS)
+            registry = self._agents.registry
+            for index in tuple(self._troubles):
+                if registry.get(index) is None:
+                    del self._troubles[index]
+            try:
+                await self._keep(spending)
+            except (CtxError, OSError) as error:  # counted on, in memory
+                log.error("what was used of models is not recorded: %s", error)
+
+    async def _keep(self, spending: Spending) -> None:
+        registry = self._agents.registry
+        led = [agent for agent in map(registry.get, self._led) if agent is not None]
+        for number, agent in enumerate({registry.payers(each)[-1]: each for each in led}.values()):
+            if number % _AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
+            spending.look(agent)
+        used = dict(spending.of_owner)
+        due = list({payer for agent in led for payer in registry.payers(agent)})
+        while due and networks.metered(self._agents):
+            change, part, due = Change(by=RUNTIME), due[:_AT_ONCE], due[_AT_ONCE:]
+            networks.keep(change, registry, self._places.networks, part)
+            if change.agents:
+                self._agents.journal.commit(change)
+            await trio.lowlevel.checkpoint()
+        if used != self._on_disk:  # before a loss of power, nobody else may ask for it
+            await trio.to_thread.run_sync(self._agents.journal.sync, abandon_on_cancel=True)
+            self._on_disk = used
+
     # relays
 
     async def lead(self, live_cell: LiveCell) -> None:
@@ -147,7 +190,6 @@ class Networks(Part):
         finally:
             if self._live_cells.get(agent.index) in (live_cell, None):
                 self._led.discard(agent.index)
-                self._troubles.pop(agent.index, None)
 
     async def _lead(self, agent: Agent, live_cell: LiveCell) -> None:
         leaf = live_cell.node.child("net")
@@ -179,32 +221,39 @@ class Networks(Part):
     async def _take_over(self, agent: Agent, leaf: Cgroup) -> None:
         """Writes what a daemon before may have recorded and not written, or a newer one
         written."""
-        if not self._counters(agent).make().lines():  # the counts of another version are lost
+        if not self._counters(agent).make(agent).lines():  # those of a later version are lost
             leaf.kill()
             wanted = networks.wanted(self._agents, agent)
             networks.prepare(self._agents, agent, self._places.networks, wanted)
-        for member in networks.family(self._agents.registry, agent):
-            self.limits_changed(member)
+        registry = self._agents.registry
+        for payer in filter(None, map(registry.incarnation, registry.payers(agent))):
+            self.limits_changed(payer)  # of whose network nobody else may be in charge
         self._write(agent)
 
     async def _start(self, agent: Agent, leaf: Cgroup) -> Process:
         places, config = self._places, self._agents.settings.config
         with contextlib.ExitStack() as stack:
             levels = [
-                self._counters(member).make()
+                self._counters(member).make(member)
                 for member in networks.family(self._agents.registry, agent)
             ]
+            payers: list[Path] = []
             table: list[list[str]] = []
             for line in levels[0].lines():
                 if line.listens:
                     numbers = [str(each.number_of(line.name)) for each in levels]
-                    table.append([line.name, _path(config, line.name), *numbers])
+                    header = config.header_of(line.name)
+                    table.append([line.name, _path(config, line.name), header, *numbers])
+                    if header == "counters":
+                        payers = networks.charge(self._agents, agent, places.networks)
             owners = networks.owners_path(places.networks, agent.owner)
             shared = []
-            for path in (owners, *(each.path for each in levels)):
-                shared.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            for path in (owners, *payers, *(each.path for each in levels)):
+                new = os.O_CREAT if path == owners else 0
+                shared.append(os.open(path, os.O_RDWR | os.O_CLOEXEC | new, 0o600))
                 stack.callback(os.close, shared[-1])
             fds = [None, None, 2, *shared]
+            first_level = _FIRST_PASSED + 1 + len(payers)
             privilege = self._agents.privilege
             ids = (privilege.uid, privilege.gid, "=") if privilege.rootless else config.relay_ids()
             words = orders.words(
@@ -215,7 +264,9 @@ class Networks(Part):
                 *ids,
                 _FIRST_PASSED,
                 config.owner_connections,
-                list(range(_FIRST_PASSED + 1, len(fds))),
+                agent.incarnation,
+                list(range(_FIRST_PASSED + 1, first_level)),
+                list(range(first_level, len(fds))),
                 table,
             )
             # Linux 6.x kills what is born into a cgroup that was ever killed
@@ -236,8 +287,10 @@ class Networks(Part):
                     watches.enter_context(self._port.watcher.watching(each, wakeup))
             while True:
                 self._tell(agent)
+                self._tell_limit(agent)
                 if not leaf.populated():
                     return
+                await trio.sleep(_PAUSE)
                 await wakeup.wait_changed()
 
     def _has_keeper(self, live_cell: LiveCell) -> bool:
@@ -259,6 +312,23 @@ class Networks(Part):
             if what := networks.describe_trouble(registry, agent, line, path):
                 self._troubles[agent.index] = Trouble(time.time(), what)
                 self._say(agent, what)
+
+    def _tell_limit(self, agent: Agent) -> None:
+        """A limit of tokens or cost that was met."""
+        change = Change()
+        told, what = self.tell_limit(change, agent)
+        if told:
+            self._agents.journal.note(change)
+        for each in told:
+            self._say(each, what)
+
+    def tell_limit(self, change: Change, agent: Agent) -> tuple[list[Agent], str]:
+        """Adds to a change what tells of a limit that was met (``networks.tell_limit``); files
+        ``error`` say so, too."""
+        told, what = networks.tell_limit(change, self._agents, self._places.networks, agent)
+        for each in told:
+            self._troubles[each.index] = Trouble(time.time(), what)
+        return told, what
 
     def _say(self, agent: Agent, what: str) -> None:
         log.warning("%s: %s", agent.name, what, extra=about(agent))

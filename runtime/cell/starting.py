@@ -39,7 +39,7 @@ from runtime.cell.sources import Looker
 from runtime.cell.treework import Trees
 from runtime.cell.windows import HANG_UP_GRACE
 from runtime.errors import UnsupportedError, WrongStateError
-from runtime.kernel import orders, seqpackets
+from runtime.kernel import orders, unixsockets
 from runtime.kernel.users import find_user
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
@@ -89,6 +89,10 @@ class Starter(Part):
         if plan.lend:
             self._agents.disk.wake()
         networks.prepare(self._agents, agent, places.networks, plan.networks)
+        proxies = networks.proxies(self._agents, plan.networks) if plan.networks else []
+        if len(proxies) > 1:
+            what = f"network:{proxies[0]} is its proxy, HTTPS_PROXY and HTTP_PROXY: the first of"
+            self._tell_log(agent, f"{what} {', '.join(proxies)}, as configured")
         crashpoints.reach("start.planned")
         if agent.status is not Status.STARTING:
             return  # stopped meanwhile: nothing may start any more
@@ -183,13 +187,14 @@ class Starter(Part):
             hangs = window is not None or command.terminal is not None
             inlet = [held(execution.facts.inlet.listen())] if command.fed or hangs else []
             grace = min(self._agents.settings.grace(agent), HANG_UP_GRACE)
+            lease = self._lease(execution)
             if window is not None:
                 execution.facts.inlet.give(window, grace)
             if execution.first_viewer is not None:
                 with execution.first_viewer.end:
                     self._port.view(execution, execution.first_viewer, grace)
                 execution.first_viewer = None
-            # what is killed if somebody hangs up: a task alone, or the agent
+            # what is killed if somebody hangs up, or the lease is over: a task alone, or the agent
             is_agent = command.leads or isinstance(execution, LiveCell)
             whole = self._port.place(agent.cell.cgroup) if is_agent else execution.leaf
             most = self._agents.settings.config.owner_monitors
@@ -216,7 +221,8 @@ class Starter(Part):
                         led if command.leads else "-",
                         _FIRST_PASSED + len(fds) if inlet else "-",
                         "fed" if command.fed else "-",
-                        str(whole) if hangs else "-",
+                        str(whole) if hangs or lease else "-",
+                        *(lease or ("-", 0)),
                         list(numbers.values()),
                         plan.steps,
                     ),
@@ -229,6 +235,13 @@ class Starter(Part):
             if not execution.facts.exist():
                 await monitor.wait()
                 raise UnsupportedError(f"cannot start its monitor: {said}")
+
+    def _lease(self, execution: Execution) -> tuple[Path, int] | None:
+        """The file of the lease under which a program runs, and its grace in milliseconds."""
+        if not isinstance(execution, LiveCell) or execution.lease is None:
+            return None
+        grace = self._agents.settings.grace(execution.agent)
+        return self._places.leases / str(execution.lease), int(grace * 1000)
 
     def _open_keeper(self, owner: Agent) -> int:
         """A pidfd of the PID 1 of a cell that something enters; ``WrongStateError``."""
@@ -311,7 +324,7 @@ def passed_files(
 
     def listen() -> int:
         assert hand is not None
-        return seqpackets.listen(hand)
+        return unixsockets.listen(hand, unixsockets.PACKETS).detach()
 
     files: dict[str, Callable[[], int]] = {
         "spec": lambda: orders.memory_file("spec", prepared.spec),

@@ -12,6 +12,8 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
+from runtime.records.visits import Visit
+
 #: of a run: at the same time, and ever; as in terminal.h
 VIEWERS_MAX: Final = 8
 VIEWERS_EVER: Final = 4000
@@ -21,24 +23,17 @@ _VIEWING: Final = struct.Struct("=cBBxIIHHQ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Viewer:
-    """The monitor's end of one, and what it may: one that looks cannot type, and when one that is
-    to hang up is closed without a word, the program ends.
+    """The monitor's end of a visit. ``screen`` are columns and rows, if they are known."""
 
-    ``number`` is its own in the run; ``uid`` is whose it is, for the record. ``screen`` are columns
-    and rows, if they are known.
-    """
-
+    visit: Visit
     end: socket.socket
-    number: int
-    uid: int
-    look: bool = False
-    hangup: bool = False
     screen: tuple[int, int] | None = None
 
     def order(self, grace: float) -> bytes:
         """The packet for the monitor; a hang-up may take so many seconds."""
+        visit = self.visit
         return _VIEWING.pack(
-            *(b"t", self.look, self.hangup, self.number, self.uid),
+            *(b"t", visit.looks, visit.hangs_up, visit.number, visit.uid),
             *(self.screen or (0, 0)),
             round(1000 * grace),
         )

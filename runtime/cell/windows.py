@@ -52,6 +52,10 @@ class End:
     charge: Charge
     screen: tuple[int, int] | None = None
 
+    def close(self) -> None:
+        self.socket.close()
+        self.charge.release()
+
 
 class Ends:
     """All of them, by whom they are for."""
@@ -80,13 +84,17 @@ class Ends:
     def items(self) -> list[tuple[Key, End]]:
         return list(self._ends.items())
 
+    def take(self, key: Key) -> End | None:
+        """One that is not watched any more, if there is one."""
+        end = self._ends.pop(key, None)
+        if end is not None:
+            self._hangups.unregister(end.socket)
+        return end
+
     def drop(self, key: Key) -> None:
         """Closes one, if there is one."""
-        if key in self._ends:
-            end = self._ends.pop(key)
-            self._hangups.unregister(end.socket)
-            end.socket.close()
-            end.charge.release()
+        if (end := self.take(key)) is not None:
+            end.close()
 
     def drop_all(self, index: AgentIndex) -> None:
         for key in [key for key in self._ends if key.agent == index]:

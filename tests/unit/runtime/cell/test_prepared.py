@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cell import prepared
+from runtime.cell import networks, prepared
 from runtime.kernel import links
+from runtime.records.config import Network
 from tests.worlds.records import World, operator
 
 VIEW = ("/usr", "/etc", "/var/lib/dpkg")
@@ -133,3 +134,34 @@ def test_tools_hear_of_no_network_unless_env_tells_of_one(world: World) -> None:
     assert told("", {"mirror": 8080}) == set()
     world.agents.journal.update(made, policy="allow x_t network:default connect\n")
     assert told("") == set()
+
+
+PROXIES = {
+    "api": Network(socket="/srv/api", port=8080),
+    "web": Network(socket="/srv/web", port=8090, kind="http_proxy"),
+    "more": Network(socket="/srv/more", port=8091, kind="http_proxy"),
+}
+
+
+@pytest.mark.settings(networks=PROXIES)
+def test_tools_are_told_of_a_proxy_unless_env_does(world: World) -> None:
+    made = world.agents.births.create(operator(0), "x")
+
+    def told(having: dict[str, int], env: str = "") -> dict[str, str]:
+        world.agents.journal.update(made, env=env)
+        found = prepared.environment(world.agents, made, "/ctx", "/git", having)
+        return {name: value for name, value in found.items() if name.upper().endswith("_PROXY")}
+
+    web, here = "http://127.0.0.1:8090", "127.0.0.1,localhost,::1"
+    everything = {
+        "HTTPS_PROXY": web, "HTTP_PROXY": web, "NO_PROXY": here,
+        "https_proxy": web, "http_proxy": web, "no_proxy": here,
+    }  # fmt: skip
+    assert told({"web": 8090, "api": 8080}) == everything
+    assert told({"web": 8090, "more": 8091}) == everything, "the first of the configuration"
+    assert set(told({"more": 8091}).values()) == {"http://127.0.0.1:8091", here}
+    own = told({"web": 8090}, "https_proxy=http://own\nNO_PROXY=corp\n")
+    assert own == {"https_proxy": "http://own", "NO_PROXY": "corp",
+                   "HTTP_PROXY": web, "http_proxy": web}  # fmt: skip
+    assert told({"api": 8080}) == {}
+    assert told({"web": networks.SOCKET}) == {}, "with the host's network none"

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.cell.port import Execution
-from runtime.cell.record import VERSION, Facts, RunRecord, read_record
+from runtime.cell.record import LEASE_OVER, VERSION, Facts, RunRecord, read_record
 from runtime.cell.viewers import VIEWERS_EVER
 from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.inotify import Wakeup
 from runtime.life.conclusions import LOST, judge_run
+from runtime.records.model import Outcome
 from tests.worlds.records import World, operator
 
 WHOLE = (
@@ -194,7 +195,7 @@ def test_a_run_of_a_newer_monitor_is_lost_and_that_is_logged_once(
     execution = Execution(Cgroup(tmp_path / "leaf"), Facts(path), Wakeup())
     agent = world.agents.births.create(operator(1000), "x")
     assert execution.lost
-    assert judge_run(world.agents, agent, execution) == LOST
+    assert judge_run(world.agents, agent, execution, execution) == LOST
     (line,) = caplog.messages
     assert line.startswith(f"{path}: a newer ctxd began this run: its record has version")
 
@@ -216,6 +217,18 @@ def test_viewers_come_and_leave(tmp_path: Path) -> None:
     record = read(tmp_path, text + "left 9 closed\nend 5\n")
     assert (record.viewers, record.left) == ({}, {1: "detached", 7: "ended"})
     assert RunRecord().next_viewer == 1
+
+
+def test_a_lease_that_is_over_is_why_it_ends(tmp_path: Path) -> None:
+    """Whatever its end looks like, and whoever hangs up then; but not of what had ended."""
+    over = Outcome.INTERRUPTED, LEASE_OVER
+    began = "monitor 10\nkeeper 12\nstart 13 1000\n"
+    for end in ("", "exit 0 2000\nend 3000\n", "hangup 6\nsignal 9 2000\n", "lost 7\nend 3000\n"):
+        assert read(tmp_path, f"{began}lease 5\n{end}").cut_short == over
+    assert read(tmp_path, "monitor 10\nlease 5\nfailed it was over\nend 6\n").cut_short == over
+    assert read(tmp_path, f"{began}hold\nexit 0 4\nlease 5\n").cut_short == over
+    for end in ("exit 0 4\n", "exit 0 4\nend 5\n", "end 5\n"):
+        assert read(tmp_path, f"{began}{end}lease 5\n").cut_short is None
 
 
 def test_a_record_of_the_most_viewers_is_read_whole(tmp_path: Path) -> None:
