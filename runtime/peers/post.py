@@ -1,0 +1,117 @@
+"""The messages between this daemon and those of other machines, in the store.
+
+What is to be said to the other side is stored in the transaction of the change that causes it, and
+kept until the other side has done it; what the other side said is noted as done in the transaction
+of its effect. So each has its effect once, whatever dies when (``runtime.peers.peering``).
+
+A registration is called by its *key* here, which is made of the bits that its two sides know, and
+says nothing of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from runtime.kernel.inotify import Wakeup
+from runtime.peers.streams import Kept, Stream
+from runtime.records.change import Change, Subscriber
+from runtime.records.store import Store
+from runtime.texts.names import dump_json
+
+#: the first letter of the key of a registration at a node, and of a lead here
+NODE = "n"
+LEAD = "l"
+
+
+def key_of(kind: str, known: str) -> str:
+    """The key of a registration of one ``kind``."""
+    return kind + hashlib.blake2b(known.encode(), digest_size=8).hexdigest()
+
+
+class Post(Subscriber):
+    """The streams of all registrations."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._streams: dict[str, Stream] = {}
+        #: what else is known of a registration, as JSON values
+        self._data: dict[str, dict[str, Any]] = {}
+        #: told when there is something to say
+        self._wakeups: dict[str, Wakeup] = {}
+        #: up to where the other side has done messages, if the store does not have that yet
+        self._acknowledged: dict[str, int] = {}
+        rows = store.execute("SELECT key, done, mark, got, seen, data FROM peers").fetchall()
+        for key, done, mark, got, seen, data in rows:
+            kept = store.execute(
+                "SELECT number, agent, line, mark FROM posts WHERE key=? ORDER BY number", key
+            )
+            messages = (Kept(*row) for row in kept)
+            self._streams[key] = Stream(messages, first=(done, mark), got=(got, seen))
+            self._data[key] = json.loads(data)
+
+    def keys(self, kind: str) -> Iterator[str]:
+        """The registrations of one kind."""
+        return (key for key in list(self._streams) if key[0] == kind)
+
+    def stream(self, key: str) -> Stream:
+        """Both streams of a registration, which is made if it is new."""
+        if key not in self._streams:
+            self._store.execute("INSERT OR IGNORE INTO peers (key) VALUES (?)", key)
+            self._streams[key], self._data[key] = Stream(), {}
+        return self._streams[key]
+
+    def data(self, key: str) -> dict[str, Any]:
+        """All else that is known of a registration, which ``note`` changes."""
+        return self._data.get(key, {})
+
+    def note(self, key: str, **values: Any) -> None:
+        """More that is known of a registration: stored at once, or with the transaction at hand."""
+        self.stream(key)
+        self._data[key] = {**self._data[key], **values}
+        text = dump_json(self._data[key])
+        self._store.execute("UPDATE peers SET data=? WHERE key=?", text, key)
+
+    def wakeup(self, key: str) -> Wakeup:
+        """Told when there is something to say to the other side."""
+        return self._wakeups.setdefault(key, Wakeup())
+
+    def acknowledged(self, key: str, number: int) -> None:
+        """The other side has done messages up to this one: they need not be stored."""
+        self._acknowledged[key] = number
+
+    def forget(self, key: str) -> None:
+        """A registration is over, and nothing of it is left."""
+        with self._store.transaction():
+            self._store.execute("DELETE FROM posts WHERE key=?", key)
+            self._store.execute("DELETE FROM peers WHERE key=?", key)
+        for known in (self._streams, self._data, self._wakeups, self._acknowledged):
+            known.pop(key, None)
+
+    # Subscriber
+
+    def posting(self, change: Change, undoing: list[Callable[[], object]]) -> None:
+        for key, number, line in change.done:
+            stream = self.stream(key)
+            undoing.append(stream.done(number, line))
+            where = "UPDATE peers SET got=?, seen=? WHERE key=?"
+            self._store.execute(where, stream.got, stream.seen, key)
+            self.wakeup(key).notify()
+        for each in change.posts:
+            stream = self.stream(each.key)
+            kept = stream.record(each.op, each.agent, **each.said)
+            undoing.append(stream.take_back)
+            self._store.execute("INSERT INTO posts VALUES (?,?,?,?,?)", each.key, *kept)
+            self._let_go(each.key)
+            self.wakeup(each.key).notify()
+
+    def _let_go(self, key: str) -> None:
+        """Inside a transaction: of messages that the other side has done."""
+        number = self._acknowledged.pop(key, None)
+        if number is not None:
+            done, mark = self._streams[key].first
+            self._store.execute("DELETE FROM posts WHERE key=? AND number<=?", key, done)
+            where = "UPDATE peers SET done=?, mark=? WHERE key=?"
+            self._store.execute(where, done, mark, key)

@@ -1,0 +1,111 @@
+"""The registrations of this machine: of hosts, at which it has agents, and of leads, whose it runs.
+
+Each has 128 random bits that its two sides know, and nobody else: ``known``. They are in a file of
+their own, so no backup has them: a daemon whose state was put back is another one to its peers.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from runtime.errors import QuotaError
+
+_FILE: Final = "peers.json"
+#: of one uid, of those that lead from elsewhere
+_MOST: Final = 64
+
+
+@dataclass(slots=True)
+class Lead:
+    """A lead of elsewhere: whose agents it may have here, and how these are called."""
+
+    uid: int
+    name: str
+    alias: str
+    #: when something was heard of it last, in seconds since the epoch
+    seen: float = 0.0
+
+
+@dataclass(slots=True)
+class _Kept:
+    #: by node and owner of this machine, as ``NODE OWNER``
+    hosts: dict[str, str] = field(default_factory=dict)
+    #: by what both sides know
+    leads: dict[str, Lead] = field(default_factory=dict)
+
+
+class Registrations:
+    """All of them, from their file, which is read once and written whole."""
+
+    def __init__(self, state: Path, keep: float) -> None:
+        """``keep``: seconds after which a lead that has nothing here is forgotten."""
+        self._path = state / _FILE
+        #: whether a lead is not forgotten, however long nothing was heard of it
+        self.in_use: Callable[[str], bool] = lambda known: False
+        self.keep = keep
+        self._kept = _Kept()
+        if self._path.exists():
+            values = json.loads(self._path.read_bytes())
+            leads = {known: Lead(**each) for known, each in values["leads"].items()}
+            self._kept = _Kept(values["hosts"], leads)
+
+    def host(self, node: str, owner: int) -> str:
+        """The bits that a host gave this lead; none for the first time."""
+        return self._kept.hosts.get(f"{node} {owner}", "")
+
+    def note_host(self, node: str, owner: int, known: str) -> None:
+        """A host knows this lead by these bits from now on."""
+        if self.host(node, owner) != known:
+            self._kept.hosts[f"{node} {owner}"] = known
+            self._write()
+
+    def lead(self, uid: int, said: str, name: str) -> tuple[str, Lead]:
+        """The registration of a lead that says these bits, and a new one for whoever says others.
+
+        ``QuotaError`` if its uid has too many.
+        """
+        for known, each in self._kept.leads.items() if said else ():
+            if hmac.compare_digest(known.encode(), said.encode()) and each.uid == uid:
+                each.seen = time.time()
+                return known, each
+        self._forget_old()
+        if sum(each.uid == uid for each in self._kept.leads.values()) >= _MOST:
+            raise QuotaError(f"{_MOST} leads of uid {uid} are registered here: that is the most")
+        taken = {each.alias for each in self._kept.leads.values()}
+        numbers = (f"{name}-{number}" for number in range(2, len(taken) + 3))
+        alias = next(each for each in (name, *numbers) if each not in taken)
+        known = secrets.token_hex(16)
+        made = self._kept.leads[known] = Lead(uid, name, alias, time.time())
+        self._write()
+        return known, made
+
+    def drop(self, known: str) -> None:
+        """A lead, or this machine, was put back to an earlier state: the registration is over."""
+        del self._kept.leads[known]
+        self._write()
+
+    def _forget_old(self) -> None:
+        before = time.time() - self.keep
+        leads = self._kept.leads
+        self._kept.leads = {
+            known: each
+            for known, each in leads.items()
+            if each.seen >= before or self.in_use(known)
+        }
+
+    def _write(self) -> None:
+        new = self._path.with_suffix(".new")
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "w", encoding="utf-8") as file:
+            json.dump(asdict(self._kept), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, self._path)

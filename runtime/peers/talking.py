@@ -1,0 +1,150 @@
+"""One connection of a link, with input and output: what is read is heard, what is said is sent.
+
+Reading never waits for writing: two daemons that both wrote first would wait for each other.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from runtime.kernel.inotify import Wakeup
+from runtime.peers.peering import Event, Host, Message, Peering, SilentLinkError
+
+#: of what is read or written at once
+_PIECE: Final = 128 << 10
+#: of messages that are read between two looks at the clock, and seconds that others may wait
+_STEP: Final = 4 << 10
+_STEP_SECONDS: Final = 0.001
+#: what a connection may take in memory: a line, bytes that are asked for, answers
+MEMORY: Final = 512 << 10
+
+
+def now() -> float:
+    """Seconds of CLOCK_BOOTTIME: a lease goes on while a machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Talk:
+    """A connection between its first byte and its last."""
+
+    def __init__(
+        self, peering: Peering, fd: int, patience: float, fed: Callable[[], None] = lambda: None
+    ) -> None:
+        """``patience``: seconds after which a connection on which nothing comes is over; ``fed``
+        is called when something came, and its events were heard."""
+        self.peering = peering
+        self._patience = patience
+        self._patient = Wakeup()
+        self._fed = fed
+        self.said = Wakeup()
+        #: bytes that were read and written
+        self.moved = [0, 0]
+        self.heard = trio.current_time()
+        self.fd = fd
+        #: what the kernel has not taken yet of what is said
+        self.left = bytearray()
+        #: what was read, and the peering has not taken yet
+        self.unheard = b""
+        self._scope = trio.CancelScope()
+
+    def close(self) -> None:
+        self._scope.cancel()
+
+    def tell_by(self, said: Wakeup) -> None:
+        """From now on this tells that there is something to say."""
+        self.said, before = said, self.said
+        before.notify()
+
+    def expect(self, patience: float) -> None:
+        """From now on a connection is over on which nothing comes for so many seconds."""
+        self._patience = patience
+        self._patient.notify()
+
+    async def run(self, hear: Callable[[Event], Awaitable[None]], received: bytes = b"") -> None:
+        """Until either side has enough. ``BrokenLinkError``."""
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                for task in (self._send, self._ask, self._watch):
+                    nursery.start_soon(task)
+                await self._hear(hear, received)
+                nursery.cancel_scope.cancel()
+
+    async def _hear(self, hear: Callable[[Event], Awaitable[None]], data: bytes) -> None:
+        begun, is_first = time.monotonic(), True
+
+        async def rest() -> None:
+            nonlocal begun
+            if time.monotonic() - begun > _STEP_SECONDS:
+                await trio.lowlevel.checkpoint()
+                begun = time.monotonic()
+
+        while True:
+            self.unheard = data
+            while self.unheard or is_first:
+                # messages are read in short steps; bytes of files take no time
+                size, is_first = max(_STEP, self.peering.lacks), False
+                piece, self.unheard = self.unheard[:size], self.unheard[size:]
+                for event in self.peering.feed(piece, now()):
+                    await hear(event)
+                    if isinstance(event, Message):  # it may be a change, with its transaction
+                        await rest()
+                self._fed()
+                await rest()
+            self.said.notify()
+            data = await self._read()
+            if not data:
+                return
+            self.heard = trio.current_time()
+            self.moved[0] += len(data)
+
+    async def _read(self) -> bytes:
+        await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                return os.read(self.fd, _PIECE)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self.fd)
+            except OSError as error:
+                if error.errno in (errno.ECONNRESET, errno.EPIPE):
+                    return b""
+                raise
+
+    async def _send(self) -> None:
+        while True:
+            said = self.said
+            count = said.count
+            while self.left or (data := self.peering.outgoing(_PIECE)):
+                self.left = self.left or bytearray(data)
+                try:
+                    written = os.write(self.fd, self.left)
+                    del self.left[:written]
+                    self.moved[1] += written
+                except BlockingIOError:
+                    await trio.lowlevel.wait_writable(self.fd)
+                except OSError:
+                    return  # who reads is told of the end, after what came before it
+            await said.after(count)
+
+    async def _ask(self) -> None:
+        """A host asks for its lease in time."""
+        while isinstance(self.peering, Host):
+            if self.peering.is_open:
+                due = self.peering.tick(now())
+                self.said.notify()
+                await trio.sleep(max(due - now(), 0.0))
+            else:
+                said = self.said
+                await said.after(said.count)
+
+    async def _watch(self) -> None:
+        while (left := self.heard + self._patience - trio.current_time()) > 0:
+            count = self._patient.count
+            with trio.move_on_after(left):
+                await self._patient.after(count)
+        raise SilentLinkError(f"nothing was heard for {self._patience:g} s")
