@@ -1,0 +1,600 @@
+"""Agents of other machines, placed here: what their daemons tell them to do, and are told of them.
+
+An operation is done by the parts that do it for an operator here, and noted as done in the same
+transaction. What a lead says is judged as if an operator of the link's uid had said it by hand,
+and what is refused is a fact. What else becomes of a guest is told in ``runtime.peers.telling``.
+
+All guests of a registration run under one lease (``runtime.peers.lease``), whose end monitors read
+from a file of their own (``runtime.cell.leases``): so they end with it, whoever is alive. A guest
+that is to start waits for the first grant, and for what was put with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar, Final, Protocol
+
+import trio
+
+from runtime import crashpoints
+from runtime.authority.guard import Act
+from runtime.caller import Caller
+from runtime.cell import networks
+from runtime.cell.leases import Leases
+from runtime.cell.port import Host as Machine
+from runtime.cell.port import LiveCell, Part, guarded
+from runtime.cell.record import LEASE_OVER
+from runtime.errors import (
+    CtxError,
+    DeniedError,
+    MalformedError,
+    MissingError,
+    NotRunningError,
+    QuotaError,
+)
+from runtime.ids import AgentIndex, Incarnation
+from runtime.kernel import clock
+from runtime.kernel.inotify import Wakeup
+from runtime.kernel.users import find_user
+from runtime.life import room
+from runtime.life.beginning import STARTING
+from runtime.life.supervisor import Supervisor
+from runtime.peers.admission import (
+    FILES,
+    Bound,
+    Put,
+    Said,
+    check_sizes,
+    least,
+    lines_of,
+    mount_table,
+    narrowed,
+    settable,
+)
+from runtime.peers.lease import Lease
+from runtime.peers.peering import UNDONE_MAX, BrokenLinkError, Event, Host, Message, Over
+from runtime.peers.post import LEAD, Post
+from runtime.peers.supplies import Supplies
+from runtime.peers.talking import now
+from runtime.peers.telling import Telling
+from runtime.records.change import Change, Subscriber
+from runtime.records.lifecycle import AGENT_MOVES, Cue, Status
+from runtime.records.model import Agent, Outcome
+from runtime.texts import policy
+from runtime.texts.names import check_known, head, quote
+from runtime.texts.policy import Rules
+
+log = logging.getLogger("ctxd.peers")
+
+_INCARNATION: Final = re.compile(r"[0-9a-f]{16}")
+#: that what is killed at once may take, until that is said all the same
+_KILL_SECONDS: Final = 30.0
+#: of a sentence that a lead is told
+_SENTENCE_MAX: Final = 1024
+#: facts of one registration, beyond which they have no sentences
+_KEPT_MAX: Final = 2048
+_RETRY_SECONDS: Final = 1.0
+#: facts that a lead has not heard, for each of its guests, and as many more
+_UNHEARD_MAX: Final = 2 * UNDONE_MAX
+#: for which a lead is told what a guest uses, and how often
+_LOOK_SECONDS: Final = 60.0
+_USAGE_SECONDS: Final = 5.0
+_VERBS: Final = {
+    cue.value: cue for cue in (Cue.STOP, Cue.KILL, Cue.PAUSE, Cue.RESUME, Cue.ABORT)
+}
+_ENDS: Final = frozenset((Cue.STOP, Cue.KILL))
+#: nothing is said of what is killed without having begun to end
+_OUTCOMES: Final = {"": Outcome.CANCELLED, **{each.value: each for each in Outcome}}
+
+
+class Files(Protocol):
+    """Writes files of agents (``ctxfs.placing``)."""
+
+    #: the directory of those that came with ctxfs
+    recipes: Path
+
+    def write(self, agent: Agent, caller: Caller, name: str, text: str) -> None:
+        """Writes a file of an agent as ``caller`` would, but for who may; ``CtxError``."""
+
+    def code(self, error: BaseException) -> str:
+        """The name of the errno of an error."""
+
+
+class Guests(Part, Subscriber):
+    """Those of all registrations, by their keys."""
+
+    def __init__(self, host: Machine, post: Post, supervisor: Supervisor) -> None:
+        super().__init__(host)
+        self._post = post
+        self._supervisor = supervisor
+        self.supplies = Supplies(host, post)
+        self.telling = Telling(host.agents, post, self.supplies)
+        self._leases = Leases(self._places.leases)
+        self._under: dict[str, Lease] = {}
+        #: told when a lease is granted, or is over
+        self.changed = Wakeup()
+        #: until when leads are told what guests use
+        self._looked_at: dict[AgentIndex, float] = {}
+        self.files: Files
+        #: all that lives is taken over: leads are heard
+        self.taken_over = trio.Event()
+        self.supplies.done = lambda agent: self.changed.notify()
+        supervisor.launch_when(self._ready)
+        host.agents.journal.subscribe(self)
+
+    def go_on(self) -> None:
+        """Once all that lives is taken over: goes on with what the daemon before has left."""
+        for key in self._post.keys(LEAD):
+            if self._post.data(key).get("lease"):
+                self._nursery.start_soon(self._watch, key, self.lease(key))
+        for agent in self._agents.registry:
+            if not agent.is_guest:
+                continue
+            if agent.status is Status.DEAD:
+                self._nursery.start_soon(self._finish, agent)
+            elif agent.status in (Status.NEW, Status.STARTING):
+                self.supplies.expect(agent, agent.guest["files"])
+            else:
+                self.supplies.watch(agent)
+        self.taken_over.set()
+
+    def has(self, key: str) -> bool:
+        """Whether a lead has anything here."""
+        return bool(self._agents.registry.guests(key))
+
+    # the lease
+
+    def lease(self, key: str) -> Lease:
+        """The lease of a registration, which may be over, or not be granted yet."""
+        if key not in self._under:
+            data = self._post.data(key)
+            number = data.get("lease", 0)
+            end = self._leases.end(number) if number else None
+            reached = self._post.stream(key).got
+            self._under[key] = Lease(data["seconds"], reached, end)
+        return self._under[key]
+
+    def number(self, key: str) -> int:
+        """The number of the lease under which a guest may start now; 0 if none is granted."""
+        number = int(self._post.data(key).get("lease", 0))
+        return number if number and self._leases.end(number) > now() else 0
+
+    def leased(self, key: str, host: Host) -> None:
+        """Something came on a connection: the lease may have been put off, or be over."""
+        lease, number = self.lease(key), int(self._post.data(key).get("lease", 0))
+        if lease.is_over(now()):
+            lease = self._over(key, lease)
+        elif lease.end is not None and not number:
+            self._post.note(key, lease=self._leases.grant(lease.end))
+            self._nursery.start_soon(self._watch, key, lease)
+            self.changed.notify()
+        elif lease.end is not None:
+            self._leases.extend(number, lease.end)
+        host.renew(lease)
+
+    def _over(self, key: str, lease: Lease) -> Lease:
+        """A lease is over, and so is what ran under it; what has not begun waits for the next."""
+        self._leases.stop(int(self._post.data(key).get("lease", 0)))
+        self._post.note(key, lease=0)
+        new = self._under[key] = Lease(lease.seconds, lease.reached)
+        for agent in self._agents.registry.guests(key):
+            if agent.live and self._has_begun(agent):
+                self._end(agent, Cue.ENDING)
+        self.changed.notify()
+        return new
+
+    def _has_begun(self, agent: Agent) -> bool:
+        """Whether a guest runs under a lease, or is about to."""
+        live_cell = self._live_cells.get(agent.index)
+        if live_cell is not None and live_cell.lease is not None:
+            return True
+        return self._port.facts(f"{agent.incarnation}-{agent.cell.id}").exist()
+
+    async def _watch(self, key: str, lease: Lease) -> None:
+        """Until a lease is over, also if nothing comes any more: monitors see that by themselves,
+        and this daemon beside them."""
+        while not lease.is_over(now()):
+            left = (lease.end or 0.0) - now()
+            await trio.sleep(min(max(left, 0.0), clock.LOOK_AGAIN))
+        if self._under.get(key) is lease:
+            self._over(key, lease)
+
+    async def _ready(self, live_cell: LiveCell) -> None:
+        """Until a guest that is to start may begin: it then runs under the lease at hand."""
+        agent = live_cell.agent
+        if not agent.is_guest:
+            return
+        while agent.status is Status.STARTING:
+            granted, changed = self.changed.count, live_cell.changed.count
+            number = self.number(agent.peer)
+            if error := self.supplies.error(agent):
+                raise MalformedError(error)
+            if number and not agent.is_held and self.supplies.is_complete(agent):
+                live_cell.lease = number
+                return
+            async with trio.open_nursery() as nursery:
+
+                async def woken(wakeup: Wakeup, count: int, scope: trio.CancelScope) -> None:
+                    await wakeup.after(count)
+                    scope.cancel()
+
+                nursery.start_soon(woken, self.changed, granted, nursery.cancel_scope)
+                nursery.start_soon(woken, live_cell.changed, changed, nursery.cancel_scope)
+
+    # ends
+
+    def _end(self, agent: Agent, cue: Cue) -> None:
+        """The end of a guest that its lead does not vouch for any more."""
+        if agent.status in (Status.STOPPING, Status.DEAD) and cue is Cue.ENDING:
+            return
+        if agent.status is not Status.DEAD:
+            self._supervisor.end(agent, Outcome.INTERRUPTED, LEASE_OVER, cue)
+
+    def end_all(self, key: str, upto: int | None = None) -> list[Agent]:
+        """Kills the guests of a registration, or those that operations up to this one put here;
+        which these are."""
+        guests = self._agents.registry.guests(key)
+        ending = [
+            agent
+            for agent in guests
+            if agent.status is not Status.DEAD and (upto is None or agent.guest["number"] <= upto)
+        ]
+        for agent in ending:
+            self._end(agent, Cue.KILL)
+        return ending
+
+    def part(self, key: str) -> None:
+        """A registration is over: a lead, or this machine, was put back to an earlier state."""
+        self.end_all(key)
+        self._leases.stop(int(self._post.data(key).get("lease", 0)))
+        self._under.pop(key, None)
+        self._post.forget(key)
+
+    async def _end_over(self, key: str, host: Host, upto: int, ending: list[Agent]) -> None:
+        """Says that nothing is left of what its lead calls lost, once that is so."""
+        with trio.move_on_after(_KILL_SECONDS):
+            for agent in ending:
+                if (live_cell := self._live_cells.get(agent.index)) is not None:
+                    await live_cell.wait_over()
+        host.ended(upto)
+        self._post.wakeup(key).notify()
+
+    # what a lead says
+
+    async def hear(self, key: str, uid: int, host: Host, event: Event) -> None:
+        """Does what the lead says; ``BrokenLinkError``."""
+        if isinstance(event, Message):
+            self._do(key, uid, event)
+            self.lease(key).reach(event.number, now())
+        elif isinstance(event, Over):
+            lease, upto = self.lease(key), int(self._post.data(key).get("upto", 0))
+            if event.upto > upto:
+                self._post.note(key, upto=event.upto)
+                lease.stop()
+                self._over(key, lease)
+            ending = self.end_all(key, event.upto)
+            if ending:
+                self._nursery.start_soon(self._end_over, key, host, event.upto, ending)
+            else:
+                host.ended(event.upto)
+
+    def _do(self, key: str, uid: int, message: Message) -> None:
+        """Does one operation; what is refused is told to the lead."""
+        do = self._DO.get(message.op)
+        if do is None:
+            raise BrokenLinkError(f"{message.op} is not done here")
+        self._check_heard(key)
+        journal = self._agents.journal
+        error: BaseException
+        with journal.acting(self._caller(uid)):
+            doing = None
+            try:
+                with journal.doing(key, message.number, message.line) as doing:
+                    do(self, key, uid, message)
+                crashpoints.reach("peer.done")
+                return
+            except (CtxError, OSError) as failed:
+                error = failed
+            except Exception as failed:
+                log.exception("%s of a lead: a bug in ctxfs", message.op)
+                error = failed
+            change = Change()
+            self._refuse(change, key, message, error)
+            if doing is None or not doing.done:
+                change.done.append((key, message.number, message.line))
+            journal.note(change)
+
+    def _check_heard(self, key: str) -> None:
+        """Nothing more is done for a lead that does not hear what became of it: that is kept."""
+        kept = len(self._post.stream(key).kept)
+        if kept > _UNHEARD_MAX:
+            guests = len(self._agents.registry.guests(key))
+            if kept > _UNHEARD_MAX * (1 + guests):
+                raise BrokenLinkError(f"{kept} facts are not heard")
+
+    def _refuse(self, change: Change, key: str, message: Message, error: BaseException) -> None:
+        known = isinstance(error, CtxError | OSError)
+        sentence = getattr(error, "sentence", str(error)) if known else "a bug in ctxfs there"
+        if len(self._post.stream(key).kept) > _KEPT_MAX:
+            sentence = ""  # who does not say what it has heard is told less
+        change.post(
+            key,
+            "refused",
+            message.agent,
+            of=message.op,
+            number=message.number,
+            verb=str(message.said.get("verb", ""))[:16],
+            code=self.files.code(error) if known else "EIO",
+            sentence=head(sentence, _SENTENCE_MAX),
+        )
+
+    def _caller(self, uid: int) -> Caller:
+        """An operator of the link's uid, outside of all agents."""
+        own = self._agents.privilege
+        if uid == own.uid:
+            return Caller(uid, own.gid, os.getpid(), groups=own.groups)
+        entry = find_user(uid)
+        if entry is None:
+            return Caller(uid, uid, os.getpid(), groups=())
+        groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+        return Caller(uid, entry.pw_gid, os.getpid(), groups=groups)
+
+    def _guest(self, key: str, message: Message) -> Agent | None:
+        """The guest that a lead means, if it is here: one of its own."""
+        agent = self._agents.registry.incarnation(message.agent)
+        return agent if agent is not None and agent.is_guest and agent.peer == key else None
+
+    def _present(self, key: str, message: Message) -> Agent:
+        agent = self._guest(key, message)
+        if agent is None:
+            raise MissingError(f"no agent {quote(message.agent)} of this lead is here")
+        return agent
+
+    # put
+
+    def _put(self, key: str, uid: int, message: Message) -> None:
+        agents, births = self._agents, self._agents.births
+        data, config = self._post.data(key), agents.settings.config
+        if not config.placed.allow:
+            raise DeniedError("this machine runs no agents of others: placed.allow is false")
+        if message.number <= data.get("upto", 0):
+            raise NotRunningError("its lead has said meanwhile that it is lost")
+        if not _INCARNATION.fullmatch(message.agent):
+            raise MalformedError(f"{quote(message.agent)} is not an incarnation")
+        self._check_room(uid, config.placed.max)
+        caller, alias = self._caller(uid), data["alias"]
+        put = Put.read(message.said, alias)
+        guest: dict[str, Any] = {
+            "supervisor": put.supervisor,
+            "takes": put.takes,
+            "alias": alias,
+            "bound": asdict(put.bound),
+            "files": {name: list(of) for name, of in put.files.items()},
+            "limits": dict(put.limits),
+            "session": put.session,
+            "number": message.number,
+        }
+        check_sizes(put.files, config.document_max)
+        self._make_way(key, f"{put.name}@{alias}")
+        with agents.journal.preparing():
+            agent = births.place(
+                caller,
+                f"{put.name}@{alias}",
+                Incarnation(message.agent),
+                lineage=put.supervisor,
+                label=f"{put.name}_t",
+                context=put.config.get("context", "fresh"),
+                mount=mount_table(put.config.get("mount", ""), self.files.recipes),
+                guest=guest,
+            )
+            try:
+                guest["lost"] = self._configure(agent, caller, put)
+            except BaseException:
+                agents.removals.unmake(agent)
+                raise
+        crashpoints.reach("peer.put")
+        change = Change()
+        change.set(agent, peer=key, guest=guest, made_to_start=False)
+        if put.run > 1:
+            change.runs.append((agent.name, put.run - 1))
+        try:
+            agents.journal.commit(change)
+        except BaseException:
+            with agents.journal.preparing():
+                agents.removals.unmake(agent)
+            raise
+        self.supplies.expect(agent, guest["files"])
+
+    def _make_way(self, key: str, name: str) -> None:
+        """An agent of that name may be one that its lead has just forgotten."""
+        agent = self._agents.registry.named(name)
+        if agent is None or agent.peer != key or agent.status is not Status.DEAD:
+            return
+        if agent.guest.get("forgotten") and not self._agents.journal.behind:
+            with self._agents.journal.preparing():
+                self._take_away(agent)
+
+    def _check_room(self, uid: int, most: int) -> None:
+        placed = sum(
+            agent.is_guest and agent.owner == uid and agent.status is not Status.DEAD
+            for agent in self._agents.registry
+        )
+        if placed >= most:
+            raise QuotaError(
+                f"uid {uid} has {placed} agents of other machines here, the configured maximum "
+                "(placed.max)"
+            )
+
+    def _configure(self, agent: Agent, caller: Caller, put: Put) -> list[str]:
+        """Writes its files; which networks and spaces it does not have here."""
+        wanted = least(put.limits, put.bound.limits)
+        self.files.write(agent, caller, "label", f"{put.config['label']}\n")
+        rules = policy.parse(put.config.get("policy", ""), agent.label)
+        rules, lost = self._narrowed(agent, rules, put.bound, wanted)
+        texts = {
+            **put.config,
+            "policy": policy.render(rules, agent.label),
+            "limits": lines_of(settable(wanted)),
+        }
+        for name in FILES:
+            if name in texts:
+                self.files.write(agent, caller, name, texts[name])
+        return lost
+
+    def _narrowed(
+        self, agent: Agent, rules: Rules, bound: Bound, limits: Mapping[str, str]
+    ) -> tuple[Rules, list[str]]:
+        placed = self._agents.settings.config.placed
+        return narrowed(
+            rules,
+            bound,
+            agent.label,
+            networks=placed.networks,
+            shared=placed.shared,
+            metered=networks.metered(self._agents),
+            limited=limits,
+        )
+
+    # what it is told later
+
+    def _start(self, key: str, uid: int, message: Message) -> None:
+        agent = self._present(key, message)
+        if agent.guest["number"] <= self._post.data(key).get("upto", 0):
+            raise NotRunningError("its lead has said meanwhile that it is lost")
+        STARTING.check_when(Act.SAY, "start", agent)
+        self._supervisor.start(agent)
+
+    def _verb(self, key: str, uid: int, message: Message) -> None:
+        agent, said = self._present(key, message), Said(dict(message.said), "verb")
+        cue = check_known(said.word("verb"), _VERBS, "verb")
+        AGENT_MOVES.move(agent.status, cue)
+        if cue in _ENDS:
+            outcome = check_known(said.word("outcome"), _OUTCOMES, "outcome")
+            self._supervisor.end(agent, outcome, said.word("reason") or "supervisor_stop", cue)
+        elif cue is Cue.PAUSE:
+            self._supervisor.pause(agent)
+        elif cue is Cue.RESUME:
+            if why := room.describe(agent):
+                raise QuotaError(why)
+            self._supervisor.resume(agent)
+        elif not agent.run.id:
+            raise NotRunningError(f"no run to abort: {quote(agent.name)} is between two runs")
+        else:
+            self._supervisor.abort(agent, None)
+
+    def _limits(self, key: str, uid: int, message: Message) -> None:
+        """All limits of a guest, as they are now."""
+        if (agent := self._guest(key, message)) is not None:
+            said = Said(dict(message.said), "limits").texts("limits")
+            limits = {key: value for key, value in said.items() if value != "max"}
+            self._confine(agent, uid, Bound(**agent.guest["bound"]), limits)
+
+    def _bound(self, key: str, uid: int, message: Message) -> None:
+        """Less than before, from now on."""
+        if (agent := self._guest(key, message)) is not None:
+            before = Bound(**agent.guest["bound"])
+            bound = Bound.read(dict(message.said), agent.label, before)
+            self._confine(agent, uid, bound, agent.guest["limits"])
+
+    def _confine(self, agent: Agent, uid: int, bound: Bound, limits: Mapping[str, str]) -> None:
+        """Takes from a guest what is not in a bound, or what its limits leave out."""
+        if agent.status is Status.DEAD:
+            return
+        authority, total = self._agents.authority, least(limits, bound.limits)
+        rules, _ = self._narrowed(agent, authority.own_policy(agent), bound, total)
+        authority.check_taking(agent, rules)
+        now_set = settable(total)
+        gone = {key: "max" for key in agent.limits if key not in now_set}
+        with self._agents.journal.preparing():
+            self.files.write(agent, self._caller(uid), "limits", lines_of({**gone, **now_set}))
+        guest = {**agent.guest, "bound": asdict(bound), "limits": dict(limits)}
+        change = Change()
+        change.set(agent, guest=guest)
+        if rules != authority.own_policy(agent):
+            change.set(agent, policy=policy.render(rules, agent.label))
+        self._agents.journal.commit(change)
+
+    def _freeze(self, key: str, uid: int, message: Message, *, held: bool = True) -> None:
+        if (agent := self._guest(key, message)) is not None:
+            self._supervisor.hold(agent, held)
+
+    def _thaw(self, key: str, uid: int, message: Message) -> None:
+        self._freeze(key, uid, message, held=False)
+
+    def _usage(self, key: str, uid: int, message: Message) -> None:
+        """Somebody looks at what a guest uses: that is told for a while."""
+        if (agent := self._guest(key, message)) is not None and agent.live:
+            if agent.index not in self._looked_at:
+                self._nursery.start_soon(self._tell_usage, agent)
+            self._looked_at[agent.index] = trio.current_time() + _LOOK_SECONDS
+
+    async def _tell_usage(self, agent: Agent) -> None:
+        with guarded(agent):
+            while agent.live and trio.current_time() < self._looked_at[agent.index]:
+                with suppress(CtxError, OSError):  # one that holds it up is looked at later
+                    usage = await self._supervisor.meter.usage(agent, agent.owner)
+                    if agent.live and agent.status is not Status.STOPPING:
+                        self.telling.use(agent, usage)
+                await trio.sleep(_USAGE_SECONDS)
+        del self._looked_at[agent.index]
+
+    def _forget(self, key: str, uid: int, message: Message) -> None:
+        """The copy goes, as soon as nothing of the agent runs."""
+        if (agent := self._guest(key, message)) is None:
+            return
+        with self._agents.journal.changing() as change:
+            change.set(agent, guest={**agent.guest, "forgotten": True})
+        if agent.status is Status.DEAD:
+            self._nursery.start_soon(self._finish, agent)
+        else:
+            self._end(agent, Cue.KILL)
+
+    _DO: ClassVar[dict[str, Callable[[Guests, str, int, Message], None]]] = {
+        "put": _put,
+        "start": _start,
+        "verb": _verb,
+        "limits": _limits,
+        "bound": _bound,
+        "freeze": _freeze,
+        "thaw": _thaw,
+        "usage": _usage,
+        "forget": _forget,
+    }
+
+    # what becomes of it
+
+    def agent_changed(self, index: AgentIndex, names: Iterable[str]) -> None:
+        agent = self._agents.registry.get(index)
+        if agent is None or not agent.is_guest or "status" not in names:
+            return
+        if agent.status is Status.DEAD:
+            self.supplies.unwatch(agent)
+            self._nursery.start_soon(self._finish, agent)
+        elif agent.status is Status.BUSY:
+            self.supplies.watch(agent)
+            if agent.is_held:
+                self._supervisor.restore(agent)  # it began just when it was to wait
+
+    async def _finish(self, agent: Agent) -> None:
+        """Tells the end of a guest, or takes away what its lead has forgotten."""
+        with guarded(agent):
+            journal = self._agents.journal
+            while journal.behind:
+                await trio.sleep(_RETRY_SECONDS)
+            if self._agents.registry.get(agent.index) is not agent:
+                return
+            if agent.guest.get("forgotten"):
+                self._take_away(agent)
+            elif not agent.guest.get("told") and self._post.data(agent.peer):
+                self.telling.end(agent)
+                crashpoints.reach("peer.told")
+
+    def _take_away(self, agent: Agent) -> None:
+        self.supplies.forget(agent)
+        self._agents.removals.remove_copy(agent)

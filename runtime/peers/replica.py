@@ -1,0 +1,232 @@
+"""Hosts tell of the agents that are placed at them: that becomes changes of their records here.
+
+Each fact is one change, with which it is noted as done. A host is a stranger: what it says is
+checked as if an agent had said it, and may touch no agent but those that are put there. Whatever
+is wrong ends the link. What a fact leads to, such as an end, is done by the task that leads the
+agent, which finds what was heard in its record.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from runtime.cell.port import Host, Part, about
+from runtime.errors import CtxError, QuotaError
+from runtime.kernel import clock
+from runtime.peers.peering import BrokenLinkError, Message
+from runtime.peers.post import Post
+from runtime.records.change import Change
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent, Outcome
+from runtime.records.run import RunCue
+from runtime.texts.names import escape, head
+
+log = logging.getLogger("ctxd.peers")
+
+#: characters of a text that a host says, and of any whole number
+_TEXT_MAX: Final = 1024
+_NUMBER_MAX: Final = 1 << 63
+#: of ``usage``
+_KEYS_MAX: Final = 128
+_FAILED: Final = "start_failed: "
+_KEY: Final = re.compile(r"[!-~]{1,512}")
+#: that a host may say; an end is said otherwise
+_STATUSES: Final = frozenset(
+    (Status.STARTING, Status.READY, Status.IDLE, Status.BUSY, Status.PAUSED)
+)
+#: the facts that are only told
+_TOLD: Final = frozenset(("event", "report"))
+#: the events of a host that are told here, with their fields; others are told by what causes them
+_EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "run.start": ("run", "pid"),
+    "run.end": ("run", "outcome", "reason", "started", "ended", "usage"),
+    "agent.limit": ("limit", "of", "max", "used"),
+    "agent.control": ("file", "verb"),
+}
+
+
+def _text(said: Mapping[str, Any], name: str, most: int = _TEXT_MAX) -> str:
+    """A line of text; empty if it is not said."""
+    value = said.get(name, "")
+    if not isinstance(value, str) or len(value) > most:
+        raise BrokenLinkError(f"{said.get('op')!r:.32} without a right {name}")
+    return escape(value)
+
+
+def _number(value: Any, most: int = _NUMBER_MAX) -> int:
+    if value.__class__ is not int or not 0 <= value < most:
+        raise BrokenLinkError("a number is none")
+    return int(value)
+
+
+def _numbers(said: Mapping[str, Any], name: str, most: int) -> dict[str, int | float]:
+    """A map of words to numbers; empty if it is not said."""
+    values = said.get(name, {})
+    if not isinstance(values, dict) or len(values) > most:
+        raise BrokenLinkError(f"{said.get('op')!r:.32} without a right {name}")
+    for key, value in values.items():
+        right = value.__class__ in (int, float) and 0 <= value < _NUMBER_MAX
+        if not right or not _KEY.fullmatch(key):
+            raise BrokenLinkError(f"{said.get('op')!r:.32}: {key!r:.32} in {name} is no number")
+    return values
+
+
+class Replica(Part):
+    """The agents of this lead, as their hosts tell of them."""
+
+    def __init__(self, host: Host, post: Post) -> None:
+        super().__init__(host)
+        self._post = post
+        #: facts that hold in memory, by registration: as long as the disk is full they are not
+        #: acknowledged, and come again on another connection
+        self._taken: dict[str, int] = {}
+
+    def take(self, key: str, message: Message) -> None:
+        """Has a fact in the record of its agent; ``BrokenLinkError``."""
+        if message.number <= self._taken.get(key, 0):
+            return
+        agent = self._agents.registry.incarnation(message.agent)
+        if agent is not None and agent.peer != key:
+            raise BrokenLinkError(f"{message.op} of an agent that is not there")
+        change = Change()
+        if agent is not None and self._is_taken(agent, message):
+            try:
+                getattr(self, f"_{message.op}")(change, agent, message)
+            except CtxError as error:
+                raise BrokenLinkError(f"{message.op}: {error.sentence}") from None
+        change.done.append((key, message.number, message.line))
+        self._agents.journal.note(change)
+        if self._agents.journal.is_late:
+            self._taken[key] = message.number
+
+    def _is_taken(self, agent: Agent, message: Message) -> bool:
+        """Nothing is taken of what has ended, or was lost; nor what its owner has no room for."""
+        if not agent.live or "lost" in agent.heard:
+            return False
+        return message.op not in _TOLD or self._has_room(agent, message)
+
+    def _has_room(self, agent: Agent, message: Message) -> bool:
+        try:
+            self._agents.disk.check(agent.owner, len(message.line))
+        except QuotaError as error:
+            log.info("%s: its %s is not told: %s", agent.name, message.op, error,
+                     extra=about(agent))  # fmt: skip
+            return False
+        return True
+
+    # facts
+
+    def _state(self, change: Change, agent: Agent, message: Message) -> None:
+        said = message.said
+        word = _text(said, "status")
+        if word not in _STATUSES:
+            raise BrokenLinkError(f"a status {word!r:.32} is none that is said")
+        self._see_run(change, agent, said)
+        status = Status(word)
+        if agent.status is Status.STOPPING:
+            return
+        reason = _text(said, "reason")
+        why = {"reason": reason} if reason else {}
+        told = self._has_room(agent, message)
+        change.show(agent, status, told=told, **why, **self._who(agent, said))
+        change.set(agent, reason=reason)
+        lost = said.get("lost")
+        if isinstance(lost, list) and lost:
+            names = head(escape(" ".join(map(str, lost))), _TEXT_MAX)
+            more = {"refused": [clock.wall(), f"{agent.node}: not offered there: {names}"]}
+            change.set(agent, heard={**agent.heard, **more})
+
+    def _see_run(self, change: Change, agent: Agent, said: Mapping[str, Any]) -> None:
+        """The run at hand, which goes on, or is over; or the one after it, which begins."""
+        run = _text(said, "run") if "run" in said else agent.run.id
+        if run == "":
+            change.run(agent, RunCue.OVER)
+            return
+        if run != agent.run.id:
+            change.run(agent, RunCue.OVER)
+            if (following := self._agents.registry.next_run(change, agent)) != run:
+                raise BrokenLinkError(f"a state of run {run!r:.32}, which is not at hand")
+            now = {"started": clock.wall(), "started_up": clock.up()}
+            change.run(agent, RunCue.BEGIN, id=following, **now)
+        if said.get("status") == Status.BUSY:
+            change.run(agent, RunCue.SEEN)
+
+    def _event(self, change: Change, agent: Agent, message: Message) -> None:
+        kind = _text(message.said, "type")
+        if kind not in _EVENTS:
+            return
+        fields: dict[str, Any] = {}
+        for name in _EVENTS[kind]:
+            value = message.said.get(name)
+            if isinstance(value, dict):
+                fields[name] = _numbers(message.said, name, _KEYS_MAX)
+            elif value.__class__ in (int, float):
+                fields[name] = value
+            elif value is not None:
+                fields[name] = _text(message.said, name)
+        if kind == "run.end":
+            change.set(agent, heard={**agent.heard, "over": fields.get("run", "")})
+        change.tell(agent, kind, **fields, **self._who(agent, message.said))
+
+    def _who(self, agent: Agent, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Where an event happened, its number there, when, and who caused it."""
+        told: dict[str, Any] = {"node": agent.node}
+        if "origin" in said:
+            told["origin"] = _number(said["origin"])
+        if at := _text(said, "at", 64):
+            told["at"] = at
+        by = _text(said, "by")
+        alias = self._post.data(agent.peer).get("alias", "")
+        who, _, rest = by.partition(" ")
+        if who == f"agent:{agent.name}@{alias}":
+            told["by"] = f"agent:{agent.name} {rest}".rstrip()
+        elif who == "operator" or who.startswith("agent:"):
+            told["by"] = f"{by}@{agent.node}"
+        return told
+
+    def _report(self, change: Change, agent: Agent, message: Message) -> None:
+        said = message.said
+        text, name = said.get("text"), _text(said, "id", 128)
+        if not isinstance(text, str):
+            raise BrokenLinkError("a report without a text")
+        change.by = f"agent:{agent.name} run:{agent.run.id}" if agent.run.id else change.by
+        self._agents.messages.told(change, agent, text, name=name)
+
+    def _refused(self, change: Change, agent: Agent, message: Message) -> None:
+        said = message.said
+        what, sentence = _text(said, "verb") or _text(said, "of"), _text(said, "sentence", 4096)
+        sentence = head(sentence, _TEXT_MAX)
+        if what == "start" and "ended" in agent.heard:
+            return  # it was not put there, and why is known
+        if what in ("put", "start"):
+            reason = f"{_FAILED}{agent.node}: {sentence}"
+            more = {"ended": [Outcome.ERROR.value, reason], "dead": True}
+        elif what in ("stop", "kill"):
+            return  # it has ended meanwhile
+        else:
+            more = {"refused": [clock.wall(), f"{agent.node}: {what}: {sentence}"]}
+        change.set(agent, heard={**agent.heard, **more})
+
+    def _usage(self, change: Change, agent: Agent, message: Message) -> None:
+        change.set(agent, usage=_numbers(message.said, "usage", _KEYS_MAX))
+
+    def _ended(self, change: Change, agent: Agent, message: Message) -> None:
+        said = message.said
+        outcome, reason = _text(said, "outcome"), _text(said, "reason")
+        if reason.startswith(_FAILED):
+            reason = f"{_FAILED}{agent.node}: {reason.removeprefix(_FAILED)}"
+        if outcome not in list(Outcome):
+            raise BrokenLinkError(f"an outcome {outcome!r:.32} is none")
+        gives: dict[str, Any] = {name: _number(said.get(name, 0)) for name in ("out", "log")}
+        gives["files"] = said.get("files", {})  # judged when they come (runtime.peers.returns)
+        heard = {**agent.heard, "ended": [outcome, reason], "gives": gives}
+        change.set(agent, heard=heard, usage=_numbers(said, "usage", _KEYS_MAX) or agent.usage)
+        if agent.status is Status.STOPPING:
+            change.set(agent, cause=(outcome, reason))
+
+    def _dead(self, change: Change, agent: Agent, message: Message) -> None:
+        ended = agent.heard.get("ended", [Outcome.INTERRUPTED.value, "runtime_lost"])
+        change.set(agent, heard={**agent.heard, "ended": ended, "dead": True})

@@ -1,0 +1,126 @@
+"""Tells leads what becomes of their agents here.
+
+A fact is added to the change that it comes from, in its transaction. The end of a guest is told by
+a change of its own, once all that it gives back is on the disk; a daemon that dies between the two
+leaves that to the next (``Guests.go_on``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+from runtime.agents.parts import Agents
+from runtime.errors import QuotaError, TooLongError
+from runtime.peers.peering import UNDONE_MAX
+from runtime.peers.post import Post
+from runtime.peers.streams import MESSAGE_MAX
+from runtime.peers.supplies import Supplies
+from runtime.records.change import EVENTS, RUNTIME, Change, Subscriber
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent
+from runtime.texts.names import dump_json, head, quote, timestamp
+
+#: the events that a lead does not make itself
+_EVENTS: Final = frozenset(("run.start", "run.end", "agent.limit", "agent.control"))
+#: what an end says by itself
+_ENDING: Final = (Status.STOPPING, Status.DEAD)
+_REASON_MAX: Final = 1024
+#: bytes that a message has beside the text of a report
+_AROUND: Final = 1024
+
+
+class Telling(Subscriber):
+    """Tells the leads of all guests."""
+
+    def __init__(self, agents: Agents, post: Post, supplies: Supplies) -> None:
+        self._agents = agents
+        self._post = post
+        self._supplies = supplies
+        agents.journal.subscribe(self)
+
+    def admit(self, change: Change) -> None:
+        for each in change.posts:
+            if each.op == "report":
+                agent = self._agents.registry.incarnation(each.agent)
+                name = quote(agent.guest["alias"]) if agent else "its lead"
+                if self._post.stream(each.key).undone[each.agent] >= UNDONE_MAX:
+                    raise QuotaError(
+                        f"{UNDONE_MAX} reports and other news have not come to {name} yet: "
+                        "report again later"
+                    )
+                if len(dump_json(each.said["text"]).encode()) > MESSAGE_MAX - _AROUND:
+                    raise TooLongError("the report has too many control characters: say less")
+
+    def storing(self, change: Change, when: float) -> None:
+        for agent, values in list(change.agents.values()):
+            if agent.is_guest and "status" in values and values["status"] not in _ENDING:
+                self._add_state(change, agent, when)
+        if any(fields.get("type") in _EVENTS for _, _, fields in change.lines):
+            self._add_events(change, when)
+
+    def _tell(self, change: Change, agent: Agent, op: str, **said: Any) -> None:
+        """Nobody is told whose registration is over, or who has forgotten the agent."""
+        if self._post.data(agent.peer) and not agent.guest.get("forgotten"):
+            change.post(agent.peer, op, agent.incarnation, **said)
+
+    def _add_state(self, change: Change, agent: Agent, when: float) -> None:
+        said = {"lost": agent.guest["lost"]} if agent.guest.get("lost") else {}
+        status = change.peek_agent(agent, "status")
+        self._tell(
+            change,
+            agent,
+            "state",
+            status=status.value,
+            reason=head(change.peek_agent(agent, "reason"), _REASON_MAX),
+            run=change.peek_agent(agent, "run").id,
+            started=change.peek_agent(agent, "started"),
+            at=timestamp(when),
+            by=change.by,
+            **(said if status is Status.STARTING else {}),
+        )
+
+    def _add_events(self, change: Change, when: float) -> None:
+        """Events in the sessions of guests, with the numbers that they have there."""
+        left = Counter(index for index, file, _ in change.lines if file == EVENTS)
+        for index, file, fields in change.lines:
+            if file != EVENTS:
+                continue
+            session = self._agents.sessions.load(index)
+            left[index] -= 1
+            number = session.events - left[index]
+            agent = self._agents.registry.get(session.agent_index)
+            if fields["type"] not in _EVENTS:
+                continue
+            if agent is None or not agent.is_guest or not self._post.data(agent.peer):
+                continue
+            if self._post.stream(agent.peer).undone[agent.incarnation] >= UNDONE_MAX:
+                continue  # it is in the history here
+            said = {key: value for key, value in fields.items() if key not in ("agent", "id", "ts")}
+            self._tell(change, agent, "event", **said, origin=number, at=timestamp(when))
+
+    def use(self, agent: Agent, usage: Mapping[str, Any]) -> None:
+        """Tells what a guest uses, as far as there is room for news."""
+        if self._post.stream(agent.peer).undone[agent.incarnation] < UNDONE_MAX // 2:
+            change = Change(by=RUNTIME)
+            self._tell(change, agent, "usage", usage=usage)
+            self._agents.journal.note(change)
+
+    def end(self, agent: Agent) -> None:
+        """Nothing of a guest is left: how it ended, and what it gives back."""
+        change = Change(by=RUNTIME)
+        change.set(agent, guest={**agent.guest, "told": True})
+        self._tell(
+            change,
+            agent,
+            "ended",
+            outcome=agent.outcome,
+            reason=head(agent.reason, _REASON_MAX),
+            usage=agent.usage,
+            started=agent.started,
+            files=self._supplies.files_of(agent),
+            **self._supplies.lengths(agent),
+        )
+        self._tell(change, agent, "dead")
+        self._agents.journal.note(change)

@@ -1,0 +1,33 @@
+"""What commands that lead to nodes complain of."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.peers.complaints import told
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("", ""),
+        ("anything\nelse\n", "anything else"),
+        ("a\x1b[31m", r"a\x1b[31m"),
+        (
+            "@@@@@\nHost key for n2 has changed and you have requested strict checking.\nfailed.\n",
+            "Host key for n2 has changed and you have requested strict checking: it was installed "
+            "anew, or somebody stands between; if you know why, remove the old key from "
+            "/s/known_hosts",
+        ),
+        (
+            "motd\nal@n2: Permission denied (publickey).\n",
+            "al@n2: Permission denied (publickey): the key in /s is to be in authorized_keys there",
+        ),
+        (
+            "sh: 1: ctx: not found\n",
+            "sh: 1: ctx: not found: install ctxfs there, or name its path in authorized_keys",
+        ),
+    ],
+)
+def test_what_is_known_has_a_cure(said: str, shown: str) -> None:
+    assert told(said, "/s") == shown

@@ -1,0 +1,605 @@
+"""Agents that a lead puts here, on a machine in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.caller import Caller
+from runtime.errors import QuotaError, TooLongError, UnsupportedError, WrongStateError
+from runtime.peers.peering import UNDONE_MAX
+from runtime.records.config import Config
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent
+from runtime.records.nodes import Placed
+from runtime.texts import policy
+from tests.worlds.leads import A, B, Leader, Site, at_site, put
+from tests.worlds.memory import Machine
+from tests.worlds.records import World, inside, world_in
+
+UID = 1000
+C = "c" * 16
+DIGEST = hashlib.sha256(b"hello").hexdigest()
+
+
+async def busy(site: Site, lead: Leader, **more: Any) -> Agent:
+    """A guest whose program runs."""
+    await lead.say("put", **put(**more))
+    assert lead.refusals == []
+    await lead.say("start")
+    agent = site.guest()
+    await site.until(lambda: site.cell(agent).facts.exist())
+    site.machine.began(site.cell(agent))
+    await site.be(agent, Status.BUSY)
+    return agent
+
+
+async def told(site: Site, lead: Leader, agent: Agent) -> dict[str, Any]:
+    """How a guest ended, as its lead was told."""
+    await site.be(agent, Status.DEAD)
+    await site.until(lambda: bool(agent.guest.get("told")))
+    await lead.go_on()
+    (ended,) = lead.told("ended")
+    assert lead.facts[-1] == {"op": "dead", "agent": agent.incarnation}
+    return ended
+
+
+def test_a_life_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        agent = await busy(site, lead)
+        assert (agent.incarnation, agent.owner, agent.run.id) == (A, UID, "r3")
+        assert (agent.private, agent.parent) == (True, None)
+        site.machine.ended(site.cell(agent), code=0)
+        ended = await told(site, lead, agent)
+        assert (ended["outcome"], ended["reason"]) == ("done", "exit:0")
+        assert lead.statuses == ["starting", "busy"]
+        happened = [fact["type"] for fact in lead.told("event")]
+        assert happened == ["run.start", "run.end"]
+        lines = [json.loads(line) for line in site.world.lines(agent)]
+        ids = {f"e{fact['origin']}": fact["type"] for fact in lead.told("event")}
+        assert {line["id"]: line["type"] for line in lines if line["id"] in ids} == ids
+        await lead.say("forget")
+        await site.until(lambda: site.agents.registry.named("x@one") is None)
+        assert site.agents.registry.holder("x@one") is None, "the name is free again"
+        assert not site.agents.sessions.any(UID, "x@one"), "its history is the lead's"
+        assert lead.refusals == []
+        await lead.say("put", B, **put(run=4))
+        assert site.guest().incarnation == B and lead.refusals == []
+
+    at_site(world, monkeypatch, act)
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "words"),
+    [
+        ({"more": 1}, "EINVAL", "more"),
+        ({"config": {"uid": "0"}}, "EINVAL", "uid"),
+        ({"bound": {"more": []}}, "EINVAL", "more"),
+        ({"name": "../x"}, "EINVAL", "name"),
+        ({"name": "x@two"}, "EINVAL", "name"),
+        ({"session": "a/b"}, "EINVAL", "name"),
+        ({"run": "3"}, "EINVAL", "run"),
+        ({"takes": "yes"}, "EINVAL", "takes"),
+        ({"supervisor": "uid:0"}, "EINVAL", "operator or agent:NAME"),
+        ({"supervisor": "agent:boss@two"}, "EINVAL", "name"),
+        ({"config": {"mode": "turn"}}, "EOPNOTSUPP", "once"),
+        ({"config": {"iso": "shared"}}, "EOPNOTSUPP", "sandbox"),
+        ({"config": {"life": "detached"}}, "EOPNOTSUPP", "owned"),
+        ({"config": {"workspace": "explicit_root:/etc"}}, "EOPNOTSUPP", "inherit"),
+        ({"config": {"exec": "a 'b"}}, "EINVAL", "quot"),
+        ({"config": {"env": "1=2\n"}}, "EINVAL", "1=2"),
+        ({"config": {"meta": "[" * 70}}, "EINVAL", ""),
+        ({"config": {"label": "a b"}}, "EINVAL", "label"),
+        ({"config": {"label": "x_t\n", "policy": ""}, "bound": {"policy": ""}}, "EINVAL", "one"),
+        ({"config": {"policy": "allow x_t network: connect\n"}}, "EINVAL", "object"),
+        ({"config": {"limits": {"memory.max": "much"}}}, "EINVAL", "much"),
+        ({"config": {"limits": {"memory": "1"}}}, "EINVAL", "memory"),
+        ({"config": {"model": "m"}}, "EACCES", "model:m"),
+        ({"config": {"mount": "/etc /etc ro\n"}}, "EINVAL", "node:recipes"),
+        ({"config": {"mount": "home: /h rw\n"}}, "EINVAL", "node:recipes"),
+        ({"config": {"mount": "node:recipes/../.. /x ro\n"}}, "EINVAL", ".."),
+        ({"config": {"mount": "node:recipes /x rw\n"}}, "EINVAL", "ro"),
+        ({"config": {"mount": "node:recipes /x ro\n" * 2}}, "EINVAL", "twice"),
+        ({"config": {"mount": "x /x hide\n" * 2049}}, "EDQUOT", "2048"),
+        ({"files": {"result.md": [1, "0" * 64]}}, "EINVAL", "handoff.md"),
+        ({"files": {"handoff.md": [-1, "0" * 64]}}, "EINVAL", "SHA-256"),
+        ({"files": {"handoff.md": [1 << 40, "0" * 64]}}, "EFBIG", "at most"),
+        ({"bound": {"depth": -1}}, "EINVAL", "depth"),
+        ({"bound": {"policy": "deny all\n"}}, "EINVAL", "policy line"),
+    ],
+)
+def test_what_is_wrong_is_refused_whole(
+    world: World, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any], code: str, words: str
+) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        await lead.say("put", **put(**said))
+        ((given, sentence),) = lead.refusals
+        assert given == code and words in sentence
+        assert list(site.agents.registry) == [], "nothing is left of it"
+        await lead.say("start")
+        await lead.say("verb", verb="stop", by="agent:boss", reason="r", outcome="cancelled")
+        assert [code for code, _ in lead.refusals[1:]] == ["ENOENT", "ENOENT"]
+        for op in ("freeze", "thaw", "forget"):
+            await lead.say(op)
+        await lead.say("put", B, **put())
+        assert site.guest().incarnation == B and len(lead.refusals) == 3
+
+    at_site(world, monkeypatch, act)
+
+
+@pytest.mark.parametrize("incarnation", ["", "A" * 16, "a" * 15, "../../etc/passwd"])
+def test_an_incarnation_is_no_path(
+    world: World, monkeypatch: pytest.MonkeyPatch, incarnation: str
+) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        await lead.say("put", incarnation, **put())
+        assert [code for code, _ in lead.refusals] == ["EINVAL"]
+
+    at_site(world, monkeypatch, act)
+
+
+def test_nobody_elses_agent_is_touched(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        own = site.agents.births.create(Caller(UID, UID, 0, groups=()), "x")
+        await lead.say("put", own.incarnation, **put())
+        assert [code for code, _ in lead.refusals] == ["EEXIST"]
+        await lead.say("put", **put())
+        agent = site.guest()
+        other = Leader(UID, "two")
+        other.connect(site)
+        await other.go_on()
+        for incarnation in (own.incarnation, A):
+            await other.say("verb", incarnation, verb="kill", by="", reason="", outcome="")
+            await other.say("limits", incarnation, limits={"pids.max": "1"})
+            await other.say("forget", incarnation)
+            await other.say("start", incarnation)
+        assert {code for code, _ in other.refusals} == {"ENOENT"}
+        assert (own.status, agent.status) == (Status.NEW, Status.NEW)
+        assert agent.limits == {}
+
+    at_site(world, monkeypatch, act)
+
+
+def test_no_more_than_placed_max(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        await lead.say("put", **put())
+        await lead.say("put", B, **put(name="y"))
+        assert [code for code, _ in lead.refusals] == ["EDQUOT"]
+        site.world.agents.settings.config = Config(placed=Placed(allow=False))
+        await lead.say("put", B, **put(name="y"))
+        assert [code for code, _ in lead.refusals] == ["EDQUOT", "EACCES"]
+
+    with world_in(tmp_path, placed=Placed(max=1)) as world:
+        at_site(world, monkeypatch, act)
+
+
+# starting
+
+
+def test_nothing_starts_before_the_first_grant(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        lead.vouches = False
+        await lead.say("put", **put())
+        await lead.say("start")
+        agent = site.guest()
+        await site.until(lambda: agent.index in site.supervisor._live_cells)
+        for _ in range(3):
+            await lead.go_on()
+            await site.until(lambda: True)
+        assert agent.status is Status.STARTING and not site.cell(agent).facts.exist()
+        lead.vouches = True
+        await lead.go_on()
+        await site.until(lambda: site.cell(agent).facts.exist())
+        assert site.cell(agent).lease == site.guests.number(lead.key)
+
+    at_site(world, monkeypatch, act)
+
+
+def test_a_start_waits_for_documents_and_a_stop_does_not(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        for incarnation, name in ((A, "x"), (B, "y"), (C, "z")):
+            files = {"handoff.md": [5, DIGEST if name != "z" else "0" * 64]}
+            await lead.say("put", incarnation, **put(name=name, files=files))
+            await lead.say("start", incarnation)
+        first, second, third = site.guest(), site.guest("y@one"), site.guest("z@one")
+        await lead.say("verb", verb="stop", by="agent:boss", reason="why", outcome="cancelled")
+        await told(site, lead, first)
+        assert (first.outcome, first.reason) == ("cancelled", "why")
+        assert second.status is Status.STARTING and not site.cell(second).facts.exist()
+        await lead.give({(B, "handoff.md"): b"hello", (C, "handoff.md"): b"HELLO"})
+        await site.until(lambda: site.cell(second).facts.exist())
+        assert site.agents.documents.read(second, "handoff.md") == b"hello"
+        await site.be(third, Status.DEAD)
+        assert third.reason.startswith("start_failed: handoff.md is not what its lead said")
+
+    at_site(world, monkeypatch, act)
+
+
+# verbs
+
+
+def test_verbs_are_obeyed_and_what_does_not_fit_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        def verb(verb: str, **more: str) -> Any:
+            said = {"by": "agent:boss", "reason": "", "outcome": "", **more}
+            return lead.say("verb", verb=verb, **said)
+
+        agent = await busy(site, lead)
+        await verb("pause")
+        assert lead.statuses[-1] == "paused" and site.machine.frozen
+        await verb("pause")
+        await verb("resume")
+        assert agent.status is Status.BUSY and not site.machine.frozen
+        await verb("reset")
+        await verb("stop", outcome="well")
+        assert [code for code, _ in lead.refusals] == ["EBUSY", "EINVAL", "EINVAL"]
+        assert lead.told("refused")[0]["verb"] == "pause"
+        await verb("stop", outcome="cancelled", reason="supervisor_stop")
+        ended = await told(site, lead, agent)
+        assert (ended["outcome"], ended["reason"]) == ("cancelled", "supervisor_stop")
+        assert lead.statuses == ["starting", "busy", "paused", "busy"]
+
+    at_site(world, monkeypatch, act)
+
+
+def test_what_is_frozen_above_keeps_its_status(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, lead = Machine(), Leader(UID)
+
+    async def act(site: Site, lead: Leader) -> None:
+        agent = await busy(site, lead)
+        await lead.say("freeze")
+        assert machine.frozen and agent.status is Status.BUSY
+        caller = Caller(UID, UID, 0, groups=())
+        with site.agents.journal.acting(caller):
+            site.supervisor.pause(agent)
+            site.supervisor.resume(agent)
+        assert machine.frozen, "who resumes it here does not resume what is above it"
+
+    at_site(world, monkeypatch, act, machine, lead)
+    world.reopen()
+
+    async def after(site: Site, lead: Leader) -> None:
+        assert machine.frozen
+        await lead.say("thaw")
+        assert not machine.frozen
+        assert site.guest().status is Status.BUSY and lead.statuses[-1] == "busy"
+
+    at_site(world, monkeypatch, after, machine, lead)
+
+
+def test_what_starts_waits_while_it_is_frozen_above(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        await lead.say("put", **put())
+        await lead.say("freeze")
+        await lead.say("start")
+        agent = site.guest()
+        await site.until(lambda: agent.index in site.supervisor._live_cells)
+        await lead.go_on()
+        assert not site.cell(agent).facts.exist()
+        await lead.say("thaw")
+        await site.until(lambda: site.cell(agent).facts.exist())
+
+    at_site(world, monkeypatch, act)
+
+
+# rights
+
+
+def test_a_bound_only_narrows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = "allow x_t tool:* execute\nallow x_t model:* use\nallow x_t network:* connect\n"
+
+    async def act(site: Site, lead: Leader) -> None:
+        given = put(
+            config={"policy": wide, "limits": {"pids.max": "100"}},
+            bound={"policy": wide, "limits": {"pids.max": "50", "memory.max": "1G"}},
+        )
+        await lead.say("put", **given)
+        agent = site.guest()
+        assert lead.refusals == []
+        assert agent.limits == {"pids.max": "50", "memory.max": str(1 << 30)}
+        allows = site.agents.authority.allows
+        assert allows(agent, "model", "m", "use")
+        assert allows(agent, "network", "open", "connect"), "the host offers it"
+        assert not allows(agent, "network", "other", "connect")
+        assert not allows(agent, "network", "default", "connect")
+        assert agent.guest["lost"] == []
+        less = "allow x_t tool:Read execute\nallow x_t model:* use\n"
+        await lead.say("bound", policy=less, depth=0, families=["core"], limits={"pids.max": "9"})
+        assert lead.refusals == []
+        assert policy.parse(agent.policy, "x_t") == policy.parse(less, "x_t")
+        assert agent.limits == {"pids.max": "9", "memory.max": str(1 << 30)}
+        assert site.agents.authority.families(agent) == ("core",)
+        more = "allow x_t tool:* execute\nallow x_t network:* connect\n"
+        await lead.say("bound", policy=more, depth=9, families=["authority_expansion"], limits={})
+        assert agent.policy == "allow x_t tool:Read execute\n"
+        assert site.agents.authority.families(agent) == ()
+        assert agent.guest["bound"]["depth"] == 0
+        assert agent.limits == {"pids.max": "9", "memory.max": str(1 << 30)}
+        await lead.say("bound", policy=more, depth=9, families=[], limits={}, power=1)
+        assert [code for code, _ in lead.refusals] == ["EINVAL"]
+        await lead.say("limits", limits={"pids.max": "5", "timeout": "1h"})
+        assert agent.limits["pids.max"] == "5" and agent.limits["timeout"] == "1h"
+        await lead.say("limits", limits={"memory.max": "1K"})
+        assert agent.limits == {"pids.max": "9", "memory.max": "1024"}
+
+    with world_in(tmp_path, placed=Placed(networks=("open",))) as world:
+        at_site(world, monkeypatch, act)
+
+
+def test_a_network_whose_use_is_limited_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = (
+        "allow x_t network:* connect\nallow x_t shared:s* read,write\n"
+        "allow x_t shared:other read\n"
+    )
+
+    async def act(site: Site, lead: Leader) -> None:
+        limits = {"net.one.max": "1M"}
+        await lead.say("put", **put(config={"policy": wide, "limits": limits},
+                                    bound={"policy": wide}))  # fmt: skip
+        agent = site.guest()
+        assert lead.refusals == [] and agent.limits == {}
+        lines = set(agent.policy.splitlines())
+        assert lines == {"allow x_t network:two connect", "allow x_t shared:some read,write"}
+        assert agent.guest["lost"] == ["shared:other"]
+        await lead.say("limits", limits={"net.two.max": "1M"})
+        assert agent.policy == "allow x_t shared:some read,write\n"
+
+    placed = Placed(networks=("one", "two"), shared=("some", "another"))
+    with world_in(tmp_path, placed=placed) as world:
+        at_site(world, monkeypatch, act)
+
+
+def test_it_reaches_what_it_makes_and_nothing_else(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = "allow x_t agent:* create,read,stop,write\nallow x_t session:* read\n"
+
+    async def act(site: Site, lead: Leader) -> None:
+        own = site.agents.births.create(Caller(UID, UID, 0, groups=()), "own")
+        agent = await busy(site, lead, config={"policy": wide}, bound={"policy": wide, "depth": 1})
+        births, authority = site.agents.births, site.agents.authority
+        child = births.create(inside(agent), "child")
+        assert authority.reaches(agent, child, "agent", "stop")
+        assert not authority.reaches(agent, own, "agent", "stop")
+        assert not authority.reaches(agent, own, "session", "read")
+        site.world.live(site.world.may_create(child))
+        with pytest.raises(QuotaError, match="deeper"):
+            births.create(inside(child), "grandchild")
+
+    at_site(world, monkeypatch, act)
+
+
+# reports
+
+
+def test_reports_are_facts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        agent = await busy(site, lead)
+        messages, caller = site.agents.messages, inside(agent)
+        assert site.agents.registry.supervisor(agent) == "agent:boss@one"
+        messages.report(caller, agent, "half of it", name="id")
+        messages.report(caller, agent, "half of it", name="id")
+        await lead.go_on()
+        (report,) = lead.told("report")
+        assert (report["id"], report["run"], report["text"]) == ("id", "r3", "half of it")
+        with pytest.raises(TooLongError):
+            messages.report(caller, agent, "\1" * 60000)
+        await lead.say("bound", ended=True, policy=agent.policy, depth=0, families=[], limits={})
+        with pytest.raises(WrongStateError, match="boss@one"):
+            messages.report(caller, agent, "late")
+
+    at_site(world, monkeypatch, act)
+
+
+def test_who_takes_no_messages_gets_no_reports(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        agent = await busy(site, lead, takes=False)
+        with pytest.raises(UnsupportedError, match="boss@one"):
+            site.agents.messages.report(inside(agent), agent, "hello")
+
+    at_site(world, monkeypatch, act)
+
+
+def test_a_root_agent_reports_to_operators(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        agent = await busy(site, lead, supervisor="operator", takes=False)
+        assert site.agents.registry.supervisor(agent) == "operator"
+        site.agents.messages.report(inside(agent), agent, "hello")
+        await lead.go_on()
+        assert [report["text"] for report in lead.told("report")] == ["hello"]
+
+    at_site(world, monkeypatch, act)
+
+
+def test_a_lead_that_is_away_is_not_told_without_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        agent = await busy(site, lead)
+        undone = site.post.stream(lead.key).undone
+        while undone[A] < UNDONE_MAX:
+            site.agents.messages.report(inside(agent), agent, "more")
+        with pytest.raises(QuotaError, match="one"):
+            site.agents.messages.report(inside(agent), agent, "too much")
+        assert undone[A] == UNDONE_MAX
+        site.machine.ended(site.cell(agent), code=0)
+        await site.until(lambda: bool(agent.guest.get("told")))
+        last = site.post.stream(lead.key).kept[-1]
+        assert json.loads(last.line)["op"] == "dead"
+
+    at_site(world, monkeypatch, act)
+
+
+# leases and ends
+
+
+def test_without_its_lead_it_ends_with_the_lease(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lead = Leader(UID)
+
+    async def act(site: Site, lead: Leader) -> None:
+        agent = await busy(site, lead)
+        first = site.guests.number(lead.key)
+        lead.vouches = False
+        await site.be(agent, Status.DEAD)
+        assert (agent.outcome, agent.reason) == ("interrupted", "lease_over")
+        assert site.guests.number(lead.key) == 0
+        await site.until(lambda: bool(agent.guest.get("told")))
+        lead.vouches = True
+        await lead.go_on()
+        await lead.say("put", B, **put(name="y"))
+        await lead.say("start", B)
+        await site.until(lambda: site.cell(site.guest("y@one")).facts.exist())
+        assert site.guests.number(lead.key) != first, "another lease"
+        assert lead.told("ended")[0]["reason"] == "lease_over"
+
+    at_site(world, monkeypatch, act, leader=lead)
+
+
+def test_what_is_lost_is_killed_at_once_and_never_begins(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        agent = await busy(site, lead)
+        lead.stream.record("put", B, **put(name="y"))
+        lead.stream.record("start", B)
+        lead.grants.over = lead.stream.sent
+        lead.connect(site)
+        await lead.go_on()
+        await site.be(agent, Status.DEAD)
+        assert site.machine.signals[f"{A}-r3"] == 9
+        assert (agent.outcome, agent.reason) == ("interrupted", "lease_over")
+        await site.until(lambda: not site.supervisor._live_cells)
+        await lead.go_on()
+        assert site.agents.registry.named("y@one") is None
+        assert set(lead.overs) == {lead.grants.over}
+        assert [code for code, _ in lead.refusals] == ["ESRCH", "ENOENT"]
+        lead.grants.over = None
+        await lead.say("put", C, **put(name="z"))
+        assert site.guest("z@one") and len(lead.refusals) == 2
+
+    at_site(world, monkeypatch, act)
+
+
+def test_a_registration_that_is_over_takes_all_along(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        agent = await busy(site, lead)
+        site.guests.part(lead.key)
+        await site.be(agent, Status.DEAD)
+        await site.until(lambda: not site.supervisor._live_cells)
+        assert list(site.post.keys("l")) == [], "nobody is told"
+
+    at_site(world, monkeypatch, act)
+
+
+def test_who_is_forgotten_while_it_lives_is_killed_and_goes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        await busy(site, lead)
+        await lead.say("forget")
+        await site.until(lambda: site.agents.registry.named("x@one") is None)
+        await lead.go_on()
+        assert lead.told("ended") == []
+
+    at_site(world, monkeypatch, act)
+
+
+# the next daemon
+
+
+def test_the_next_daemon_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, lead = Machine(), Leader(UID)
+
+    async def before(site: Site, lead: Leader) -> None:
+        await busy(site, lead)
+        await lead.say("put", B, **put(name="y", files={"handoff.md": [5, DIGEST]}))
+        await lead.say("start", B)
+
+    at_site(world, monkeypatch, before, machine, lead)
+    world.reopen()
+
+    async def after(site: Site, lead: Leader) -> None:
+        agent, other = site.guest(), site.guest("y@one")
+        assert (agent.status, other.status) == (Status.BUSY, Status.STARTING)
+        await lead.give({(B, "handoff.md"): b"hello"})
+        await site.until(lambda: site.cell(other).facts.exist())
+        site.machine.ended(site.cell(agent), code=0)
+        await site.be(agent, Status.DEAD)
+
+    at_site(world, monkeypatch, after, machine, lead)
+    world.reopen()
+
+    async def last(site: Site, lead: Leader) -> None:
+        await site.until(lambda: bool(site.guest().guest.get("told")))
+        await lead.go_on()
+        assert [fact["outcome"] for fact in lead.told("ended")] == ["done"], "once"
+        assert len(lead.told("dead")) == 1
+
+    at_site(world, monkeypatch, last, machine, lead)
+
+
+def test_a_put_that_was_half_done_is_done_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lead = Leader(UID)
+
+    async def before(site: Site, lead: Leader) -> None:
+        def die(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(site.agents.removals, "unmake", die)
+        monkeypatch.setattr(site.guests.files, "write", die)
+        lead.stream.record("put", A, **put())
+        with pytest.raises(KeyboardInterrupt):
+            await lead.go_on()
+
+    at_site(world, monkeypatch, before, leader=lead)
+    assert world.reopen().registry.named("x@one") is not None
+
+    async def after(site: Site, lead: Leader) -> None:
+        assert lead.refusals == []
+        assert site.guest().is_guest
+
+    at_site(world, monkeypatch, after, leader=lead)
+
+
+def test_a_reboot_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, lead = Machine(), Leader(UID)
+
+    async def before(site: Site, lead: Leader) -> None:
+        await busy(site, lead)
+
+    at_site(world, monkeypatch, before, machine, lead)
+    world.reopen()
+    rebooted = Machine()
+    rebooted.boot = type(machine.boot)("another boot")
+
+    async def after(site: Site, lead: Leader) -> None:
+        ended = await told(site, lead, site.guest())
+        assert (ended["outcome"], ended["reason"]) == ("interrupted", "reboot")
+
+    at_site(world, monkeypatch, after, rebooted, lead)
