@@ -18,6 +18,7 @@ from runtime.errors import WrongStateError
 from runtime.ids import NO_RUN, BootId, RunId
 from runtime.kernel import clock
 from runtime.life.conclusions import begin_run, renew_said
+from runtime.life.elsewhere import Elsewhere
 from runtime.life.turns import has_turn, last_place
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change
@@ -59,10 +60,13 @@ STARTING: Final = of_move(CONTROLLERS | Role.STARTER, Cue.START, orphaned, _betw
 class Beginner:
     """Records that an agent starts; the supervisor, which is told, makes its cell."""
 
-    def __init__(self, agents: Agents, worktrees: Worktrees, boot: BootId) -> None:
+    def __init__(
+        self, agents: Agents, worktrees: Worktrees, boot: BootId, elsewhere: Elsewhere
+    ) -> None:
         self._agents = agents
         self._boot = boot
         self._worktrees = worktrees
+        self._elsewhere = elsewhere
 
     def begin(self, agent: Agent, visit: Visit | None = None) -> None:
         """Commits a start; the guard (``STARTING``) was asked. With a ``visit`` somebody looks at
@@ -75,6 +79,7 @@ class Beginner:
         self._agents.authority.check_start(agent)
         cell.program(agent)
         self._worktrees.check_start(agent)
+        node = self._elsewhere.choose(agent) if agent.placement else ""
         change = Change()
         if parent is not None and not agent.owned:
             # it keeps what its parent has now, even if the parent loses it later
@@ -90,7 +95,13 @@ class Beginner:
             inherited = inherit(self._agents, parent, agent)
             self._agents.documents.write(agent, "inherited.md", inherited.markdown.encode())
             self._agents.documents.write(agent, "inherited.json", inherited.json.encode())
-        if has_turn(self._agents.registry, agent):
+        turn = has_turn(self._agents.registry, agent)
+        if turn:
+            change.set(agent, node=node)
+        if turn and node and not self._elsewhere.is_open(node, agent.owner):
+            change.set(agent, cell=Cell(boot=self._boot))
+            change.move(agent, Cue.START)
+        elif turn:
             self.add_start(change, agent)
             change.move(agent, Cue.START)
         else:
@@ -105,10 +116,11 @@ class Beginner:
         self._agents.journal.commit(change)
 
     def add_start(self, change: Change, agent: Agent) -> None:
-        """Adds that a cell is made; in mode ``once`` the run has no other."""
+        """Adds that a cell is made, here or at its node; in mode ``once`` the run has no other."""
         if agent.queued:
             change.set(agent, queued=0, reason="")
-        trees, _ = self._agents.authority.trees(agent)
+        node = change.peek_agent(agent, "node")
+        trees = {} if node else self._agents.authority.trees(agent)[0]
         run = NO_RUN
         if agent.how.holds_cell:
             renew_said(change, self._agents, agent)
@@ -117,12 +129,15 @@ class Beginner:
         cell = Cell(
             id=run or RunId(f"cell-{secrets.token_hex(4)}"),
             boot=self._boot,
-            cgroup=self._agents.registry.node_path(agent),
+            cgroup="" if node else self._agents.registry.node_path(agent),
         )
         now = clock.wall()
         change.set(agent, trees=trees, cell=cell, started=now, started_up=clock.up())
         self._agents.tasks.child_started(change, agent, now)
-        change.tell(agent, "agent.start", **({"run": run} if run else {}))
+        told = {"run": run, "node": node}
+        change.tell(agent, "agent.start", **{key: value for key, value in told.items() if value})
+        if node:
+            self._elsewhere.add_start(change, agent, run)
 
     def _add_handoff(self, change: Change, agent: Agent) -> None:
         """The delegated task is the first message of an agent that takes messages."""

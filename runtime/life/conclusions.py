@@ -10,14 +10,13 @@ from runtime.agents.messages import OWN, provenance_of_handoff, sender_of_handof
 from runtime.agents.parts import Agents
 from runtime.cell.port import Execution, LiveCell, about
 from runtime.cell.record import RunRecord, judge
-from runtime.cell.windows import HANGUP
 from runtime.ids import RunId
 from runtime.kernel import clock, output
 from runtime.records.change import Change
 from runtime.records.documents import replace_file
 from runtime.records.items import Message, MessageStatus
 from runtime.records.model import Agent, Outcome
-from runtime.records.run import RunCue, Said
+from runtime.records.run import RunCue, RunStatus, Said
 from runtime.texts.names import escape, timestamp
 
 log = logging.getLogger("ctxd.conclusions")
@@ -28,12 +27,16 @@ _RESULT_TAIL: Final = 64 << 10
 _CONTENT_MAX: Final = 512 << 10
 
 
-def judge_run(agents: Agents, agent: Agent, execution: Execution) -> tuple[Outcome, str]:
-    """Outcome and reason of a program that ended by itself, or was hung up."""
-    if execution.lost:
+def judge_run(
+    agents: Agents, agent: Agent, cell: Execution, execution: Execution
+) -> tuple[Outcome, str]:
+    """Outcome and reason of a program in a cell that ended by itself, or was cut short. With its
+    monitor a cell ends, and so does what runs inside."""
+    cut = cell.record().cut_short or execution.record().cut_short
+    if cut is not None:
+        return cut
+    if cell.lost or execution.lost:
         return LOST
-    if execution.record().hung_up:
-        return Outcome.CANCELLED, HANGUP
     text = output.Segments(agents.documents.directory(agent) / "log").tail(4096)
     lines = text.decode(errors="replace").strip().splitlines()
     complaint = escape(lines[-1]) if lines else ""
@@ -44,12 +47,10 @@ def judge_agent(agents: Agents, live_cell: LiveCell) -> tuple[Outcome, str]:
     """Outcome and reason of an agent whose cell has ended: by the program that it was, if that had
     entered the cell and ended first."""
     agent, run = live_cell.agent, live_cell.run
-    if live_cell.record().hung_up:
-        return Outcome.CANCELLED, HANGUP
     is_agent = run is not None and not agent.how.run_per_message and not agent.run.ending
     if run is not None and is_agent and run.record().over:
-        return LOST if live_cell.lost else judge_run(agents, agent, run)
-    return judge_run(agents, agent, live_cell)
+        return judge_run(agents, agent, live_cell, run)
+    return judge_run(agents, agent, live_cell, live_cell)
 
 
 def begin_run(change: Change, agents: Agents, agent: Agent) -> RunId:
@@ -95,14 +96,7 @@ def conclude_run(
     """The current run is over, with everything in its leaf: what it gives back, its event, and
     the message that it worked on. With the ``last`` run its agent is over."""
     if record.started:
-        try:
-            if outcome is Outcome.DONE:
-                _add_result(change, agents, agent)
-            if last and not agent.how.takes_messages:
-                _add_delegation(change, agents, agent, outcome)
-        except OSError as error:  # a full disk, say: the end is recorded all the same
-            extra = about(agent, run=agent.run.id)
-            log.error("%s: cannot keep the result: %s", agent.name, error.strerror, extra=extra)
+        _add_gains(change, agents, agent, outcome, last=last)
         _add_run_end(change, agent, record, outcome, reason, usage)
     agents.asks.run_over(change, agent)
     message = agents.messages.current(agent)
@@ -111,6 +105,35 @@ def conclude_run(
         reply = _reply_of_run(agents, agent) if agent.how.run_per_message else ""
         why = reason if last or outcome is not Outcome.DONE else ""
         end_message(change, agents, agent, message, status, reply=reply, reason=why, last=last)
+
+
+def conclude_away(
+    change: Change, agents: Agents, agent: Agent, outcome: Outcome, reason: str
+) -> None:
+    """An agent that was away is over: what it gave back, and what its host did not tell."""
+    run = agent.run
+    told = agent.heard.get("over") == run.id
+    if run.id and (told or run.status is not RunStatus.BEGUN):
+        _add_gains(change, agents, agent, outcome, last=True)
+        if not told:
+            change.tell(agent, "run.end", run=run.id, outcome=outcome, reason=reason)
+    kept = {key: value for key, value in agent.heard.items() if key == "refused"}
+    change.set(agent, heard=kept)
+
+
+def _add_gains(
+    change: Change, agents: Agents, agent: Agent, outcome: Outcome, *, last: bool
+) -> None:
+    """Adds all that a run gives back, and of the last one the conversation."""
+    try:
+        if outcome is Outcome.DONE:
+            _add_result(change, agents, agent)
+        told = agent.heard.get("conversation")  # by its host
+        if last and not (told or agent.how.takes_messages):
+            _add_delegation(change, agents, agent, outcome)
+    except OSError as error:  # a full disk, say: the end is recorded all the same
+        extra = about(agent, run=agent.run.id)
+        log.error("%s: cannot keep the result: %s", agent.name, error.strerror, extra=extra)
 
 
 def _add_run_end(

@@ -152,7 +152,8 @@ class Ender(Part):
             self._agents.removals.remove_ended(agent)
 
     def lead(self, top: Agent) -> None:
-        """Goes on with an end that is begun, down to the last process."""
+        """Goes on with an end that is begun, down to the last process; the host of an agent that
+        is away was told when it was marked."""
         live_cell = self._live_cells[top.index]
         below = self._unmarked(top)
         lives = any(member.live for member in below)
@@ -196,10 +197,12 @@ class Ender(Part):
             self._lead_marked(top, live_cell)
 
     def _lead_marked(self, top: Agent, live_cell: LiveCell) -> None:
-        members = [live_cell]
-        for member in self._agents.registry.descendants(top):
-            if (below := self._live_cells.get(member.index)) is not None:
-                members.append(below)
+        family = (top, *self._agents.registry.descendants(top))
+        cells = (self._live_cells.get(each.index) for each in family if not each.away)
+        members = [each for each in cells if each is not None]
+        if top.away:
+            live_cell.changed.notify()
+            return
         if all(_has_left(each) for each in members) and not live_cell.node.populated():
             for each in members:
                 self._port.thaw(each.node)  # a later life may have the path of its cgroup
@@ -254,6 +257,10 @@ class Ender(Part):
         if live_cell is None:  # nobody has taken it over yet
             if agent.cell.cgroup:
                 self._kill_place(agent, self._port.place(agent.cell.cgroup))
+            return
+        if agent.away:  # what it gives back may be still to come
+            live_cell.given_up = "ended" in agent.heard
+            live_cell.changed.notify()
             return
         live_cell.given_up = True
         marked = not self._markings(agent)
@@ -337,7 +344,7 @@ class Ender(Part):
                 await self._port.wait_empty(node)
             held.close()
             with trio.move_on_at(over):
-                await self._wait_released(members)
+                await self._wait_released(top, members)
             if members[0].over or not node.populated():
                 return  # a later life may have the path of its cgroup now
             self._tell_log(top, "the grace period is over: SIGKILL")
@@ -367,15 +374,20 @@ class Ender(Part):
         await self._port.watch_monitor(execution)
         live_cell.changed.notify()
 
-    async def _wait_released(self, members: list[LiveCell]) -> None:
-        """Until the subtree is empty; held cells are signalled again and again, since an agent
-        that signals its own PID 1 may hide the signal."""
+    async def _wait_released(self, top: Agent, members: list[LiveCell]) -> None:
+        """Until the subtree is empty. Some are signalled again and again: held cells, since an
+        agent that signals its own PID 1 may hide the signal; and programs with a terminal, since
+        a shell forgets one that comes just before it reads (bash)."""
         held = [each for each in members if each.record().held]
+        seen = [each for each in members if any(p.record().terminal for p in each.programs())]
         while members[0].node.populated() and not members[0].over:
-            with trio.move_on_after(_REPEAT_SECONDS if held else math.inf):
+            with trio.move_on_after(_REPEAT_SECONDS if held or seen else math.inf):
                 await self._port.wait_empty(members[0].node)
+                return
             for each in reversed(held):
                 self._port.release(each)
+            with contextlib.suppress(CtxError, OSError):
+                await self._port.hang_up(top.owner, seen)
 
     async def terminate(
         self,

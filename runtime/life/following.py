@@ -13,7 +13,7 @@ import itertools
 import logging
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import ClassVar, Final
 
@@ -58,6 +58,10 @@ def screen_of(whose: Agent | Task) -> tuple[int, int] | None:
     return parse_screen(whose.tty) if whose.tty else None
 
 
+async def _at_once(live_cell: LiveCell) -> None:
+    """Waits for nothing."""
+
+
 class Follower(Part):
     """All that it takes to follow a program."""
 
@@ -67,6 +71,8 @@ class Follower(Part):
         self.starter = starter
         self.ender = ender
         self.windows = windows
+        #: awaited before anything of a cell begins; it may be ended meanwhile
+        self.ready: Callable[[LiveCell], Awaitable[None]] = _at_once
         #: the relays beside cells
         self.networks = Networks(host)
 
@@ -273,7 +279,10 @@ class FollowingCell(Following):
 
     async def start(self) -> None:
         # nothing was launched if no monitor has begun a record
-        if self._agent.status is Status.STARTING and not self._execution.facts.exist():
+        if self._agent.status is not Status.STARTING or self._execution.facts.exist():
+            return
+        await self._follower.ready(self._live_cell)
+        if self._agent.status is Status.STARTING:
             with self._follower.windows.launching(self._live_cell, self._agent, None):
                 await self._worktrees.make(self._agent)
                 await self._follower.starter.launch(self._live_cell, screen_of(self._agent))
@@ -324,6 +333,8 @@ class FollowingCell(Following):
             self._ender.end(agent, *judge_agent(self._agents, live_cell), change=change)
         elif record.hung_up:
             self._follower.windows.hang_up(agent, None)
+        elif record.lease_over:
+            self._ender.end(agent, *judge_agent(self._agents, live_cell))
         elif live_cell.monitor_gone:
             self._ender.end(agent, Outcome.INTERRUPTED, "runtime_lost")
 

@@ -8,7 +8,7 @@ hundredth of a processor. What is found of files is on the account of the owner,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -37,6 +37,8 @@ class Meter(Part):
     def __init__(self, host: Host, census: Census) -> None:
         super().__init__(host)
         self._census = census
+        #: somebody looks at what an agent uses that is away
+        self.wanted: Callable[[Agent], None] = lambda agent: None
         self._counted = host.port.counts_memory
         #: for the files that each cell has in memory
         self._charges: dict[AgentIndex, Charge] = {}
@@ -50,7 +52,10 @@ class Meter(Part):
     def _cells_of(self, agent: Agent) -> list[LiveCell]:
         family = (agent, *self._agents.registry.descendants(agent))
         cells = (self._live_cells.get(each.index) for each in family)
-        return [cell for cell in cells if cell is not None]
+        return [cell for cell in cells if cell is not None and not cell.agent.away]
+
+    def _here(self) -> list[LiveCell]:
+        return [cell for cell in self._live_cells.values() if not cell.agent.away]
 
     async def _look(self, payer: int, cells: Sequence[LiveCell], kind: str) -> list[Used]:
         """Has the census tell what each of them uses; now and then, and without their processes
@@ -74,14 +79,20 @@ class Meter(Part):
             charge = self._charges[agent.index] = Charge(self._agents.accounts, payer, Resource.TMP)
         charge.set(max(0, files - TMP_OF_AGENT))
 
-    async def usage(self, agent: Agent, payer: int) -> dict[str, int]:
+    async def usage(self, agent: Agent, payer: int) -> dict[str, int | float]:
         """cpu_usec, memory_current, memory_peak, memory_tmp, processes, wall_msec; bytes and
         counts; and what passed through networks, found in the turn of who asks. Instead of
         memory_peak, memory_peak_sampled where the kernel does not count. Once the agent is dead,
-        what was recorded."""
+        what was recorded; of one that is away, what its host told last."""
+        if agent.away:
+            self.wanted(agent)
+            lasted = {"wall_msec": int(clock.since(agent.started, agent.started_up) * 1000)}
+            return {**agent.usage, **(lasted if agent.live else {})}
         live_cell = self._live_cells.get(agent.index)
         if live_cell is None or not agent.cell.cgroup:
-            return agent.usage
+            # what is left is said by limits, which may have changed since
+            kept = {key: used for key, used in agent.usage.items() if not key.endswith(".left")}
+            return {**kept, **networks.usage(self._agents, self._places.networks, agent)}
         started, started_up = agent.started, agent.started_up
         found = await self._look(payer, self._cells_of(agent), "usage")
         files = sum(used.files for used in found)
@@ -96,16 +107,16 @@ class Meter(Part):
             "memory_tmp": files,
             "processes": sum(used.processes for used in found),
             "wall_msec": int(clock.since(started, started_up) * 1000),
-            **networks.usage(self._places.networks, agent),
+            **networks.usage(self._agents, self._places.networks, agent),
         }
 
-    def final(self, live_cell: LiveCell) -> dict[str, int]:
+    def final(self, live_cell: LiveCell) -> dict[str, int | float]:
         """The last usage of an agent whose processes have ended."""
         self._charge(live_cell.agent, 0)  # until this agent has another cell
         return {
             **self._spent(live_cell),
             "processes": 0,
-            **networks.usage(self._places.networks, live_cell.agent),
+            **networks.usage(self._agents, self._places.networks, live_cell.agent),
         }
 
     def _spent(self, live_cell: LiveCell) -> dict[str, int]:
@@ -119,11 +130,11 @@ class Meter(Part):
         registry = self._agents.registry
         while True:
             live: dict[int, list[LiveCell]] = {}
-            for live_cell in self._live_cells.values():
+            for live_cell in self._here():
                 live.setdefault(live_cell.agent.owner, []).append(live_cell)
             used, took = await self._sampled(live)
             deepest_first = sorted(
-                self._live_cells.values(), key=lambda each: registry.depth(each.agent), reverse=True
+                self._here(), key=lambda each: registry.depth(each.agent), reverse=True
             )
             for number, live_cell in enumerate(deepest_first):
                 if number % _AT_ONCE == 0:

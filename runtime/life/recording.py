@@ -22,8 +22,10 @@ from runtime.agents import visits
 from runtime.cell import networks
 from runtime.cell.port import Host, LiveCell, Part, about
 from runtime.cell.record import RunRecord
+from runtime.cell.relays import Networks
+from runtime.cell.spending import Spending
 from runtime.kernel import clock
-from runtime.life.conclusions import conclude_run
+from runtime.life.conclusions import conclude_away, conclude_run
 from runtime.life.metering import Meter
 from runtime.life.residents import Listener
 from runtime.life.streams import Streams
@@ -46,9 +48,13 @@ _AT_ONCE: Final = 8
 class Recorder(Part):
     """Records runs that are over, in batches, and lets go of what they held."""
 
-    def __init__(self, host: Host, meter: Meter, streams: Streams) -> None:
+    def __init__(
+        self, host: Host, meter: Meter, streams: Streams, relays: Networks, spending: Spending
+    ) -> None:
         super().__init__(host)
+        self._relays = relays
         self._meter = meter
+        self._spending = spending
         self._streams = streams
         self._due: list[LiveCell] = []
         self._wake = trio.Event()
@@ -89,7 +95,8 @@ class Recorder(Part):
     def _end_of(live_cell: LiveCell) -> tuple[Outcome, str]:
         assert live_cell.agent.cause is not None
         outcome, reason = live_cell.agent.cause
-        return Outcome(outcome), reason + (",unkillable" if live_cell.unkillable else "")
+        doubt = "unkillable" if live_cell.unkillable else live_cell.doubt
+        return Outcome(outcome), f"{reason},{doubt}" if doubt else reason
 
     async def run(self) -> None:
         while True:
@@ -123,10 +130,20 @@ class Recorder(Part):
         """Steps 7 and 8: the session, the channel, the events."""
         agent = live_cell.agent
         outcome, reason = self._end_of(live_cell)
-        usage = self._meter.final(live_cell)
+        usage = self._meter.final(live_cell) if not agent.away else agent.usage
+        directory = self._places.networks
+        if networks.counters(directory, agent).spent() is not None:
+            networks.keep_last(change, self._agents.registry, directory, agent)
+            told, what = self._relays.tell_limit(change, agent)
+            for each in told:
+                self._tell_log(each, what)
+            self._spending.look(agent)
         # between two runs there is none that ends with the agent
-        record = live_cell.run_at_hand().record() if agent.run.id else RunRecord()
-        conclude_run(change, self._agents, agent, record, outcome, reason, usage, last=True)
+        if agent.away:
+            conclude_away(change, self._agents, agent, outcome, reason)
+        else:
+            record = live_cell.run_at_hand().record() if agent.run.id else RunRecord()
+            conclude_run(change, self._agents, agent, record, outcome, reason, usage, last=True)
         line = f"{agent.run.id or 'it'} ended: {outcome} {reason}"
         if self._restarts(live_cell, outcome):
             self._agents.tasks.add_ends(change, agent, TaskCue.CANCELLED, reason)
@@ -187,9 +204,13 @@ class Recorder(Part):
         for execution in live_cell.entered():
             execution.facts.forget()
             execution.note_over()
-        if not live_cell.unkillable:
+        if not (live_cell.unkillable or agent.away):
             self._port.remove(agent.owner, live_cell.node)
-        networks.remove(self._places.networks, agent, live_cell.facts.key)
+        self._spending.look(agent)
+        networks.remove(
+            self._agents.registry, self._places.networks, agent, live_cell.facts.key
+        )
+        self._spending.forget(agent)
         crashpoints.reach("finish.removed")
         live_cell.facts.forget()
         if agent.live:  # it will be started again

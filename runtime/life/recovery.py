@@ -27,7 +27,7 @@ from runtime.errors import CtxError
 from runtime.life.beginning import Beginner
 from runtime.life.conclusions import end_message
 from runtime.life.ending import Ender
-from runtime.records.change import Change
+from runtime.records.change import RUNTIME, Change
 from runtime.records.items import MessageStatus, TaskCue, TaskStatus
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
@@ -74,14 +74,29 @@ class Recovery(Part):
             if agent.index in self._live_cells:
                 continue  # this daemon has started it: requests are served already
             if agent.live:
-                (adopted if agent.cell.boot == self._port.boot else lost).append(agent)
+                # what is on another machine has not ended with this one
+                there = agent.away or agent.cell.boot == self._port.boot
+                (adopted if there else lost).append(agent)
         for agent in sorted(lost, key=agents.registry.depth, reverse=True):
             if self._goes_on(agent, declared) and self._bring_back(agent):
+                adopted.append(agent)
+            elif any(each.away and each.live for each in agents.registry.descendants(agent)):
+                self._wait_for_others(agent)
                 adopted.append(agent)
             else:
                 record_lost(agents, agent, Cue.REBOOTED, _REBOOT)
             crashpoints.reach("adopt.lost")
         return list(map(self._make_live_cell, adopted))
+
+    def _wait_for_others(self, agent: Agent) -> None:
+        """An agent that the machine took along ends once what it owns elsewhere has ended."""
+        change = Change()
+        _end_run(change, self._agents, agent, _REBOOT, last=True)
+        change.run(agent, RunCue.OVER)
+        if agent.status is Status.STOPPING:
+            self._agents.journal.note(change)
+        else:
+            self._ender.end(agent, Outcome.INTERRUPTED, _REBOOT, change=change)
 
     def _goes_on(self, agent: Agent, declared: Collection[str]) -> bool:
         """Whether an agent that the machine took along begins again."""
@@ -129,10 +144,18 @@ def remove_strays(host: Host) -> None:
         each.facts.key for live_cell in host.live_cells.values() for each in live_cell.programs()
     }
     host.port.remove_strays(living, known)
-    kept = {agent.incarnation for agent in agents.registry if agent.live}
-    for path in host.places.networks.iterdir():
-        if path.name not in known | kept and not path.name.startswith(networks.OWNER):
-            path.unlink(missing_ok=True)
+    strays = [
+        path
+        for path in host.places.networks.iterdir()
+        if path.name not in known and not path.name.startswith(networks.OWNER)
+        and not agents.registry.is_paying(path.name)
+    ]  # fmt: skip
+    change = Change(by=RUNTIME)
+    networks.keep(change, agents.registry, host.places.networks, [path.name for path in strays])
+    if change.agents:
+        agents.journal.note(change)
+    for path in strays:
+        path.unlink(missing_ok=True)
 
 
 def record_lost(agents: Agents, agent: Agent, cue: Cue, reason: str) -> None:

@@ -37,7 +37,7 @@ from runtime.cell.record import RunRecord
 from runtime.errors import NoSpaceError
 from runtime.kernel import clock, orders
 from runtime.kernel.inotify import Wakeup
-from runtime.life.conclusions import LOST, begin_run, conclude_run, judge_run, see_run
+from runtime.life.conclusions import begin_run, conclude_run, judge_run, see_run
 from runtime.life.following import Follower, Following, screen_of
 from runtime.life.residents import Resident, give_up
 from runtime.life.streams import Stream, Streams, Tail
@@ -264,10 +264,7 @@ class _FollowingRun(Following):
             return Outcome.CANCELLED, run.cause
         if self.failure:
             return Outcome.ERROR, f"start_failed: {self.failure}"
-        # with its monitor a cell ends, and so does what runs inside
-        return (
-            LOST if self._live_cell.lost else judge_run(self._agents, self._agent, self._execution)
-        )
+        return judge_run(self._agents, self._agent, self._live_cell, self._execution)
 
     def is_unwanted(self, record: RunRecord) -> bool:
         return self._agent.run.ending

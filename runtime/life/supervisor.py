@@ -8,7 +8,7 @@ so that an agent adopted after a crash is led by the same code.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Final
 
@@ -16,13 +16,24 @@ import trio
 
 from runtime import crashpoints
 from runtime.cell import oldinputs
+from runtime.cell.networks import metered
 from runtime.cell.port import Host, LiveCell, Part, Place, about, guarded
+from runtime.cell.spending import Spending
 from runtime.cell.starting import Starter
-from runtime.errors import KernelError, NoSpaceError, NotRunningError, StaleError, WrongStateError
+from runtime.errors import (
+    CtxError,
+    KernelError,
+    NoSpaceError,
+    NotRunningError,
+    StaleError,
+    UnsupportedError,
+    WrongStateError,
+)
 from runtime.ids import AgentIndex, RunId
 from runtime.kernel import clock
 from runtime.kernel.processes import Census
 from runtime.life.beginning import Beginner
+from runtime.life.elsewhere import Elsewhere
 from runtime.life.ending import Ender
 from runtime.life.following import Follower, FollowingCell, FollowingTask, Inside
 from runtime.life.metering import Meter
@@ -40,7 +51,8 @@ from runtime.records.lifecycle import Cue, Effect, Status
 from runtime.records.model import Agent, Outcome
 from runtime.records.run import RunCue
 from runtime.records.visits import Visit
-from runtime.texts.names import quote
+from runtime.texts.limits import COST, TOKENS
+from runtime.texts.names import escape, quote
 
 log = logging.getLogger("ctxd.supervisor")
 
@@ -58,12 +70,21 @@ _WAKING: Final = frozenset({"status", "run", "limits"})
 class Supervisor(Part, Subscriber):
     """Starts, leads, ends and adopts agents."""
 
-    def __init__(self, host: Host, starter: Starter, census: Census, streams: Streams) -> None:
+    def __init__(
+        self,
+        host: Host,
+        starter: Starter,
+        census: Census,
+        streams: Streams,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         super().__init__(host)
+        self._elsewhere = elsewhere or Elsewhere()
         self._host = host
         #: awaited for an agent before anything of it runs
         self._before: list[Callable[[Agent], Awaitable[None]]] = []
         self._ender = Ender(host)
+        self._elsewhere.lead_by(self._ender)
         self.windows = Windows(host, self._ender, self.start)
         self._follower = follower = Follower(host, starter, self._ender, self.windows)
         self._runs = Runs(host, follower, streams)
@@ -72,18 +93,30 @@ class Supervisor(Part, Subscriber):
         self._inside = Inside(host, follower)
         self._worktrees = Worktrees(host, self._inside.run)
         self.networks = follower.networks
-        self._beginner = Beginner(host.agents, self._worktrees, host.port.boot)
+        self._beginner = Beginner(
+            host.agents, self._worktrees, host.port.boot, self._elsewhere
+        )
         #: what agents use
         self.meter = Meter(host, census)
+        self.meter.wanted = self._elsewhere.ask_usage
+        #: what owners used of models
+        self.spending = Spending(host.agents, host.places.networks)
         #: records ends, and counts them
-        self.recorder = Recorder(host, self.meter, streams)
-        for run in (self.recorder.run, self.meter.run, self.windows.run, Room(host.agents).run):
+        self.recorder = Recorder(host, self.meter, streams, self.networks, self.spending)
+        looking = (self.meter.run, self.windows.run, Room(host.agents).run)
+        for run in (self.recorder.run, *looking):
             host.nursery.start_soon(run)
+        host.nursery.start_soon(self.networks.run, self.spending)
         host.agents.journal.subscribe(self)
 
     def prepare_with(self, prepare: Callable[[Agent], Awaitable[None]]) -> None:
         """Awaits ``prepare`` for each agent, before its programs run or go on."""
         self._before.append(prepare)
+
+    def launch_when(self, ready: Callable[[LiveCell], Awaitable[None]]) -> None:
+        """Awaits ``ready`` for each cell, before anything of it begins. It has to return as soon
+        as the agent is not starting any more."""
+        self._follower.ready = ready
 
     # Subscriber
 
@@ -93,12 +126,12 @@ class Supervisor(Part, Subscriber):
             for waiting in due(registry, changed, set(names)):
                 if (live_cell := self._live_cells.get(waiting.index)) is not None:
                     live_cell.changed.notify()
+            if "limits" in names:
+                self.networks.limits_changed(changed)
         live_cell = self._live_cells.get(index)
         if live_cell is None:
             return
         agent = live_cell.agent
-        if "limits" in names:
-            self.networks.limits_changed(agent)
         if "policy" in names:
             self.networks.policy_changed(agent)
         if not _WAKING.isdisjoint(names):
@@ -124,9 +157,9 @@ class Supervisor(Part, Subscriber):
     def restore(self, agent: Agent) -> None:
         """Its cgroup is frozen, or not, as its record says."""
         try:
-            self._place(agent).freeze(agent.frozen)
+            self._place(agent).freeze(agent.frozen or agent.is_held)
         except OSError as error:
-            word = "freeze" if agent.frozen else "thaw"
+            word = "freeze" if agent.frozen or agent.is_held else "thaw"
             why = about(agent)
             log.error("%s: cannot %s it again: %s", agent.name, word, error.strerror, extra=why)
 
@@ -168,15 +201,38 @@ class Supervisor(Part, Subscriber):
         outcome = Outcome.DONE if done else Outcome.CANCELLED
         self._ender.end(agent, outcome, reason, cue=Cue.KILL if kill else Cue.STOP)
 
+    def end(self, agent: Agent, outcome: Outcome, reason: str, cue: Cue) -> None:
+        """``stop`` and the like, as somebody has decided it."""
+        self._ender.end(agent, outcome, reason, cue=cue)
+
     def pause(self, agent: Agent) -> None:
         """Freezes the subtree (cgroups(7)); agents below keep their status. ``KernelError``."""
+        if agent.away:
+            self._elsewhere.say(agent, "pause")
+            return
         with self._agents.journal.changing() as change:
             change.move(agent, Cue.PAUSE)
         crashpoints.reach("pause.committed")
 
+    def hold(self, agent: Agent, held: bool) -> None:
+        """Freezes a guest, whose status stays, as what is above it at its lead is paused; or lets
+        it go on. ``KernelError``."""
+        change = Change()
+        change.set(agent, guest={**agent.guest, "held": held})
+        try:
+            if agent.accepts_children:
+                self._place(agent).freeze(held or agent.frozen)
+        except FileNotFoundError:
+            pass  # it waits until it is let go (``launch_when``)
+        except OSError as error:
+            raise KernelError(f"cannot freeze or thaw {quote(agent.name)}", error) from None
+        self._agents.journal.note(change)
+        if (live_cell := self._live_cells.get(agent.index)) is not None:
+            live_cell.changed.notify()
+
     def _freeze(self, agent: Agent, frozen: bool = True) -> None:
         try:
-            self._place(agent).freeze(frozen)
+            self._place(agent).freeze(frozen or agent.is_held)
         except OSError as error:
             word = "freeze" if frozen else "thaw"
             raise KernelError(f"cannot {word} {quote(agent.name)}", error) from None
@@ -186,6 +242,9 @@ class Supervisor(Part, Subscriber):
     def resume(self, agent: Agent) -> None:
         """Thaws the subtree, except agents below that were paused by themselves; after an abort
         the next message, or the next run, follows. ``KernelError``."""
+        if agent.away:
+            self._elsewhere.say(agent, "resume")
+            return
         with self._agents.journal.changing() as change:
             change.move(agent, Cue.RESUME)
         crashpoints.reach("resume.committed")
@@ -206,6 +265,9 @@ class Supervisor(Part, Subscriber):
         run = agent.run
         if wanted is not None and wanted != run.id:
             raise StaleError(f"{quote(wanted)} is not the current run; the current run is {run.id}")
+        if agent.away:
+            self._elsewhere.say(agent, "abort")
+            return
         live_cell = self._live_cells.get(agent.index)
         if live_cell is None:
             raise NotRunningError(f"ctxd has not taken {quote(agent.name)} over yet: try again")
@@ -272,6 +334,7 @@ class Supervisor(Part, Subscriber):
             with guarded(agent):
                 if not (agent.owned and self._agents.registry.parent_of(agent)):
                     self._ender.end(agent, Outcome.CANCELLED, "shutdown")
+        self._nursery.start_soon(self._elsewhere.give_up)
         with trio.move_on_after(patience) as bound:
             while self._live_cells:
                 await next(iter(self._live_cells.values())).wait_over()
@@ -283,8 +346,14 @@ class Supervisor(Part, Subscriber):
                 place.kill()
 
     def check_limits(self, limits: dict[str, str]) -> None:
-        """``UnsupportedError`` where the machine lacks a controller."""
+        """``UnsupportedError`` where the machine lacks a controller, or nothing counts tokens."""
         self._port.check_limits(limits)
+        for key in (TOKENS, COST):
+            if limits.get(key, "max") != "max" and not metered(self._agents):
+                raise UnsupportedError(
+                    f"{key}: nothing counts what is used of models: configure one of networks "
+                    "with header: counters (ctxfs-meter(8))"
+                )
 
     def apply_limits(self, agent: Agent, limits: dict[str, str]) -> None:
         """Writes the resource limits to the agent's cgroup, if there is one now."""
@@ -301,16 +370,21 @@ class Supervisor(Part, Subscriber):
         await self.windows.take_back()
         for live_cell in adopted:
             self._inside.end_left(live_cell)
-        await oldinputs.take_over(self._host, adopted)
+        here = [each for each in adopted if not each.agent.away]
+        await oldinputs.take_over(self._host, here)
         gone = []
         for live_cell in adopted:
+            if live_cell.agent.away:
+                self._begin_life(live_cell)
+                continue
             if live_cell.agent.status is not Status.STOPPING:
                 self.restore(live_cell.agent)
             # a daemon that died while it ended a program may have left that frozen
             for execution in live_cell.programs():
                 self._port.thaw(execution.leaf)
             is_new = live_cell.agent.status is Status.STARTING and not live_cell.facts.exist()
-            if not is_new and not live_cell.node.populated():
+            away = any(each.away and each.live for each in self._below(live_cell.agent))
+            if not (is_new or away or live_cell.node.populated()):
                 gone.append(live_cell)
             self._begin_life(live_cell)
         crashpoints.reach("adopt.led")
@@ -324,6 +398,7 @@ class Supervisor(Part, Subscriber):
             for live_cell in adopted:
                 await live_cell.wait_reachable()
         crashpoints.reach("adopt.ended")
+        self._elsewhere.recovered()
         remove_strays(self._host)
         self._worktrees.resume()
         crashpoints.reach("adopt.cleaned")
@@ -332,6 +407,9 @@ class Supervisor(Part, Subscriber):
 
     def _begin_life(self, live_cell: LiveCell) -> None:
         self._nursery.start_soon(self._live, live_cell)
+
+    def _below(self, agent: Agent) -> Iterator[Agent]:
+        return self._agents.registry.each_descendant(agent)
 
     def _place(self, agent: Agent) -> Place:
         return self._port.place(agent.cell.cgroup or self._agents.registry.node_path(agent))
@@ -395,6 +473,8 @@ class Supervisor(Part, Subscriber):
                 await live_cell.until(lambda: agent.status is not Status.STARTING)
             if not scope.cancelled_caught or agent.status is not Status.STARTING:
                 continue
+            if agent.placement and not await self._reach(live_cell):
+                continue
             if not has_turn(registry, agent):
                 continue
             change = Change()
@@ -406,23 +486,43 @@ class Supervisor(Part, Subscriber):
                 log.error("%s: cannot start it yet: %s", agent.name, error, extra=why)
                 moment = clock.up() + _RETRY_SECONDS
                 continue
+            except CtxError as error:
+                self._ender.end(agent, Outcome.ERROR, f"start_failed: {escape(error.sentence)}")
+                continue
             crashpoints.reach("restart.due")
             live_cell.note_over()
             return self._make_live_cell(agent)
         return live_cell
 
+    async def _reach(self, live_cell: LiveCell) -> bool:
+        """Until the node of an agent that is placed can be told of it; False if it ends."""
+        agent = live_cell.agent
+        try:
+            if not agent.node:  # it waited for its turn
+                change = Change()
+                change.set(agent, node=self._elsewhere.choose(agent))
+                self._agents.journal.note(change)
+            await self._elsewhere.reach(live_cell)
+        except CtxError as error:
+            self._ender.end(agent, Outcome.ERROR, f"start_failed: {escape(error.sentence)}")
+        return agent.status is Status.STARTING
+
     async def _until_over(self, live_cell: LiveCell) -> None:
         agent = live_cell.agent
-        following = FollowingCell(
-            self._follower,
-            live_cell,
-            worktrees=self._worktrees,
-            serve=self._serve,
-        )
-        await following.follow()
+        if agent.away:
+            await self._elsewhere.follow(live_cell)
+        else:
+            following = FollowingCell(
+                self._follower,
+                live_cell,
+                worktrees=self._worktrees,
+                serve=self._serve,
+            )
+            await following.follow()
         if agent.status is Status.STOPPING:
             with guarded(agent):
-                await self._worktrees.take_over(agent)
+                if not agent.away:
+                    await self._worktrees.take_over(agent)
             with guarded(agent):
                 await self.recorder.hear_rest(live_cell)
             with guarded(agent):

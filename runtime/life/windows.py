@@ -258,15 +258,15 @@ class Windows(Part, Subscriber):
                 visits.come(change, agent, task, visit)
             try:
                 grace = self._agents.settings.grace(agent)
-                self._port.view(execution, _viewer(visit, end, end.socket), grace)
+                viewer = Viewer(visit=visit, end=end.socket, screen=end.screen)
+                self._port.view(execution, viewer, grace)
                 crashpoints.reach("terminal.handed")
             except OSError as error:
                 self._gone(agent, task, {visit.number: visits.CLOSED})
                 if isinstance(error, BlockingIOError):
                     raise AgainError("too much waits for its monitor: try again") from None
                 raise NotRunningError(f"{_name(agent, task)} has just ended") from None
-        end.socket.close()
-        end.charge.release()
+        end.close()
         self._unsent[key] = theirs
         if any(each.frozen for each in (*self._agents.registry.ancestors(agent), agent)):
             self._port.tell_viewers(execution, _PAUSED)
@@ -298,22 +298,24 @@ class Windows(Part, Subscriber):
     @contextlib.contextmanager
     def launching(self, execution: Execution, agent: Agent, task: Task | None) -> Iterator[None]:
         """While something is launched: who waits for its terminal is at its monitor before the
-        program runs, or is told why it cannot."""
-        key = _key(agent, task, FIRST)
-        if (end := self._ends.find(key)) is not None:
-            for visit in (task or agent).viewers:
-                if visit.number == FIRST:
-                    execution.first_viewer = _viewer(visit, end, end.socket.dup())
+        program runs, or is told why it cannot. That monitor alone hears it from now on."""
+        end = self._ends.take(_key(agent, task, FIRST))
+        if end is None:
+            yield
+            return
+        for visit in (task or agent).viewers:
+            if visit.number == FIRST:
+                execution.first_viewer = Viewer(
+                    visit=visit, end=end.socket, screen=end.screen
+                )
         try:
             yield
         except (CtxError, OSError) as error:
-            self._tell_over(key, str(error))
+            _say_failed(end.socket, str(error))
             raise
         finally:
-            self._ends.drop(key)
-            if execution.first_viewer is not None:
-                execution.first_viewer.end.close()
-                execution.first_viewer = None
+            execution.first_viewer = None
+            end.close()
 
     def tell_frozen(self, agent: Agent, frozen: bool) -> None:
         """Tells all who look at terminals of an agent, and of what it owns, that these are frozen,
@@ -499,17 +501,6 @@ def _visit(number: int, caller: Caller, wanted: Wanted) -> Visit:
         looks=wanted.looks,
         hangs_up=wanted.hangs_up,
         removes=wanted.removes,
-    )
-
-
-def _viewer(visit: Visit, end: End, sent: socket.socket) -> Viewer:
-    return Viewer(
-        end=sent,
-        number=visit.number,
-        uid=visit.uid,
-        look=visit.looks,
-        hangup=visit.hangs_up,
-        screen=end.screen,
     )
 
 

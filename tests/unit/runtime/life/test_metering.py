@@ -69,7 +69,7 @@ def look_once(meter: Meter) -> None:
         trio.run(meter.run)
 
 
-def peak(meter: Meter, agent: Agent) -> int | None:
+def peak(meter: Meter, agent: Agent) -> float | None:
     """What was found so far; ``usage`` would look again."""
     cell = meter._live_cells[agent.index]
     return meter.final(cell).get("memory_peak_sampled")

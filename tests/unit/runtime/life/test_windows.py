@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from runtime.agents.visits import CLOSED, DETACHED, ENDED
 from runtime.authority.accounts import Payer, Reserve, Resource
-from runtime.cell.port import Execution
+from runtime.cell.port import Execution, LiveCell
 from runtime.errors import (
     AgainError,
     CtxError,
@@ -143,7 +144,8 @@ def test_who_starts_it_is_there_before_the_program_is(world: World) -> None:
         cell = lobby.cell(agent)
         await lobby.until(cell.facts.exist)
         viewer = lobby.machine.viewers[cell.facts.key, 1]
-        assert (viewer.screen, viewer.hangup, viewer.look) == (SCREEN, True, False)
+        visit = viewer.visit
+        assert (viewer.screen, visit.hangs_up, visit.looks) == (SCREEN, True, False)
         end.send(b"iabc")
         assert viewer.end.recv(10) == b"iabc"
         assert lobby.visits(agent) == [(1, agent.run.id)]
@@ -160,7 +162,7 @@ def test_others_join_and_leave_and_each_is_told_once(world: World) -> None:
         agent, _ = await lobby.busy()
         cell, run = lobby.cell(agent), agent.run.id
         number, _ = await lobby.open(agent, Wanted(looks=True))
-        assert number == 2 and lobby.machine.viewers[cell.facts.key, 2].look
+        assert number == 2 and lobby.machine.viewers[cell.facts.key, 2].visit.looks
         assert (lobby.supervisor.windows.viewers, lobby.supervisor.windows.terminals) == (2, 1)
         lobby.machine.left(cell, 2, DETACHED)
         await lobby.until(lambda: len(agent.viewers) == 1)
@@ -445,6 +447,37 @@ async def queued(lobby: Lobby) -> tuple[Agent, socket.socket]:
     return kid, end
 
 
+def test_who_leaves_while_it_is_launched_is_heard_by_its_monitor_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two who read what it says would each have a part of that."""
+
+    async def act(lobby: Lobby) -> None:
+        starter, go = lobby.supervisor._follower.starter, trio.Event()
+        launch = starter.launch
+
+        async def wait(live_cell: LiveCell, *more: Any) -> None:
+            await go.wait()
+            await launch(live_cell, *more)
+
+        monkeypatch.setattr(starter, "launch", wait)
+        agent = lobby.make()
+        _, end = await lobby.open(agent, WINDOW)
+        await wait_all_tasks_blocked()
+        for packet in (b"i...", b"d"):
+            end.send(packet)
+        lobby.held.close()
+        await wait_all_tasks_blocked()
+        assert lobby.visits(agent) == [(1, "r1")]
+        go.set()
+        await lobby.until(lambda: bool(lobby.machine.viewers))
+        [viewer] = lobby.machine.viewers.values()
+        assert [viewer.end.recv(100) for _ in range(3)] == [b"i...", b"d", b""]
+        assert agent.status is Status.STARTING
+
+    in_lobby(world, act)
+
+
 def test_what_cannot_be_launched_is_told_to_who_started_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -647,7 +680,7 @@ def test_both_ends_pass_to_a_daemon_that_is_executed_again(world: World) -> None
         lobby.machine.ended(lobby.cell(first), code=0)
         await lobby.until(lambda: bool(kid.run.id) and lobby.cell(kid).facts.exist())
         viewer = lobby.machine.viewers[lobby.cell(kid).facts.key, 1]
-        assert (viewer.screen, viewer.hangup) == (SCREEN, True)
+        assert (viewer.screen, viewer.visit.hangs_up) == (SCREEN, True)
         viewer.end.send(b"o$ ")
         assert kept["waits"].recv(10) == b"o$ "
         assert lobby.connections() == 2
