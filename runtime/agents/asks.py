@@ -103,7 +103,7 @@ def _not_now(facts: Facts, caller: Caller, ask: Ask) -> str:
 #: its files are written, its addressee is, and its answer is
 WRITING: Final = Guard(who=Role.SELF, when=TAKING, unless=(_asked,))
 ADDRESSING: Final = Guard(who=PARTIES, unless=(_not_now, _over))
-ANSWERING: Final = Guard(who=CONTROLLERS, unless=(_others, _unasked, _over))
+ANSWERING: Final = Guard(who=CONTROLLERS, unless=(_others, _unasked, _over), local=True)
 ASKS: Final = PlaneKind(
     cls=Ask, what="ask", limit=lambda config: config.asks,
     making=Guard(who=Role.SELF, when=TAKING), removing=Guard(who=PARTIES), writing=WRITING,
@@ -223,16 +223,11 @@ class AskPlane(AwaitedPlane[Ask]):
         roles = self._identity.roles(caller, agent)
         self._kind.making.check_who(Act.MAKE, "an ask", self._facts, roles, agent)
 
-    def set(self, agent: Agent, ask: Ask, field: str, text: str) -> None:
-        """One field, before it is asked."""
-        with self._journal.changing() as change:
-            self.update(change, agent, ask, field, text)
+    # what a caller commits, or drops to see what it raises
 
     def update(self, change: Change, agent: Agent, ask: Ask, field: str, text: str) -> None:
-        """Sets a field in a change that the caller commits, or drops to see what ``set`` raises.
-
-        ``MalformedError``, ``TooLongError`` or ``WrongStateError``.
-        """
+        """One field, before it is asked. ``MalformedError``, ``TooLongError`` or
+        ``WrongStateError``."""
         self.check_open(ask)
         limit = self._settings.config.control_max
         if len(text.encode()) > limit:
@@ -241,13 +236,8 @@ class AskPlane(AwaitedPlane[Ask]):
         if change.peek(ask, "options") and change.peek(ask, "form"):
             raise MalformedError("an ask has options or a form, not both: empty the other one")
 
-    def ask(self, agent: Agent, ask: Ask, question: str) -> None:
-        """Asks, once. ``MalformedError``, ``QuotaError`` or ``WrongStateError``."""
-        with self._journal.changing() as change:
-            self.begin(change, agent, ask, question)
-
     def begin(self, change: Change, agent: Agent, ask: Ask, question: str) -> None:
-        """Asks in a change that the caller commits, or drops to see what ``ask`` raises."""
+        """Asks, once. ``MalformedError``, ``QuotaError`` or ``WrongStateError``."""
         self.check_open(ask)
         WRITING.check_when(Act.WRITE, "question", agent)
         if not question.strip():
@@ -280,16 +270,11 @@ class AskPlane(AwaitedPlane[Ask]):
         if default := change.peek(ask, "default"):
             self.parse_answer(change, ask, default)
 
-    def address(self, caller: Caller, agent: Agent, ask: Ask, text: str) -> None:
-        """Whom it asks; of an open one, somebody passes it on. ``DeniedError``, ``MalformedError``,
-        ``QuotaError`` or ``WrongStateError``."""
-        with self._journal.changing() as change:
-            self.pass_on(change, caller, agent, ask, text)
-
-    def pass_on(
+    def address(
         self, change: Change, caller: Caller, agent: Agent, ask: Ask, text: str
     ) -> None:
-        """Says whom it asks in a change that the caller commits, or drops."""
+        """Whom it asks; of an open one, somebody passes it on. ``DeniedError``, ``MalformedError``,
+        ``QuotaError`` or ``WrongStateError``."""
         self.check_there(ask)
         ADDRESSING.check_object(self._facts, caller, ask)
         to, before = check_choice(text, ADDRESSEES), change.peek(ask, "to")
@@ -370,18 +355,25 @@ class AskPlane(AwaitedPlane[Ask]):
         self.check_there(ask)
         answer = self.parse_answer(change, ask, text)
         self._end(change, agent, ask, AskStatus.ANSWERED, answer)
+        self._forget_old(change, agent)
 
     # other ends
 
-    def withdraw_all(self, change: Change, agent: Agent, lives: Iterable[str] = LIVES) -> None:
-        """Nobody waits for an answer any more."""
-        for ask in self._items.of(agent.index, Ask):
-            if change.peek(ask, "status") is AskStatus.OPEN and ask.life in lives:
-                self._end(change, agent, ask, AskStatus.WITHDRAWN)
+    def still_open(self, change: Change, agent: Agent) -> list[Ask]:
+        """The asks of an agent that wait for their answer."""
+        asks = self._items.of(agent.index, Ask)
+        return [ask for ask in asks if change.peek(ask, "status") is AskStatus.OPEN]
+
+    def withdraw(self, change: Change, agent: Agent, asks: Iterable[Ask]) -> None:
+        """Nobody waits for their answers any more."""
+        for ask in asks:
+            self._end(change, agent, ask, AskStatus.WITHDRAWN)
+        self._forget_old(change, agent)
 
     def run_over(self, change: Change, agent: Agent) -> None:
         """The run at hand ends, and with it what it alone asks."""
-        self.withdraw_all(change, agent, ("run",))
+        asks = self.still_open(change, agent)
+        self.withdraw(change, agent, [ask for ask in asks if ask.life == "run"])
 
     def _moments_of(self, ask: Ask) -> tuple[float, ...]:
         return (self.moments.deadline(ask),) if ask.status is AskStatus.OPEN else ()
@@ -389,6 +381,7 @@ class AskPlane(AwaitedPlane[Ask]):
     def _expire(self, change: Change, agent: Agent, ask: Ask, moment: float) -> None:
         answer = self.parse_answer(change, ask, ask.default) if ask.default else ""
         self._end(change, agent, ask, AskStatus.EXPIRED, answer)
+        self._forget_old(change, agent)
 
     def _removing(self, change: Change, agent: Agent, item: Ask) -> None:
         if not item.over:
@@ -408,7 +401,6 @@ class AskPlane(AwaitedPlane[Ask]):
         self._take_back_message(change, agent, ask)
         facts = cache(lambda: answer_facts(change, ask))
         self._waiting.resource_over(change, agent, "answer", ask.name, facts)
-        self._forget_old(change, agent)
 
     def _forget_old(self, change: Change, agent: Agent) -> None:
         ended = [a for a in self._items.of(agent.index, Ask) if change.is_over(a)]

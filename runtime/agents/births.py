@@ -10,6 +10,7 @@ import time
 from typing import Any, Final
 
 from runtime import crashpoints
+from runtime.agents import placing
 from runtime.agents.ends import Ends
 from runtime.agents.messages import Messages
 from runtime.agents.removals import Removals
@@ -102,6 +103,9 @@ def _why_no_child(facts: Facts, name: str, parent: Agent) -> str:
             f"{quote(name)} would be {depth + 1} levels deep; "
             f"the configured maximum is {config.depth}"
         )
+    placed = facts.registry.placed(parent)
+    if placed is not None and depth > placed.guest["bound"]["depth"]:
+        return f"{quote(name)} would be deeper below {quote(placed.name)} than its lead allows"
     ended = sum(child.status is Status.DEAD for child in facts.registry.children(parent))
     if ended >= config.ended:
         what = f"{quote(parent.name)} has {ended} children that have ended"
@@ -222,13 +226,53 @@ class Births(Part):
             for key, value in self._child_values(agent, parent).items():
                 setattr(agent, key, value)
         change = Change()
-        change.made.append(agent)
         if parent is not None:
             self._tasks.make_handle(change, parent, agent)
+        self._make(change, agent)
+        return agent
+
+    def place(self, caller: Caller, name: str, incarnation: Incarnation, **values: Any) -> Agent:
+        """A new agent of another machine's daemon, which ``caller`` is here: a root agent that
+        nobody but its operators sees. Its name can be given to no other agent.
+
+        ``TakenError``, ``DeniedError``, ``QuotaError``.
+        """
+        for reason in (_taken, _held, _full):
+            reason.check(self._facts, caller, name)
+        agent = Agent(
+            index=NO_AGENT,
+            incarnation=incarnation,
+            name=name,
+            owner=caller.uid,
+            uid=caller.uid,
+            gid=caller.gid,
+            created=time.time(),
+            wait_token=WaitFileName(secrets.token_hex(16)),
+            made_to_start=True,
+            **values,
+        )
+        if self._is_known(agent):
+            raise TakenError(f"there is something of an agent {quote(incarnation)} here")
+        self._default_root(agent, caller)
+        agent.profile = Profile.PRIVATE_CHILD.value
+        self._make(Change(), agent)
+        return agent
+
+    def _is_known(self, agent: Agent) -> bool:
+        """Whether anything of its incarnation, whatever became of that, is there."""
+        question = "SELECT 1 FROM answers WHERE caller=? LIMIT 1"
+        return (
+            self._registry.incarnation(agent.incarnation) is not None
+            or self._registry.is_paying(agent.incarnation)
+            or self._documents.directory(agent).exists()
+            or self._store.value(bool, question, agent.incarnation) is not None
+        )
+
+    def _make(self, change: Change, agent: Agent) -> None:
+        change.made.append(agent)
         self._prepare(agent)
         self._commit_made(change)
         self._register(agent)
-        return agent
 
     def free_name(self, caller: Caller, parent: Agent) -> str:
         """A name that a new child of an agent can have, if ``caller`` makes it.
@@ -284,14 +328,8 @@ class Births(Part):
         agent.creator_groups = (
             linux.groups_of(caller.pid) if caller.groups is None else caller.groups
         )
-        agent.groups = agent.creator_groups
+        agent.uid, agent.gid, agent.groups = placing.default_ids(self._facts, agent)
         agent.policy = policy.default_root(self._settings.config.policy, agent.label)
-        privilege = self._facts.privilege
-        if privilege.rootless:
-            agent.uid, agent.gid, agent.groups = privilege.uid, privilege.gid, privilege.groups
-        elif caller.uid == 0:
-            agent.uid, agent.gid = self._settings.config.agent_ids()
-            agent.groups = ()
 
     def _child_values(self, agent: Agent, parent: Agent) -> dict[str, Any]:
         """The defaults of a child of ``parent``, if that has room for what comes with it."""
@@ -303,6 +341,7 @@ class Births(Part):
             "parent_session": parent.session,
             "channel": agent.name,
             "lineage": lineage + (f" run:{parent.run.id}" if parent.run.id else ""),
+            "payers": (agent.incarnation, *self._registry.payers(parent)),
             "life": "owned",
             "profile": Profile.PRIVATE_CHILD.value,
             "uid": parent.uid,
@@ -351,9 +390,13 @@ class Births(Part):
         RESETTING.check_when(Act.SAY, "reset", agent)
         RESETTING.check_object(self._facts, NOBODY, agent)
         parent = self._registry.parent_of(agent)
+        incarnation = Incarnation(secrets.token_hex(8))
         new = agent.renewed(
             index=NO_AGENT,
-            incarnation=Incarnation(secrets.token_hex(8)),
+            incarnation=incarnation,
+            payers=(incarnation, *self._registry.payers(agent)[1:]),
+            spent=(),
+            limits_told={},
             created=time.time(),
             wait_token=WaitFileName(secrets.token_hex(16)),
             parent_session=parent.session if parent is not None else None,
@@ -424,6 +467,7 @@ class Births(Part):
                 "parent_session": None,
                 "channel": "",
                 "lineage": f"operator uid:{agent.owner}",
+                "payers": (),
                 "life": "detached",
                 "profile": Profile.PUBLIC_NAMED.value,
                 "policy": policy.default_root(self._settings.config.policy, label),
@@ -437,6 +481,7 @@ class Births(Part):
                 raise MalformedError(f"{quote(parent.name)} cannot be its own ancestor")
             if why := why_no_children(parent):
                 raise WrongStateError(why)
+            placing.check_here(parent, "has children")
             if full := _why_no_child(self._facts, agent.name, parent):
                 raise QuotaError(full)
             self._tasks.check_handle(parent, agent.name)

@@ -45,7 +45,7 @@ class Ends(Part):
         """Adds to ``change`` that a cue makes an agent dead, and what this means for it, its
         session and its parent."""
         self._waiting.cancel_all(change, agent)
-        self._asks.withdraw_all(change, agent)
+        self._asks.withdraw(change, agent, self._asks.still_open(change, agent))
         self._tasks.keep_worktree(change, agent, f"ctxd did not see its end ({reason})")
         change.set(
             agent,
@@ -96,11 +96,13 @@ class Ends(Part):
         tasks = self._tasks.unfinished(change, agent)
         waits = self._waiting.armed(change, agent) if everything else []
         queued = self._messages.pending(agent) if everything else []
-        if len(tasks) + len(waits) + len(queued) <= _AT_ONCE:
+        asks = self._asks.still_open(change, agent) if everything else []
+        if len(tasks) + len(waits) + len(queued) + len(asks) <= _AT_ONCE:
             return False
         for wait in waits[:_AT_ONCE]:
             self._waiting.cancel(change, agent, wait)
         self._messages.drop(change, agent, queued[:_AT_ONCE], reason)
+        self._asks.withdraw(change, agent, asks[:_AT_ONCE])
         for task in tasks[:_AT_ONCE]:
             self._tasks.end(change, agent, task, TaskCue.CANCELLED, reason=reason)
         return True

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypedDict, Unpack
 
 from runtime import crashpoints
-from runtime.agents.reports import REPORT_MAX, Reports
+from runtime.agents import placing
+from runtime.agents.reports import Reports, check_report
 from runtime.authority.facts import Facts, Part
 from runtime.authority.guard import ANY_STATUS, Act, Guard, unless
 from runtime.caller import CONTROLLERS, NOBODY, Caller, Role
 from runtime.errors import (
+    CtxError,
     MalformedError,
     QuotaError,
     TakenError,
@@ -68,10 +71,12 @@ def _once(facts: Facts, caller: Caller, agent: Agent) -> str:
 
 
 def _why_unheard(supervisor: Agent | None) -> str:
-    if supervisor is None or supervisor.how.takes_messages:
-        return ""
+    return "" if supervisor is None or supervisor.how.takes_messages else _unheard(supervisor.name)
+
+
+def _unheard(name: str) -> str:
     return (
-        f"the supervisor {quote(supervisor.name)} is a once agent, which takes no messages: "
+        f"the supervisor {quote(name)} is a once agent, which takes no messages: "
         "write result.md, which it reads after your end"
     )
 
@@ -86,12 +91,18 @@ def _unheard_child(facts: Facts, caller: Caller, agent: Agent) -> str:
 
 @unless("its supervisor's mode is once", UnsupportedError)
 def _unheard_reporter(facts: Facts, caller: Caller, agent: Agent) -> str:
+    kind, _, name = agent.guest.get("supervisor", "").partition(":")
+    if kind == "agent" and not agent.guest["takes"]:
+        return _unheard(name)
     return _why_unheard(facts.registry.supervisor_of(agent))
 
 
 @unless("its supervisor is stopping or dead", WrongStateError)
 def _ending(facts: Facts, caller: Caller, agent: Agent) -> str:
     supervisor = facts.registry.supervisor_of(agent)
+    if agent.is_guest and agent.guest["bound"]["ended"]:
+        name = agent.guest["supervisor"].removeprefix("agent:")
+        return f"the supervisor {quote(name)} is ending: nobody would read it"
     if supervisor is None or supervisor.status in _TAKING:
         return ""
     return f"the supervisor {quote(supervisor.name)} is {supervisor.status}: nobody would read it"
@@ -102,7 +113,7 @@ _TAKING: Final = ANY_STATUS - {Status.STOPPING, Status.DEAD}
 SENDING: Final = Guard(
     who=CONTROLLERS | Role.WRITER | Role.CHILD,
     when=_TAKING,
-    unless=(_unheard_child, _once),
+    unless=(_unheard_child, placing.unheard, _once),
     delegated=True,
 )
 #: who reports to an agent's supervisor
@@ -137,12 +148,6 @@ def check_id(text: str) -> MessageId:
 def notice_of(ended: Task | Wait) -> str:
     """Whom a notice of its end is from."""
     return f"{'task' if isinstance(ended, Task) else 'wait'}:{ended.name}"
-
-
-def check_report(text: str) -> None:
-    """``TooLongError``."""
-    if len(text.encode()) > REPORT_MAX:
-        raise TooLongError(f"a report may have at most {REPORT_MAX} bytes")
 
 
 class Terms(TypedDict, total=False):
@@ -310,6 +315,22 @@ class Messages(Part):
                 self._reports.add(change, agent, text, name=given, keep_id=kept)
         crashpoints.reach("report.queued")
         return given
+
+    def told(self, change: Change, agent: Agent, text: str, *, name: str) -> None:
+        """Adds a report that the host of an agent that is away has taken. It cannot be refused any
+        more: what its supervisor does not receive is an event alone.
+
+        ``TooLongError`` or ``MalformedError`` if no host takes it.
+        """
+        check_report(text)
+        given, supervisor = check_id(name), self._registry.supervisor_of(agent)
+        caller = Caller(agent.uid, agent.gid, 0, agent.index, agent.incarnation)
+        if supervisor is not None:
+            with contextlib.suppress(CtxError):
+                key = caller.key
+                self._report(change, caller, agent, supervisor, text, name=given, asked=key)
+                return
+        self._reports.add(change, agent, text, name=given)
 
     def _report(
         self,

@@ -99,6 +99,7 @@ def _is_over(thing: Task | Agent) -> bool:
 
 
 def _thing(agents: Agents, thing: Task | Agent) -> context.Entry:
+    child = thing if isinstance(thing, Agent) else agents.registry.get(thing.child)
     if isinstance(thing, Agent):
         kind, work, title, started, exit_text = CHILD, "", "", thing.started, ""
         status = thing.outcome or thing.status.value
@@ -112,6 +113,7 @@ def _thing(agents: Agents, thing: Task | Agent) -> context.Entry:
         ("kind", kind),
         ("work", work),
         ("title", title),
+        ("node", child.node if child is not None else ""),
         ("started_at", _time(started)),
         ("status", status),
         ("exit", exit_text),

@@ -15,6 +15,7 @@ from runtime.agents.asks import AskPlane
 from runtime.agents.births import Births
 from runtime.agents.ends import Ends
 from runtime.agents.messages import Messages
+from runtime.agents.nodes import Nodes
 from runtime.agents.pruning import Pruning
 from runtime.agents.removals import Removals
 from runtime.agents.reports import Reports
@@ -36,6 +37,7 @@ class Agents(Facts):
     def __post_init__(self, config: Config) -> None:
         super().__post_init__(config)
         self.upkeep = Upkeep(self)
+        self.nodes = Nodes(self)
         self.messages = messages = Messages(self, Reports(self))
         self.work = work = WorkPlane(self)
         self.results = results = Results(self)

@@ -10,6 +10,7 @@ from typing import Final, Generic, TypeVar
 
 import trio
 
+from runtime.agents import placing
 from runtime.authority.facts import Facts, Part
 from runtime.authority.guard import TAKING, Act, Guard
 from runtime.caller import NOBODY, PARTIES, Caller
@@ -104,10 +105,11 @@ class Plane(Part, Generic[_I]):
     def add(self, change: Change, agent: Agent, name: str) -> _I:
         """A new one, in a change that the caller commits.
 
-        ``MalformedError``, ``TakenError``, ``WrongStateError`` (the agent is not live)
-        or ``QuotaError``.
+        ``MalformedError``, ``UnsupportedError`` (the agent runs elsewhere), ``TakenError``,
+        ``WrongStateError`` (it is not live) or ``QuotaError``.
         """
         check_name(name)
+        placing.check_here(agent, f"its {self._what}s are")
         there = self.of(change, agent)
         if any(item.name == name for item in there):
             raise TakenError(why_taken(agent, self._what, name))

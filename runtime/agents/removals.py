@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Final
@@ -15,7 +16,7 @@ from runtime.agents.tasks import TaskPlane, why_fetching
 from runtime.authority.facts import Facts, Part
 from runtime.authority.guard import Guard, unless
 from runtime.caller import CONTROLLERS, NOBODY, OPERATORS, Caller
-from runtime.errors import CtxError, NoSpaceError, WrongStateError
+from runtime.errors import CtxError, ForbiddenError, NoSpaceError, WrongStateError
 from runtime.ids import NO_WAIT_FILE, WaitFileName
 from runtime.kernel.daemonlog import because_of
 from runtime.records.change import RUNTIME, Change
@@ -44,6 +45,17 @@ def _fetching(facts: Facts, caller: Caller, found: Agent) -> str:
     return next(filter(None, map(why_fetching, members)), "")
 
 
+@unless("the lead of one that it has placed here wants it yet", ForbiddenError)
+def _wanted(facts: Facts, caller: Caller, found: Agent) -> str:
+    keep = facts.settings.config.placed_keep
+    if not found.is_guest or found.guest.get("forgotten"):
+        return ""
+    if found.status is Status.DEAD and found.ended < time.time() - keep:
+        return ""
+    lead, days = found.guest["alias"], f"{keep / 86400:g} days"
+    return f"{lead} has placed {quote(found.name)} here: it goes with it, or {days} after its end"
+
+
 @unless("its agent still exists", WrongStateError)
 def _present(facts: Facts, caller: Caller, found: Session) -> str:
     there = facts.registry.get(found.agent_index)
@@ -51,7 +63,7 @@ def _present(facts: Facts, caller: Caller, found: Session) -> str:
 
 
 #: who removes agents and sessions, by rmdir(2)
-REMOVING: Final = Guard(who=CONTROLLERS, unless=(_alive, _fetching))
+REMOVING: Final = Guard(who=CONTROLLERS, unless=(_wanted, _alive, _fetching), local=True)
 REMOVING_SESSIONS: Final = Guard(who=OPERATORS, unless=(_present,))
 
 
@@ -170,6 +182,20 @@ class Removals(Part):
         except CtxError as error:
             why = because_of(agent.owner, agents=[agent.name])
             log.error("%s: cannot remove it after its end: %s", agent.name, error, extra=why)
+
+    def remove_copy(self, agent: Agent) -> None:
+        """Removes a guest that has ended and that its lead has forgotten: the history is there.
+
+        Its durable home is for the next agent of its name.
+        """
+        sessions = [self._sessions.load(index) for index in (agent.session, *agent.other_sessions)]
+        self.remove(agent)
+        with self._store.transaction():
+            for session in sessions:
+                self._sessions.erase(session)
+        for session in sessions:
+            self._trash.discard(self._sessions.directory(session), session.owner)
+        self._disk.look(agent.owner)
 
     def forget(self, agent: Agent) -> None:
         """One whose removal is committed: nothing of it is left in memory, nor of its files."""

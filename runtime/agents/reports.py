@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from runtime.authority.facts import Part
+from runtime.errors import TooLongError
 from runtime.ids import MessageId
 from runtime.records.change import Change
 from runtime.records.items import Report
@@ -19,6 +20,12 @@ _KEPT_TEXT: Final = 1500
 _KEPT: Final = 10
 #: ids of reports that nobody received
 _KEPT_IDS: Final = 1024
+
+
+def check_report(text: str) -> None:
+    """``TooLongError``."""
+    if len(text.encode()) > REPORT_MAX:
+        raise TooLongError(f"a report may have at most {REPORT_MAX} bytes")
 
 
 class Reports(Part):
@@ -54,6 +61,9 @@ class Reports(Part):
             text=head(text, _TOLD),
         )
         supervisor = self._registry.supervisor_of(agent)
+        if agent.is_guest:
+            said = {"id": name, "run": agent.run.id, "text": text}
+            change.post(agent.peer, "report", agent.incarnation, **said)
         if supervisor is not None:
             self._keep(
                 change,

@@ -21,7 +21,7 @@ from runtime.records.change import Change
 from runtime.records.items import TASK_ENDS, Task, TaskCue, TaskStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Session
-from runtime.texts.names import dump_json, parse_json_object
+from runtime.texts.names import check_absolute, dump_json, parse_json_object, quote
 
 COMMAND: Final = "command_task"
 CHILD: Final = "child_agent_task"
@@ -136,6 +136,28 @@ def _tail_source(directory: Path, since: int, shown: str) -> Source:
 
 
 # references and artifacts
+
+
+def check_ref(line: str) -> None:
+    """A line of ``refs.jsonl``: ``{path, hash?, kind?, summary?}``, with relative paths only below
+    ``artifact/``; ``MalformedError``."""
+    if not line.strip():
+        return
+    ref = parse_json_object(line)
+    for key, value in ref.items():
+        if key not in ("path", "hash", "kind", "summary"):
+            raise MalformedError(f"unknown key {quote(key)}; use path, hash, kind or summary")
+        if not isinstance(value, str):
+            raise MalformedError(f"{key} is not a string")
+    path = ref.get("path")
+    if not path:
+        raise MalformedError(f"{quote(line)} has no path")
+    if path.startswith("/"):
+        check_absolute(path)
+    elif not path.startswith("artifact/") or any(
+        part in ("", ".", "..") for part in path.split("/")
+    ):
+        raise MalformedError(f"{quote(path)}: a relative path must be below artifact/")
 
 
 def refs_of(path: Path, size: int) -> tuple[list[dict[str, Any]], bool]:

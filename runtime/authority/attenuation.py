@@ -118,6 +118,9 @@ class Authority:
             rules = self.effective_policy(agent)
         if not policy.allows(rules, cls, other.name, perm):
             return False
+        placed = self._registry.placed(agent)
+        if placed is not None and self._registry.placed(other) is not placed:
+            return False  # what its lead let it reach is at the lead
         if agent.owner == other.owner:
             return True
         return policy.allows(self._of_root(agent), cls, other.name, perm)
@@ -229,6 +232,8 @@ class Authority:
 
     def families(self, agent: Agent) -> tuple[str, ...]:
         """The tool families that are on."""
+        if agent.is_guest:
+            return tuple(agent.guest["bound"]["families"])
         if agent.private and self.own_policy(agent).objects("allow", "agent", "create").all:
             return (*agent.families, "agent_creation")
         return agent.families
@@ -250,6 +255,8 @@ class Authority:
         return [(mount, self._by_policy(agent, mount)) for mount in self._above(agent)]
 
     def _above(self, agent: Agent) -> Iterable[mounts.Mount]:
+        if agent.placement:
+            return ()  # its view is of another machine
         if agent.bound_mount is not None:
             return self.places.annotated(mounts.parse_bound(agent.bound_mount), agent.owner)
         parent = self._registry.parent_of(agent)

@@ -24,7 +24,7 @@ from typing import Final, Generic, Never, TypeVar
 
 from runtime.authority.facts import Facts
 from runtime.caller import Caller, Role
-from runtime.errors import CtxError, DeniedError, WrongStateError
+from runtime.errors import CtxError, DeniedError, ForbiddenError, WrongStateError
 from runtime.records.lifecycle import AGENT_MOVES, Cue, Status
 from runtime.records.model import Agent
 from runtime.texts.names import quote
@@ -74,6 +74,10 @@ def unless(
     return partial(Unless, text, error)
 
 
+#: what changes an agent, or tells it something: by its lead alone, of one that was placed here
+_LED: Final = frozenset((Act.WRITE, Act.MAKE, Act.REMOVE, Act.SAY, Act.SEND))
+#: who changes it from within: itself, and its children
+_WITHIN: Final = Role.SELF | Role.CHILD
 #: for whom a delegated thing of a private child is
 WITHIN_FAMILY: Final = Role.CREATOR | Role.CHILD | Role.SENDER
 
@@ -84,13 +88,15 @@ class Guard(Generic[_O_contra]):
 
     It is generic in what its obstacles look at, beside the caller and the agent. A ``delegated``
     thing of a private child is between the child, its creator and its own children.
-    ``misfit`` is the error for another status, where it is not the usual one.
+    ``misfit`` is the error for another status, where it is not the usual one. Of an agent that
+    another machine's daemon has placed here, operators may do what is ``local`` only.
     """
 
     who: Role = Role.NONE
     when: frozenset[Status] = ANY_STATUS
     unless: tuple[Unless[_O_contra], ...] = ()
     delegated: bool = False
+    local: bool = False
     misfit: Callable[[Status], CtxError] | None = None
 
     def wanted(self, facts: Facts, agent: Agent | None) -> Role:
@@ -123,11 +129,16 @@ class Guard(Generic[_O_contra]):
     def check_who(
         self, act: Act, what: str, facts: Facts, roles: Role, agent: Agent | None
     ) -> None:
-        """``DeniedError`` if these may not."""
+        """``DeniedError`` if these may not, ``ForbiddenError`` if only its lead may."""
         wanted = self.wanted(facts, agent)
+        infinitive, participle = act.value
         if not roles & wanted:
-            infinitive, _ = act.value
             raise DeniedError(f"the caller may not {infinitive} {what}; {said(wanted)} may")
+        if agent is None or not agent.is_guest or self.local or roles & _WITHIN:
+            return
+        if act in _LED:
+            where = f"at {agent.guest['alias']}, which has placed {quote(agent.name)} here"
+            raise ForbiddenError(f"{what} can only be {participle} {where}")
 
     def check_when(self, act: Act, what: str, agent: Agent) -> None:
         """``WrongStateError``, or the ``misfit``, in another status."""
@@ -161,10 +172,13 @@ AnyGuard = Guard[Never]
 NEVER: Final[Guard[object]] = Guard()
 
 
-def of_move(who: Role, cue: Cue, *unless: Unless[Agent]) -> Guard[Agent]:
+def of_move(
+    who: Role, cue: Cue, *unless: Unless[Agent], local: bool = False
+) -> Guard[Agent]:
     """The guard of a verb of agents: ``when`` the table of statuses has the move."""
     return Guard(
         who=who,
+        local=local,
         when=frozenset(status for status, e in AGENT_MOVES.table if e is cue),
         unless=unless,
         misfit=lambda status: AGENT_MOVES.refusal(status, cue),

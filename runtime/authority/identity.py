@@ -94,8 +94,7 @@ class Identity:
         return spare.with_spare(lambda: self._resolve_peer(connection))
 
     def _resolve_peer(self, connection: socket.socket) -> Caller:
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        pid, uid, gid = (int.from_bytes(raw[i : i + 4], "little", signed=True) for i in (0, 4, 8))
+        pid, uid, gid = linux.peer(connection)
         try:
             held = connection.getsockopt(socket.SOL_SOCKET, linux.SO_PEERPIDFD)
         except OSError as error:

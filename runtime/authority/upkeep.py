@@ -19,7 +19,7 @@ from runtime.records.change import Change, Subscriber
 from runtime.records.items import KINDS, LONG_ABOVE, AskStatus, Item, Task, TaskStatus, Work
 from runtime.records.lifecycle import ENDING_VERBS
 from runtime.records.model import Agent, Session
-from runtime.texts.names import dump_json
+from runtime.texts.names import shown_json
 
 #: of an agent: its socket, the pidfds of its monitors, and one while something starts
 _DESCRIPTORS_OF_AGENT: Final = 4
@@ -126,7 +126,7 @@ class Upkeep(Part, Subscriber):
             for event in _begun(self._journal.told(change)):
                 whose = self._registry.named(event["agent"])
                 if whose is not None:
-                    kept[whose.owner] += _TOLD * (len(dump_json(event).encode()) + _EVENT)
+                    kept[whose.owner] += _TOLD * (len(shown_json(event).encode()) + _EVENT)
         for owner, amount in growth.items():
             if amount > 0:
                 self._accounts.check(
@@ -224,6 +224,8 @@ def _begun(events: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 
 def _of_agent(agent: Agent) -> Held:
+    if agent.placement:  # its processes are on another machine
+        return {Resource.DESCRIPTORS: _DESCRIPTORS_OF_AGENT}
     # one monitor of its cell, and one of a run in it
     monitors = 2 if agent.how.holds_cell else 1
     held = {

@@ -758,9 +758,9 @@ def test_an_event_that_a_full_disk_cut_is_completed_not_repeated(
 
     with monkeypatch.context() as patch:
         patch.setattr(history, "append", cut)
-        event("one")
-    event("two")
-    assert [json.loads(line)["type"] for line in world.lines(agent)[2:]] == ["one", "two"]
+        event("run.start")
+    event("run.end")
+    assert [json.loads(line)["type"] for line in world.lines(agent)[2:]] == ["run.start", "run.end"]
 
 
 # adoption and owners

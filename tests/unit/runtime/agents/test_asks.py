@@ -28,9 +28,10 @@ def agent(world: World) -> Agent:
 def asked(world: World, agent: Agent, name: str = "q", **fields: str) -> Ask:
     asks = world.agents.asks
     ask = asks.make(inside(agent), agent, name)
-    for field, text in fields.items():
-        asks.set(agent, ask, field, text)
-    asks.ask(agent, ask, "May I?")
+    with world.agents.journal.changing() as change:
+        for field, text in fields.items():
+            asks.update(change, agent, ask, field, text)
+        asks.begin(change, agent, ask, "May I?")
     return ask
 
 

@@ -76,6 +76,12 @@ def test_a_report_is_a_message_and_an_event(world: World, boss: Agent, child: Ag
     assert kept.created > 0
 
 
+def test_a_terminal_that_shows_events_obeys_none_of_them(world: World, child: Agent) -> None:
+    report(world, child, "漢 \x9b5i\u202e\x7f\x1b[5i")
+    assert all(line.isprintable() for line in world.lines(child))
+    assert told(world, child)[0]["text"] == "漢 \x9b5i\u202e\x7f\x1b[5i"
+
+
 def test_a_message_to_ones_supervisor_is_a_report(
     world: World, boss: Agent, child: Agent
 ) -> None:
