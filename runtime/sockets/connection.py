@@ -46,6 +46,10 @@ class Asked:
     progress: dict[str, Any] = field(default_factory=dict)
 
 
+def _encoded(frame: dict[str, Any]) -> bytearray:
+    return bytearray((dump_json(frame) + "\n").encode())
+
+
 def _place(unsent: list[bytearray], one: bytearray) -> int:
     """Equal frames are not the same."""
     return next(place for place, each in enumerate(unsent) if each is one)
@@ -93,7 +97,7 @@ class Connection:
         #: operations that are answered later
         self.pending: list[Asked] = []
         #: what the daemon before had yet to send, and what it was asked and how far it came
-        self.left_unsent = b""
+        self.left_unsent = bytearray()
         self.left_pending: list[tuple[dict[str, Any], dict[str, Any]]] = []
         #: the wait for a line
         self.receiving = trio.CancelScope()
@@ -118,13 +122,13 @@ class Connection:
         """Awaits it; what its steps take of the loop is charged to the peer's owner."""
         return Timed(coroutine, partial(self._time.pay, self.who))
 
-    async def send(self, frame: dict[str, Any] | bytes) -> None:
+    async def send(self, frame: dict[str, Any] | bytearray) -> None:
         """Waits until the peer has room: a slow reader slows only itself, and what waits
-        for it is charged to it. ``QuotaError``."""
-        data = frame if isinstance(frame, bytes) else (dump_json(frame) + "\n").encode()
-        held = len(data) if len(data) > _SMALL else 0
+        for it is charged to it. ``QuotaError``. Bytes are the connection's from then on: nobody
+        else is to keep a copy, which nobody would pay for."""
+        left = frame if isinstance(frame, bytearray) else _encoded(frame)
+        held = len(left) if len(left) > _SMALL else 0
         self.charge(held)
-        left = bytearray(data)
         self._unsent.append(left)
         try:
             await self._turns.take(self.who)
@@ -138,7 +142,7 @@ class Connection:
 
     async def hand(self, frame: dict[str, Any], descriptor: int, asked: Asked) -> None:
         """Sends the answer to what was asked with a descriptor, in one step with ``done``."""
-        data = (dump_json(frame) + "\n").encode()
+        data = _encoded(frame)
         peer = self.stream.socket._sock  # type: ignore[attr-defined]
         await self._turns.take(self.who)
         async with self._lock:
@@ -192,7 +196,7 @@ class Connection:
         sizes = (1, _DESCRIPTORS, _OWN_SIZE + len(self._buffer))
         for charge, amount in zip(self._charges, sizes, strict=True):
             charge.set(amount)
-        self.left_unsent, self.left_pending = saved["unsent"], saved["pending"]
+        self.left_unsent, self.left_pending = bytearray(saved["unsent"]), saved["pending"]
 
     async def next_line(self) -> str | None:
         """The next line, None at the end of the connection, or of all of the server.
@@ -202,9 +206,16 @@ class Connection:
         with trio.CancelScope() as self.receiving:
             # of lines that came together each has a step
             await trio.lowlevel.checkpoint()
-            if not self.server.ended.is_set():
+            if not (self.server.ended.is_set() or self.ending):
                 return await self.receive()
         return None
+
+    def take_rest(self) -> bytes:
+        """The bytes that came after the line at hand, for whoever reads the peer from now on."""
+        rest = bytes(self._buffer)
+        self.charge(-len(rest))
+        self._buffer.clear()
+        return rest
 
     def take_line(self) -> str:
         """The line at hand, which is being answered from now on."""

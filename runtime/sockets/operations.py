@@ -13,10 +13,13 @@ end of the message (``conclusions``); and the sender gets the last frame from he
 
 from __future__ import annotations
 
+import ipaddress
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
 from typing import Any, Final
+
+import trio
 
 from runtime.agents.answers import check_call_id
 from runtime.agents.messages import SENDING, check_id
@@ -39,7 +42,7 @@ from runtime.errors import (
     NotRunningError,
     WrongStateError,
 )
-from runtime.ids import CallId, MessageId
+from runtime.ids import CallId, Incarnation, MessageId
 from runtime.life.streams import Stream
 from runtime.life.windows import Wanted
 from runtime.records.items import REPORTED, Message, MessageStatus
@@ -48,27 +51,32 @@ from runtime.records.model import Agent
 from runtime.sockets.replay import check_event_id, check_following
 from runtime.sockets.request import Request
 from runtime.texts import policy
-from runtime.texts.names import check_name, parse_duration, quote
+from runtime.texts.names import check_agent, check_name, parse_duration, quote
 
 #: characters of a reply in one frame
 _DELTA_MAX: Final = 16 << 10
 #: sentences on declared agents in an answer; the log has all
 _COMPLAINTS_MAX: Final = 100
+#: what relays say before the number of an incarnation; PREFIX of relay.c
+_RELAYED: Final = ipaddress.IPv6Network("fd63:7478:6673::/64")
+#: reads all agents that there ever were, so one at a time
+_RECALLING: Final = trio.CapacityLimiter(1)
 
 Handler = Callable[[Request], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One row of the protocol. An operation that ``stays`` answers later, others at once. The
-    ``id`` of a request ``of_message`` names a message, or a call that is pending, which its
-    sender may ask about."""
+    """One row of the protocol. An operation that ``stays`` answers later, others at once; after
+    the ``last`` one its connection has something else. The ``id`` of a request ``of_message``
+    names a message, or a call that is pending, which its sender may ask about."""
 
     name: str
     guard: Guard[Request]
     handler: Handler
     doc: str
     stays: bool = False
+    last: bool = False
     of_message: bool = False
 
 
@@ -101,8 +109,10 @@ async def _ctl(request: Request) -> None:
     agent, task, line = (request.fields.get(name, "") for name in ("agent", "task", "line"))
     if not isinstance(agent, str) or not isinstance(task, str):
         raise MalformedError("agent, task: write names")
-    for name in filter(None, (agent, task)):
-        check_name(name)
+    if agent:
+        check_agent(agent)
+    if task:
+        check_name(task)
     if not isinstance(line, str) or not line.strip():
         raise MalformedError("line: write a verb, as in ctl")
     if "said" not in request.progress:
@@ -323,6 +333,73 @@ async def _events(request: Request) -> None:
     await request.answer({"type": "end", "seq": reader.after})
 
 
+async def _who(request: Request) -> None:
+    """Tells of removed agents, too; of no agent but to its owner and to root."""
+    incarnation = _relayed(request.text("address", "an address such as fd63:7478:6673:0:a:b:c:d"))
+    agents = request.agents
+    found = await trio.to_thread.run_sync(
+        agents.store.holders, [incarnation], abandon_on_cancel=True, limiter=_RECALLING
+    )
+    owner, name = found.get(incarnation, (None, ""))
+    if owner is None or agents.identity.whose(request.caller) not in (None, owner):
+        raise MissingError(f"address: no agent of yours ever had {incarnation}")
+    agent = agents.registry.named(name)
+    lives = agent is not None and agent.incarnation == incarnation
+    request.progress["done"] = True
+    await request.answer(
+        {
+            "type": "who",
+            "agent": name,
+            "owner": owner,
+            "incarnation": incarnation,
+            "status": str(agent.status) if agent is not None and lives else "removed",
+        }
+    )
+
+
+def _relayed(text: str) -> Incarnation:
+    """The incarnation in an address that a relay said first; ``MalformedError``."""
+    try:
+        address = ipaddress.IPv6Address(text)
+    except ValueError:
+        raise MalformedError(f"address: {quote(text)} is no IPv6 address") from None
+    if address not in _RELAYED:
+        raise MalformedError(f"address: {address} is no agent's: those begin with fd63:7478:6673:0")
+    return Incarnation(f"{int(address) & (1 << 64) - 1:016x}")
+
+
+async def _peer(request: Request) -> None:
+    """Whatever else comes by this connection is said by a daemon of another machine."""
+    connection, hosting = request.connection, request.services.hosting
+    fd, rest = connection.stream.socket.fileno(), connection.take_rest()
+    connection.charge(hosting.memory)
+    try:
+        await hosting.serve(fd, request.caller.uid, rest, request.progress)
+    finally:
+        connection.charge(-hosting.memory)
+    request.progress["done"] = True
+
+
+async def _nodes(request: Request) -> None:
+    """With a node, once its link is up, or cannot be. Who may change the configuration is told of
+    all nodes, and where the keys of links are."""
+    links, caller = request.services.links, request.caller
+    if request.fields.get("forget") is not None:
+        name = request.text("forget", "the name of a node")
+        links.forget(name, request.agents.identity.whose(caller))
+        rows = []
+    elif request.fields.get("check") is None:
+        rows = [link.shown() for link in links.of(caller.uid)]
+    else:
+        link = await links.opened(request.text("check", "the name of a node"), caller.uid)
+        rows = [{**link.shown(), "restricted": await links.is_restricted(link)}]
+    request.progress["done"] = True
+    frame: dict[str, Any] = {"type": "nodes", "nodes": rows}
+    if request.agents.identity.is_master(caller):
+        frame |= links.setting()
+    await request.answer(frame)
+
+
 async def _reexec(request: Request) -> None:
     """The daemon that is executed answers."""
     before = request.progress.setdefault("before", request.services.version)
@@ -459,6 +536,14 @@ DAEMON_OPERATIONS: Final = _table(
         doc="remove what of the caller's ended long ago"),
     Operation(name="events", guard=_OPERATORS, handler=_events, stays=True,
         doc="send the events of all agents of the caller, to root of all, then new ones"),
+    Operation(name="who", guard=_OPERATORS, handler=_who, stays=True,
+        doc="tell whose the address is that the relay of an agent of the caller's says first, to "
+        "root any agent's"),
+    Operation(name="nodes", guard=_OPERATORS, handler=_nodes, stays=True,
+        doc="tell of the nodes at which the caller may place agents; of a named one, once its "
+        "link is up"),
+    Operation(name="peer", guard=_OPERATORS, handler=_peer, stays=True, last=True,
+        doc="serve a daemon of another machine by this connection from now on (ctx peer)"),
     Operation(name="reexec", guard=_MASTERS, handler=_reexec, stays=True,
         doc="execute the program of the daemon again, and answer when it is ready"),
     Operation(name="why", handler=_why,

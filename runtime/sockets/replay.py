@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import trio
@@ -12,13 +13,13 @@ from runtime.authority.loop import Turns
 from runtime.errors import MalformedError, MissingError
 from runtime.ids import SessionIndex
 from runtime.kernel.inotify import Wakeup
-from runtime.records.change import Subscriber
+from runtime.records.change import EVENT_TYPES, Subscriber
 from runtime.records.fleet import NUMBERS, Reader
 from runtime.records.history import find_line, read_lines
 from runtime.records.model import Session
 from runtime.records.sessions import Sessions
 from runtime.sockets.connection import REST_SECONDS, Connection
-from runtime.texts.names import check_name, quote
+from runtime.texts.names import check_agent, quote
 
 _EVENT_ID: Final = re.compile(r"e[0-9]{1,15}")
 #: followers that are told of more at once
@@ -33,26 +34,21 @@ _TOLD: Final = re.compile(
 
 
 class Wanted:
-    """The events that somebody asks for: of some types or agents, or of all if there are none.
-
-    A type that ends with ``*`` stands for all that begin so.
-    """
+    """The events that somebody asks for: of some types or agents, or of all if there are none."""
 
     def __init__(self, types: Iterable[str], agents: Iterable[str]) -> None:
-        words = [word.encode() for word in types]
-        self._types = {word for word in words if not word.endswith(b"*")}
-        self._begin = tuple(word[:-1] for word in words if word.endswith(b"*"))
+        self._types = {kind.encode() for kind in types}
         self._agents = {name.encode() for name in agents}
 
     def has(self, line: bytes) -> bool:
-        if not (self._types or self._begin or self._agents):
+        if not (self._types or self._agents):
             return True
         told = _TOLD.match(line)
-        if told is None or (self._agents and told[2] not in self._agents):
-            return False
-        if not (self._types or self._begin):
-            return True
-        return told[1] in self._types or told[1].startswith(self._begin)
+        return (
+            told is not None
+            and (not self._types or told[1] in self._types)
+            and (not self._agents or told[2] in self._agents)
+        )
 
 
 #: the owner of a log, and no number of a session; None for all owners
@@ -88,6 +84,19 @@ class Replays(Subscriber):
             self._following += waiting
             self._woken.notify()
 
+    @contextmanager
+    def _awaiting(self, what: SessionIndex | Log) -> Iterator[trio.Event]:
+        """While somebody reads, and then waits for more: the event that tells of more."""
+        appended = trio.Event()
+        followers = self._appended.setdefault(what, set())
+        followers.add(appended)
+        try:
+            yield appended
+        finally:
+            followers.discard(appended)
+            if not followers and self._appended.get(what) is followers:
+                del self._appended[what]
+
     async def run(self) -> None:
         """Tells those who follow, a few at a time: others are served in between."""
         while True:
@@ -115,39 +124,34 @@ class Replays(Subscriber):
         while True:
             # very many may follow, and each looks at the file
             await self._turns.take(connection.who)
-            appended = trio.Event()
-            followers = self._appended.setdefault(session.index, set())
-            followers.add(appended)
-            ended = until.is_set()
-            try:
-                file = self._sessions.open_events(session)
-            except FileNotFoundError:
-                raise MissingError("the session was removed") from None
-            with file:
-                if offset is None:
-                    offset = find_line(file.fileno(), last, _event_number)
-                while lines := read_lines(file.fileno(), offset):
-                    offset += len(lines)
-                    if _event_number(lines) <= last:
-                        lines = b"".join(
-                            line
-                            for line in lines.splitlines(keepends=True)
-                            if _event_number(line) > last
-                        )
-                    if lines:
-                        begin = lines.rfind(b"\n", 0, -1) + 1
-                        progress["after"] = f"e{_event_number(lines[begin:])}"
-                        await connection.send(lines)
-            if ended:
-                return
-            try:
+            with self._awaiting(session.index) as appended:
+                ended = until.is_set()
+                try:
+                    file = self._sessions.open_events(session)
+                except FileNotFoundError:
+                    raise MissingError("the session was removed") from None
+                with file:
+                    if offset is None:
+                        offset = find_line(file.fileno(), last, _event_number)
+                    while lines := read_lines(file.fileno(), offset):
+                        offset += len(lines)
+                        if _event_number(lines) <= last:
+                            lines = b"".join(
+                                line
+                                for line in lines.splitlines(keepends=True)
+                                if _event_number(line) > last
+                            )
+                        if lines:
+                            begin = lines.rfind(b"\n", 0, -1) + 1
+                            progress["after"] = f"e{_event_number(lines[begin:])}"
+                            unsent, lines = bytearray(lines), b""  # kept once
+                            await connection.send(unsent)
+                if ended:
+                    return
                 await self._turns.rest(connection.who, REST_SECONDS)
                 async with trio.open_nursery() as nursery:
                     for event in (appended, until):
                         nursery.start_soon(_cancel_after, event, nursery.cancel_scope)
-            finally:
-                followers.discard(appended)
-
 
     async def follow(
         self,
@@ -163,17 +167,12 @@ class Replays(Subscriber):
         ``progress`` gets ``after``, as with ``send``.
         """
         while True:
-            appended = trio.Event()
-            followers = self._appended.setdefault((reader.owner,), set())
-            followers.add(appended)
-            try:
+            with self._awaiting((reader.owner,)) as appended:
                 await self._send_all(connection, reader, wanted, progress)
                 if not forever:
                     return
                 await trio.sleep(reader.rest)
                 await appended.wait()
-            finally:
-                followers.discard(appended)
 
     async def _send_all(
         self, connection: Connection, reader: Reader, wanted: Wanted, progress: dict[str, Any]
@@ -188,8 +187,10 @@ class Replays(Subscriber):
             if not lines:
                 return
             progress["after"] = reader.after
-            if some := b"".join(line for line in lines if wanted.has(line)):
-                await connection.send(some)
+            unsent = bytearray().join(line for line in lines if wanted.has(line))
+            lines.clear()
+            if unsent:
+                await connection.send(unsent)
             else:
                 await trio.lowlevel.checkpoint()
 
@@ -210,7 +211,18 @@ def check_following(fields: dict[str, Any]) -> tuple[int | None, Wanted, bool]:
     if not isinstance(follow, bool):
         raise MalformedError("follow: write true or false")
     types, agents = _words(fields, "types"), _words(fields, "agents")
-    return after, Wanted(types, map(check_name, agents)), follow
+    return after, Wanted(_types_of(types), map(check_agent, agents)), follow
+
+
+def _types_of(words: Iterable[str]) -> Iterator[str]:
+    """The types that words stand for; one that ends with ``*``, for all that begin so."""
+    for word in words:
+        begun = (word[:-1],) if word.endswith("*") else ()
+        found = [kind for kind in EVENT_TYPES if kind == word or kind.startswith(begun)]
+        if not found:
+            known = ", ".join(EVENT_TYPES)
+            raise MalformedError(f"types: {quote(word)} is no type of events; use {known}")
+        yield from found
 
 
 def _words(fields: dict[str, Any], field: str) -> list[str]:

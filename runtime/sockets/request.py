@@ -15,6 +15,8 @@ from runtime.errors import MalformedError
 from runtime.ids import CallId, MessageId
 from runtime.life.streams import Streams
 from runtime.life.windows import Windows
+from runtime.peers.hosting import Hosting
+from runtime.peers.links import Links
 from runtime.records.model import Agent
 from runtime.sockets.connection import Asked, Connection, Server
 from runtime.sockets.replay import Replays
@@ -72,6 +74,8 @@ class Services:
     streams: Streams
     windows: Windows
     replays: Replays
+    links: Links
+    hosting: Hosting
     status: Callable[[], dict[str, str]]
     call_tool: ToolCall
     say: Say

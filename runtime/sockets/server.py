@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import select
 import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import trio
@@ -26,7 +24,7 @@ from runtime.caller import Caller, Role
 from runtime.cell.cell import Places
 from runtime.errors import CtxError, QuotaError
 from runtime.ids import AgentIndex
-from runtime.kernel import linux
+from runtime.kernel import linux, unixsockets
 from runtime.kernel.binder import Binder
 from runtime.kernel.handover import Descriptors, unpack_caller
 from runtime.records.change import Subscriber
@@ -48,9 +46,9 @@ log = logging.getLogger("ctxd.sockets")
 _FAREWELL_SECONDS: Final = 5.0
 #: operations of one connection that wait to be answered; each costs a task
 _STAYING_MAX: Final = 16
+#: about what such a task takes, in bytes
+_STAYING_SIZE: Final = 10 << 10
 
-#: connections that wait to be accepted, outside of the mount
-_BACKLOG: Final = 128
 #: names under which sockets are bound; MKNOD knows them (ctxfs.tree)
 DAEMON_BIND_NAME: Final = ".bind-ctxd"
 
@@ -139,7 +137,9 @@ class Sockets(Subscriber):
     async def open_daemon(self) -> None:
         """Makes ``ctxd.sock`` a socket that answers, in the mount and beside it."""
         if self._beside.listener is None:
-            self._listen(self._beside, _bound(self._places.socket))
+            # in a directory that is the daemon's alone, for all to connect to
+            self._listen(self._beside, unixsockets.listen(self._places.socket))
+            self._places.socket.chmod(0o666)
         if self._daemons.listener is None:
             listener = await self.binder.bind(self._places.fuse, DAEMON_BIND_NAME)
             self._listen(self._daemons, listener)
@@ -360,7 +360,7 @@ class Sockets(Subscriber):
                 connection.pending.append(request)
         await self.beginning.passed()
         for operation, request in asked:
-            size = len(json.dumps(request.fields))
+            size = _STAYING_SIZE + len(json.dumps(request.fields))
             connection.charge(size)
             staying.start_soon(self._stay, operation, request, size)
 
@@ -402,8 +402,10 @@ class Sockets(Subscriber):
         operation = check_known(str(fields.get("op")), table, "operation")
         request = self._request(connection, fields, {})
         self._check(operation, request)
+        connection.ending |= operation.last
         if operation.stays:
-            self._begin_staying(staying, operation, request, connection.answering)
+            size = _STAYING_SIZE + connection.answering
+            self._begin_staying(staying, operation, request, size)
         else:
             await operation.handler(request)
 
@@ -462,22 +464,6 @@ def _close(made: socket.socket | trio.socket.SocketType) -> None:
     """With all that was sent there and not received."""
     with linux.hurried():
         made.close()
-
-
-def _bound(path: Path) -> socket.socket:
-    """A listening socket in a directory that is the daemon's alone, for all to connect to."""
-    path.unlink(missing_ok=True)  # a daemon that was killed left it
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        # of any length: an address has room for 107 bytes
-        listener.bind(f"/proc/self/fd/{directory}/{path.name}")
-    finally:
-        os.close(directory)
-    path.chmod(0o666)
-    linux.refuse_descriptors(listener)
-    listener.listen(_BACKLOG)
-    return listener
 
 
 async def _accepted(listener: socket.socket) -> socket.socket:

@@ -61,7 +61,7 @@ class Pair:
             nursery.cancel_scope.cancel()
         return found
 
-    def succeed(self) -> tuple[Connection, bytes, dict[str, Any]]:
+    def succeed(self) -> tuple[Connection, bytearray, dict[str, Any]]:
         """As the daemon that is executed gets it; that before does nothing more."""
         saved = read_back(b"".join(written(self.connection.save(Descriptors()))))
         after = connect(self.world, os.dup(saved["fd"]))

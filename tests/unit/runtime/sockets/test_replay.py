@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, BinaryIO
 
 import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
 
 from runtime.records.history import find_line, read_lines
-from runtime.sockets.replay import _event_number
+from runtime.sockets.connection import Connection
+from runtime.sockets.replay import Replays, Wanted, _event_number
+from tests.unit.runtime.sockets.test_connection import in_trio, pair_in
 
 
 def history(path: Path, count: int) -> Path:
@@ -45,3 +53,44 @@ def test_a_line_longer_than_a_piece_is_sent_as_a_whole(tmp_path: Path) -> None:
         lines = read_lines(file.fileno(), 0, 10)
         assert lines.endswith(b'"}\n')
         assert read_lines(file.fileno(), len(lines), 10) == b""
+
+
+def _of_a_log(connection: Connection, path: Path) -> partial[Any]:
+    reader: Any = SimpleNamespace(
+        owner=None,
+        after=1,
+        rest=0.0,
+        lost=lambda: 0,
+        read=lambda: [b"%0300d" % number for number in range(400)],
+    )
+    replays = Replays(SimpleNamespace())  # type: ignore[arg-type]
+    return partial(replays.follow, connection, reader, Wanted((), ()), {}, forever=True)
+
+
+def _of_a_session(connection: Connection, path: Path) -> partial[Any]:
+    def open_events(session: Any) -> BinaryIO:
+        return path.open("rb")
+
+    replays: Any = Replays(SimpleNamespace(open_events=open_events))  # type: ignore[arg-type]
+    return partial(replays.send, connection, SimpleNamespace(index=1), None, trio.Event(), {})
+
+
+@pytest.mark.parametrize("follow", [_of_a_log, _of_a_session])
+@in_trio
+async def test_lines_that_nobody_reads_are_kept_once_and_charged(
+    tmp_path: Path, follow: Any
+) -> None:
+    file = history(tmp_path, 20_000)
+    async with pair_in(tmp_path) as pair, trio.open_nursery() as nursery:
+        before = pair.connection._memory.amount
+        tracemalloc.start()
+        try:
+            for _ in range(16):
+                nursery.start_soon(follow(pair.connection, file))
+            await wait_all_tasks_blocked()
+            charged = pair.connection._memory.amount - before
+            assert charged > 1 << 20
+            assert tracemalloc.get_traced_memory()[0] < 1.5 * charged
+        finally:
+            tracemalloc.stop()
+            nursery.cancel_scope.cancel()
