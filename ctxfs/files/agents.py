@@ -52,6 +52,7 @@ KEYS: Final[dict[str, tuple[str, _Value]]] = {
     "queue": ("queue", lambda base, agent: base.agents.messages.count_pending(agent)),
     "created_at": ("", lambda base, agent: timestamp(agent.created)),
     "since": ("status", lambda base, agent: timestamp(agent.since or agent.created)),
+    "node": ("node", _field("node")),
     "asks": ("ask", lambda base, agent: base.agents.asks.count_open(agent)),
 }  # fmt: skip
 _SHOWN: Final = {file: agent_files.LAYOUT.row(file) for file, _ in KEYS.values() if file}
@@ -105,8 +106,8 @@ ROW: Final[Shown[Base]] = Shown(
     doc="one JSON object per line for each agent that the caller may list, in order of creation: "
         f"{' '.join(KEYS)}. A value is that of the file of this name; session is the name of the "
         "session, queue the number of waiting messages, asks that of open asks, pid null if there "
-        "is none, since the time at which the status last changed, and viewers the number of "
-        "those who look at the terminal. A key whose file the caller may not read is left out, and "
-        "without a terminal tty and viewers. Each line is consistent, the list as a whole need not "
-        "be",
+        "is none, since the time at which the status last changed, node the name of the node at "
+        "which it runs, empty for this machine, and viewers the number of those who look at the "
+        "terminal. A key whose file the caller may not read is left out, and without a terminal "
+        "tty and viewers. Each line is consistent, the list as a whole need not be",
 )  # fmt: skip

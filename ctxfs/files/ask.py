@@ -34,36 +34,55 @@ class _Whole:
         self._check(self._text)
 
 
+#: what the text of a file does to an ask, in a change
+_Act = Callable[[Base, Change, Caller, Ask, str], None]
+
+
+def _committed(act: _Act) -> Callable[[Base, Ask, Caller, str], None]:
+    def commit(base: Base, ask: Ask, caller: Caller, text: str) -> None:
+        with base.agents.journal.changing() as change:
+            act(base, change, caller, ask, text)
+
+    return commit
+
+
+def _line(name: str, doc: str, act: _Act, **more: Any) -> Control[Ask]:
+    """A file of one line, of which it is tried first whether it may be."""
+    commit = _committed(act)
+    return Control(
+        name=name, doc=doc, single=True,
+        check=lambda base, ask, caller, line: act(base, Change(), caller, ask, line),
+        commit=lambda base, ask, caller, text: commit(base, ask, caller, one_line(text)),
+        **more,
+    )  # fmt: skip
+
+
+def _updating(field: str) -> _Act:
+    return lambda base, change, caller, ask, text: base.agents.asks.update(
+        change, agent_with(base, ask), ask, field, text
+    )
+
+
 def _field(name: str, doc: str, **more: Any) -> Control[Ask]:
     """A value on one line, written before it is asked."""
     field = {"kind": "ask_kind"}.get(name, name)
-    return Control(
-        name=name, doc=doc, guard=WRITING, single=True,
-        check=lambda base, ask, caller, line: base.agents.asks.update(
-            Change(), agent_with(base, ask), ask, field, line
-        ),
-        commit=lambda base, ask, caller, text: base.agents.asks.set(
-            agent_with(base, ask), ask, field, one_line(text)
-        ),
-        **{"render": fields.value(field), **more},
-    )  # fmt: skip
+    return _line(name, doc, _updating(field), guard=WRITING, render=fields.value(field), **more)
 
 
 def _text(name: str, doc: str) -> Control[Ask]:
     """A value of several lines, written before it is asked."""
+    act = _updating(name)
 
     def checking(base: Base, ask: Ask, caller: Caller) -> _Whole:
         def check(text: str) -> None:
             if not (name == "form" and is_unfinished(text)):
-                base.agents.asks.update(Change(), agent_with(base, ask), ask, name, text)
+                act(base, Change(), caller, ask, text)
 
         return _Whole(check)
 
     return Control(
         name=name, doc=doc, guard=WRITING, render=fields.text(name), checking=checking,
-        commit=lambda base, ask, caller, text: base.agents.asks.set(
-            agent_with(base, ask), ask, name, text
-        ),
+        commit=_committed(act),
     )  # fmt: skip
 
 
@@ -74,14 +93,11 @@ def _wait_path(base: Base, ask: Ask) -> str:
 ROWS: Final[tuple[Row[Ask], ...]] = (
     Directory(name="", top=True),
     _field("kind", "question, or permission", default="question"),
-    Control(name="question", guard=WRITING, single=True, render=fields.value("question"),
-        check=lambda base, ask, caller, line: base.agents.asks.begin(
-            Change(), agent_with(base, ask), ask, line
+    _line("question", "one line, of at most 1024 bytes. Writing it asks, once",
+        lambda base, change, caller, ask, line: base.agents.asks.begin(
+            change, agent_with(base, ask), ask, line
         ),
-        commit=lambda base, ask, caller, text: base.agents.asks.ask(
-            agent_with(base, ask), ask, one_line(text)
-        ),
-        doc="one line, of at most 1024 bytes. Writing it asks, once"),
+        guard=WRITING, render=fields.value("question")),
     _text("detail", "more about it, such as what is to be allowed"),
     _text("options", "the answers that there are, one per line: WORD, or WORD LABEL; empty: any "
           "text"),
@@ -90,18 +106,15 @@ ROWS: Final[tuple[Row[Ask], ...]] = (
     _field("default", "the answer if there is none before the deadline"),
     _field("deadline", "a duration or time after which it expires; a duration counts from the "
            "asking"),
-    Control(name="to", default="operator", guard=ADDRESSING, single=True, volatile=True,
+    _line("to", "whom it asks: operator, or supervisor. While it is open, the creator may write "
+        "operator, and operators may write either",
+        lambda base, change, caller, ask, line: base.agents.asks.address(
+            change, caller, agent_with(base, ask), ask, line
+        ),
+        default="operator", guard=ADDRESSING, volatile=True,
         render=lambda base, ask, caller: base.agents.asks.addressee(
             agent_with(base, ask), ask
-        ) + "\n",
-        check=lambda base, ask, caller, line: base.agents.asks.pass_on(
-            Change(), caller, agent_with(base, ask), ask, line
-        ),
-        commit=lambda base, ask, caller, text: base.agents.asks.address(
-            caller, agent_with(base, ask), ask, one_line(text)
-        ),
-        doc="whom it asks: operator, or supervisor. While it is open, the creator may write "
-        "operator, and operators may write either"),
+        ) + "\n"),
     _field("life", "agent; or run: it is withdrawn at the end of the run that asks",
            default="agent"),
     Control(name="answer", guard=ANSWERING, render=fields.text("answer"),

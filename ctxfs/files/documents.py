@@ -8,12 +8,11 @@ from pathlib import Path
 from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import Check, Document, Lines, Shown
+from runtime.agents import results
 from runtime.authority.guard import Guard
 from runtime.caller import INSIDERS, PARTIES, Caller, Role
-from runtime.errors import MalformedError
 from runtime.records.model import Agent
 from runtime.texts import names
-from runtime.texts.names import quote
 
 
 def _path(name: str) -> Callable[[Base, Agent], Path]:
@@ -77,21 +76,4 @@ def check_input(base: Base, agent: Agent, caller: Caller, line: str) -> None:
 
 
 def check_ref(base: Base, agent: Agent, caller: Caller, line: str) -> None:
-    """``{path, hash?, kind?, summary?}`` with relative paths only below ``artifact/``."""
-    if not line.strip():
-        return
-    ref = names.parse_json_object(line)
-    for key, value in ref.items():
-        if key not in ("path", "hash", "kind", "summary"):
-            raise MalformedError(f"unknown key {quote(key)}; use path, hash, kind or summary")
-        if not isinstance(value, str):
-            raise MalformedError(f"{key} is not a string")
-    path = ref.get("path")
-    if not path:
-        raise MalformedError(f"{quote(line)} has no path")
-    if path.startswith("/"):
-        names.check_absolute(path)
-    elif not path.startswith("artifact/") or any(
-        part in ("", ".", "..") for part in path.split("/")
-    ):
-        raise MalformedError(f"{quote(path)}: a relative path must be below artifact/")
+    results.check_ref(line)

@@ -8,9 +8,10 @@ from ctxfs.files import fields
 from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import NEW, Control, Row, Shown, one_line
+from runtime.agents import placing
 from runtime.authority.guard import Guard
 from runtime.caller import OPERATORS, Caller
-from runtime.errors import DeniedError, MalformedError
+from runtime.errors import DeniedError, MalformedError, UnsupportedError
 from runtime.records.model import FAMILIES, LIVES, PROFILES, Agent, Profile
 from runtime.texts import names
 from runtime.texts.names import quote
@@ -39,8 +40,14 @@ def _parse_life(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     life = names.check_choice(line, LIVES)
     if agent.parent is None and life != "detached":
         raise MalformedError(f"{quote(life)}: only a child can have this life; use detached")
+    agents = base.agents
+    placed = agents.registry.placed(agent)
+    if life == "detached" and placed is not None:
+        raise UnsupportedError(
+            f"detached: {placed.guest['alias']} has placed {quote(placed.name)} here: nothing that "
+            "it makes outlives it"
+        )
     if life == "detached" and agent.parent is not None and caller.agent is not None:
-        agents = base.agents
         maker = agents.registry.get(caller.agent)
         if maker is None or not agents.authority.allows(maker, "agent", agent.name, "detach"):
             raise DeniedError(f"agent:{agent.name} detach is not in the caller's effective policy")
@@ -48,6 +55,7 @@ def _parse_life(base: Base, agent: Agent, caller: Caller, line: str) -> str:
             raise DeniedError(
                 f"{quote(maker.name)} is a {maker.profile}, which lacks authority_expansion"
             )
+    placing.check(base.agents, agent, life=life)
     return life
 
 

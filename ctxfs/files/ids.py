@@ -8,6 +8,7 @@ from ctxfs.files import fields
 from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import NEW, Control, Row
+from runtime.agents import placing
 from runtime.authority.guard import Guard
 from runtime.caller import Caller, Role
 from runtime.errors import DeniedError, MalformedError
@@ -45,6 +46,7 @@ def _own_id(kind: str) -> fields.Parse[Agent]:
             raise DeniedError("a child has the uid and gid of its parent: do not set them")
         if value == 0 and not base.runtime.config.allow_root_agents:
             raise DeniedError("0: agents do not run as root (allow_root_agents is not set)")
+        placing.check(base.agents, agent, **{kind: value})
         before = getattr(agent, kind)
         base.agents.privilege.check_ids(f"{kind} {value}", (value,), (before,))
         return value
@@ -58,6 +60,7 @@ def _parse_groups(base: Base, agent: Agent, caller: Caller, line: str) -> tuple[
         raise MalformedError(f"{len(groups)} groups are too many; use at most 1024")
     others = sorted(set(groups) - set(agent.groups))
     base.agents.privilege.check_ids(f"groups {others}", others, ())
+    placing.check(base.agents, agent, groups=groups)
     parent = base.agents.registry.parent_of(agent)
     if parent is not None:
         extra = sorted(set(groups) - set(parent.groups))

@@ -13,12 +13,20 @@ from runtime.caller import Caller
 from runtime.errors import MalformedError, QuotaError
 from runtime.records.model import Agent
 from runtime.texts import names
-from runtime.texts.limits import NETWORKS_MAX, RUNNING, network_of
+from runtime.texts.limits import (
+    COST,
+    NETWORKS_MAX,
+    RUNNING,
+    TOKENS,
+    network_of,
+    parse_cost,
+    parse_tokens,
+)
 from runtime.texts.names import quote
 
 _KEYS: Final = (
     *("memory.max", "pids.max", "cpu.max", "timeout", "grace", "log_max"),
-    RUNNING,
+    *(RUNNING, TOKENS, COST),
 )
 _CPU: Final = re.compile(r"(max|[0-9]{1,12})( [0-9]{1,12})?")
 
@@ -39,6 +47,10 @@ def _parse(line: str) -> tuple[str, str]:
         value = str(names.parse_size(value))
     elif key in ("pids.max", RUNNING):
         value = str(names.parse_number(value))
+    elif key == TOKENS:
+        value = str(parse_tokens(value))
+    elif key == COST:
+        parse_cost(value)
     elif not _CPU.fullmatch(value):
         why = "is not a cpu.max; use QUOTA or QUOTA PERIOD, in microseconds"
         raise MalformedError(f"{quote(value)} {why}")
@@ -48,13 +60,20 @@ def _parse(line: str) -> tuple[str, str]:
 def _check_limit(base: Base, agent: Agent, caller: Caller, line: str) -> None:
     if line:
         key, value = _parse(line)
-        base.runtime.supervisor.check_limits({key: value})
+        check_possible(base, agent, {key: value})
+
+
+def check_possible(base: Base, agent: Agent, limits: dict[str, str]) -> None:
+    """``UnsupportedError`` for a limit that this machine cannot set; of an agent that is to run at
+    a node, that says so at its start."""
+    if not agent.placement:
+        base.runtime.supervisor.check_limits(limits)
 
 
 def _set_limits(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     wanted = dict(_parse(line) for line in fields.lines(text))
     supervisor = base.runtime.supervisor
-    supervisor.check_limits(wanted)
+    check_possible(base, agent, wanted)
     before = {key: agent.limits.get(key, "max") for key in wanted}
     merged = {**agent.limits, **wanted}
     if len(_networks(merged)) > NETWORKS_MAX:
@@ -95,6 +114,6 @@ ROW: Final[Control[Agent]] = Control(
     shape=shapes.pairs(lambda line, label: _parse(line), _KEYS, r"^net\.[a-zA-Z0-9._+-]+\.max$"),
     guard=fields.AT_ANY_TIME, merges=True,
     render=_limits, check=_check_limit, commit=_set_limits,
-    doc="KEY=VALUE of memory.max pids.max cpu.max timeout grace log_max children.running, and "
-        "net.NAME.max for a network; merged by key",
+    doc="KEY=VALUE of memory.max pids.max cpu.max timeout grace log_max children.running "
+        "tokens.max cost.max, and net.NAME.max for a network; merged by key",
 )  # fmt: skip

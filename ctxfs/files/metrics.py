@@ -13,11 +13,13 @@ import psutil
 
 from ctxfs.tree.base import Base
 from runtime.authority.accounts import Resource
+from runtime.cell.spending import KEYS
 from runtime.kernel.cgroups import CONTROLLERS
 from runtime.kernel.linux import descriptors
 from runtime.records.items import Ask, Message, Wait
 from runtime.records.model import Outcome
 from runtime.runtime import STATES
+from runtime.texts.limits import UNIT
 
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
@@ -46,6 +48,8 @@ def text(base: Base) -> str:
         *_of_accounts(base),
         *_of_loop(base),
         *_of_agents(base),
+        *_of_models(base),
+        *_of_links(base),
         *_of_process(base),
     ):
         lines.append(f"# HELP ctxfs_{family.name} {family.doc}\n")
@@ -147,6 +151,52 @@ def _of_agents(base: Base) -> Iterator[_Family]:
         ("changes_waiting", "gauge", agents.journal.behind,
          "Changes and lines of histories that wait for room on the disk."),
     )  # fmt: skip
+
+
+#: samples of ``usage``, by a family of metrics: its doc, the name of the label, and its values
+_MODELS: Final = {
+    "tokens": ("Tokens of models that meters counted since the start, by owner; cached and written "
+               "are part of in, estimated of in and out.",
+               "kind", {key: key.removeprefix("tokens.") for key in KEYS if "tokens" in key}),
+    "cost": ("Their cost, in the unit of the meters' rates.", "", {"cost": ""}),
+    "model_requests": ("Requests to models since the start, by owner; unpriced ones were passed.",
+                       "answer", {"requests": "passed", "requests.refused": "refused",
+                                  "requests.unpriced": "unpriced"}),
+}  # fmt: skip
+
+
+def _of_models(base: Base) -> Iterator[_Family]:
+    owners = base.runtime.supervisor.spending.of_owner
+    for name, (doc, label, values) in _MODELS.items():
+        samples = []
+        for owner, sums in sorted(owners.items()):
+            for key, value in values.items():
+                count = sums[KEYS.index(key)]
+                labels = {"owner": str(owner)} | ({label: value} if label else {})
+                samples.append(_Sample(count / UNIT if key == "cost" else count, labels))
+        yield _Family(f"{name}_total", "counter", doc, samples)
+
+
+#: of the links to nodes: family, kind, what it counts, and the doc
+_LINKS: Final = (
+    ("link_up", "gauge", {"up": ""}, "Links to a node that are up."),
+    ("link_wanted", "gauge", {"wanted": ""}, "Links to a node that ought to be up."),
+    ("link_lease_seconds", "gauge", {"lease": ""},
+     "Time after which agents at a node that nothing is heard of are lost."),
+    ("link_operations", "gauge", {"operations": ""},
+     "What a node was told, or is to be, and has not said that it has done."),
+    ("link_agents_lost_total", "counter", {"lost": ""}, "Agents at a node that were lost."),
+    ("link_bytes_total", "counter", {"read": "in", "written": "out"}, "Bytes of links to a node."),
+)  # fmt: skip
+
+
+def _of_links(base: Base) -> Iterator[_Family]:
+    counted = sorted(base.runtime.links.counted().items())
+    for name, kind, keys, doc in _LINKS:
+        yield _Family(name, kind, doc, [
+            _Sample(counts[key], {"node": node} | ({"direction": label} if label else {}))
+            for node, counts in counted for key, label in keys.items()
+        ])  # fmt: skip
 
 
 def _of_process(base: Base) -> Iterator[_Family]:

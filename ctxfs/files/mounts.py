@@ -13,6 +13,7 @@ from ctxfs.files import fields
 from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import Found, PathControl, Row, Shown, one_line
+from runtime.agents import placing
 from runtime.agents.workspace import check_possible as check_worktree_possible
 from runtime.caller import Caller
 from runtime.cell import trees
@@ -77,7 +78,7 @@ def _check_expansion(base: Base, caller: Caller, what: str, path: str, found: Fo
 
 
 def _found_sources(
-    agent: Agent, caller: Caller, name: str, paths: list[str], found: Found
+    agent: Agent, caller: Caller, name: str, paths: Collection[str], found: Found
 ) -> dict[str, Any]:
     """The agent's ``sources`` with what is known of one file's paths.
 
@@ -96,25 +97,31 @@ def _sources(table: Iterable[mounts.Mount]) -> list[str]:
     return [mount.source for mount in table if mount.mode != "hide"]
 
 
-def _trees(base: Base, table: Iterable[mounts.Mount]) -> dict[str, Source]:
-    """The durable trees of a table, as they are now; ``MissingError``."""
-    sources = {mount.source for mount in table if mount.tree}
+def _trees(
+    base: Base, agent: Agent, table: Iterable[mounts.Mount]
+) -> dict[str, Source]:
+    """The durable trees of a table, as they are now; ``MissingError``. At a node there are
+    others."""
+    sources = {mount.source for mount in table if mount.tree and not agent.placement}
     return {source: trees.look(base.agents.spaces, source) for source in sources}
 
 
-def _mount_lines(text: str) -> list[mounts.Mount]:
+def _mount_lines(base: Base, agent: Agent, text: str) -> list[mounts.Mount]:
+    """The mounts of some lines, if the agent can have them where it is to run."""
     mounts.check_count(text.count("\n") + 1)
-    return [mount for line in text.split("\n") if (mount := mounts.parse_line(line))]
+    table = [mount for line in text.split("\n") if (mount := mounts.parse_line(line))]
+    placing.check(base.agents, agent, mount=mounts.render(table))
+    return table
 
 
 def _mount_paths(base: Base, agent: Agent, caller: Caller, text: str) -> list[str]:
-    table = _mount_lines(text)
-    return _look_at(base, caller, [m.source for m in table if m.mode != "hide" and not m.tree])
+    table = _mount_lines(base, agent, text)
+    return _look_at(base, caller, [mount.source for mount in table if mount.path])
 
 
 def _check_mounts(base: Base, agent: Agent, caller: Caller, text: str, found: Found) -> None:
-    table = _mount_lines(text)
-    found = {**found, **_trees(base, table)}
+    table = _mount_lines(base, agent, text)
+    found = {**found, **_trees(base, agent, table)}
     _check_table(base, agent, caller, table, mounts.Sources(boot_id(), found))
 
 
@@ -125,7 +132,7 @@ def _check_table(
     table: Collection[mounts.Mount],
     known: mounts.Sources,
 ) -> None:
-    for source in _sources(table):
+    for source in _sources(mount for mount in table if not mount.at_node):
         _check_expansion(base, caller, f"mount source {quote(source)}", source, known.found)
     resolved = [known.resolve(mount, known.boot) for mount in table]
     base.agents.authority.check_mounts(agent, resolved)
@@ -133,9 +140,11 @@ def _check_table(
 
 def _set_mount(base: Base, agent: Agent, caller: Caller, text: str, found: Found) -> None:
     mounts.check_count(text.removesuffix("\n").count("\n") + bool(text))
+    placing.check(base.agents, agent, mount=text)
     table = mounts.parse(text)
-    found = {**found, **_trees(base, table)}
-    sources = _found_sources(agent, caller, "mount", _sources(table), found)
+    found = {**found, **_trees(base, agent, table)}
+    wanted = () if agent.placement else _sources(table)
+    sources = _found_sources(agent, caller, "mount", wanted, found)
     known = mounts.Sources.load(sources.get("mount"))
     limit = {**found, **known.found}
     _check_table(base, agent, caller, table, mounts.Sources(known.boot, limit))
@@ -150,6 +159,7 @@ def _check_path(line: str, _: str = "") -> str:
 
 def _parse_iso(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     iso = names.check_choice(line, ("sandbox", "shared"))
+    placing.check(base.agents, agent, iso=iso)
     if iso == "shared":
         if caller.agent is not None:
             raise DeniedError("only operators may write shared")
@@ -167,7 +177,13 @@ def _parse_iso(base: Base, agent: Agent, caller: Caller, line: str) -> str:
 def _parse_workspace(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     if line == "worktree":
         check_worktree_possible(agent)
-    return _check_workspace(line)
+    placing.check(base.agents, agent, workspace=_check_workspace(line))
+    return line
+
+
+def _parse_root(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+    placing.check(base.agents, agent, root=_check_path(line))
+    return line
 
 
 def _check_workspace(line: str, _: str = "") -> str:
@@ -235,7 +251,7 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         ),
         doc="the tables of its ancestors, then its own, as they are in force"),
     _path_row("root", "directory to use as the root of its view instead of the base view",
-              fields.alone(_check_path), shape=shapes.word(_check_path), expands=False),
+              _parse_root, shape=shapes.word(_check_path), expands=False),
     fields.single("iso", "sandbox, or shared (the host's tree; set by operators)", _parse_iso,
                   shape=shapes.choice(("sandbox", "shared")), default="sandbox"),
     _path_row("workspace", "inherit, worktree or explicit_root:/PATH", _parse_workspace,

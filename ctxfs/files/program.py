@@ -8,6 +8,7 @@ from ctxfs.files import fields
 from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import Control, Row
+from runtime.agents import placing
 from runtime.caller import PARTIES, Caller
 from runtime.errors import DeniedError, MalformedError
 from runtime.records.model import HOMEDIRS, Agent
@@ -71,6 +72,7 @@ def _parse_mode(base: Base, agent: Agent, caller: Caller, line: str) -> str:
         raise MalformedError(
             f"mode: with tty ({agent.tty}) it can only be once: empty tty first for {quote(line)}"
         )
+    placing.check(base.agents, agent, mode=line)
     return line
 
 
@@ -83,6 +85,7 @@ def _check_tty(line: str, _: str = "") -> str:
 def _parse_tty(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     if _check_tty(line) and agent.mode != "once":
         raise MalformedError(f"tty: only with the mode once; mode is {agent.mode}")
+    placing.check(base.agents, agent, tty=line)
     return line
 
 
@@ -90,6 +93,7 @@ def _parse_restart(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     value = names.check_choice(line, _RESTARTS)
     if value != "no" and agent.parent is not None:
         raise MalformedError(f"{quote(line)}: only root agents restart; for a child, use no")
+    placing.check(base.agents, agent, restart=value)
     return value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from ctxfs.files import agent, agents, ask, home, metrics, shared, tool, waiting
+from ctxfs.files import agent, agents, ask, home, metrics, placement, shared, tool, waiting
 from ctxfs.tree.base import Base
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Attributes, Call, Node
@@ -152,7 +152,8 @@ ROWS: Final[tuple[Row[Base], ...]] = (
         find=_find_self, bind=_bind_daemon, instead="agent/NAME.d"),
     Shown(name="status", public=True, generated=True, render=_status,
         doc="key=value: version state uptime agents.STATUS cgroup controllers mount trees limits, "
-        "and network.NAME: the port, the uid of relays, the socket"),
+        "and network.NAME: the port, the uid of relays, the socket; header.NAME, if relays say "
+        "something first there; and kind.NAME, if it is not api"),
     Shown(name="error", public=True, generated=True,
         render=lambda base, _, caller: base.reasons.of_caller(caller),
         doc="the caller's own last rejection: TIME ERRNO PATH: SENTENCE"),
@@ -161,6 +162,7 @@ ROWS: Final[tuple[Row[Base], ...]] = (
         doc="the same values, and those of accounts and the event loop, as Prometheus text; each "
             "is there from the start, at 0 if there is nothing"),
     agents.ROW,
+    placement.LIST,
     ask.LIST,
     Shown(name="events", read=OPERATORS, generated=True, polled=True, followed=_followed,
         render=lambda base, _, caller: base.agents.fleet.tail(

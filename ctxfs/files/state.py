@@ -8,6 +8,7 @@ from ctxfs.files import fields
 from ctxfs.reasons import late_line
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import Gathered, Output, Row, Shown
+from runtime.agents import placing
 from runtime.caller import PARTIES, Caller
 from runtime.kernel.output import Segments
 from runtime.life import room
@@ -15,7 +16,9 @@ from runtime.records.model import Agent
 
 
 def _cgroup(base: Base, agent: Agent, caller: Caller) -> str:
-    return f"{base.runtime.hierarchy.root.path}/{agent.cell.cgroup}\n" if agent.cell.cgroup else ""
+    if agent.away or not agent.cell.cgroup:
+        return ""
+    return f"{base.runtime.hierarchy.root.path}/{agent.cell.cgroup}\n"
 
 
 def _since(base: Base, agent: Agent) -> float:
@@ -25,10 +28,12 @@ def _since(base: Base, agent: Agent) -> float:
 async def _usage(base: Base, agent: Agent, caller: Caller) -> bytes:
     payer = base.agents.identity.payer(caller).owner
     found = await base.runtime.supervisor.meter.usage(agent, payer)
-    return "".join(f"{key}={value}\n" for key, value in found.items()).encode()
+    shown = {k: f"{value:.6f}" if isinstance(value, float) else value for k, value in found.items()}
+    return "".join(f"{key}={value}\n" for key, value in shown.items()).encode()
 
 
 async def _processes(base: Base, agent: Agent, caller: Caller) -> bytes:
+    placing.check_here(agent, "its processes are")
     payer = base.agents.identity.payer(caller).owner
     return await base.runtime.supervisor.meter.processes(agent, caller.pid, payer)
 
@@ -39,6 +44,9 @@ def _error(base: Base, agent: Agent, caller: Caller) -> str:
     found = [base.reasons.of_agent(agent.incarnation)]
     if agent.reason.startswith("start_failed: "):
         found.append(late_line(agent.ended, f"agent/{agent.name}.d/ctl", agent.reason))
+    if refusal := agent.heard.get("refused"):
+        when, sentence = refusal
+        found.append(late_line(when, f"agent/{agent.name}.d/ctl", sentence))
     if no_room := room.describe(agent):
         found.append(late_line(agent.since, f"agent/{agent.name}.d/ctl", no_room))
     trouble = base.runtime.supervisor.networks.trouble(agent)
@@ -80,7 +88,10 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
             "all that it owns. "
             "memory_tmp is what cells have in files in memory, such as in /tmp; the memory has it, "
             "too. Without the memory controller, memory counts shared pages in parts (PSS), and "
-            "memory_peak_sampled is the highest value that was read or sampled"),
+            "memory_peak_sampled is the highest value that was read or sampled. If a network is "
+            "metered, what models say was used by the agent and all below it, detached ones too: "
+            "tokens.in tokens.cached tokens.written tokens.out tokens.estimated cost requests "
+            "requests.refused requests.unpriced, and with a limit tokens.left cost.left"),
     Gathered(name="processes", read=PARTIES, gather=_processes,
         doc="processes of the agent and of all that it owns, one JSON object per line: agent, pid "
             "(as the reader sees it), name, state, cpu in seconds, memory (PSS) in bytes, age in "

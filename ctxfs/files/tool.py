@@ -28,7 +28,9 @@ ROWS: Final[tuple[Row[Tool], ...]] = (
         render=lambda base, tool, caller: base.client_program),
     _told("description", "its purpose: when to use it, when another, and an example of its input",
         lambda tool: tool.described),
-    _told("schema", "its input, as a JSON Schema", lambda tool: dump_json(tool.schema)),
+    # some fields are for some callers
+    Shown(name="schema", public=True, generated=True, doc="its input, as a JSON Schema",
+        render=lambda base, tool, caller: f"{dump_json(tool.schema_for(base, caller))}\n"),
     _told("output_schema", "its output, as a JSON Schema",
         lambda tool: dump_json(tool.output_schema)),
     _told("family", "the family that it belongs to", lambda tool: tool.family),

@@ -17,7 +17,7 @@ ROWS_MAX: Final = 255
 ROWS: Final[dict[str, tuple[str, ...]]] = {
     "root": (
         ".", "status", "error", "metrics", "agents", "ctxd.sock", "bin", "bin/ctx", "agent",
-        "tool", "home", "shared", "trigger", "asks", "events",
+        "tool", "home", "shared", "trigger", "asks", "events", "nodes",
     ),
     "agent": (
         ".", "*", "*.sock", "*self", "parent", "supervisor", "life", "profile", "visibility",
@@ -28,7 +28,7 @@ ROWS: Final[dict[str, tuple[str, ...]]] = {
         "usage", "processes", "out", "log", "error", "ctl", "wait", "inbox", "queue", "message",
         "report", "handoff.md", "input.jsonl", "inherited.md", "inherited.json", "result.md",
         "refs.jsonl", "artifact", "child", "task", "work", "work/current", "waiting", "session",
-        "author", "tty", "ask",
+        "author", "tty", "ask", "placement", "node",
     ),
     "child": (".",),
     "session": (

@@ -32,9 +32,9 @@ def texts(recipe: Recipe, network: str = "", **env: str) -> dict[str, str]:
 
 
 def test_every_file_that_sets_an_agent_up_is_known() -> None:
-    """But those by which an operator says whose an agent is, and what SpawnAgent says itself; and
-    ``tty``, which in a recipe is a directory."""
-    assert {*FILES, "profile", "owner", "uid", "gid", "tty"} == set(AGENT_FILES)
+    """But those by which an operator says whose an agent is, and what SpawnAgent says itself, as
+    where it is to run; and ``tty``, which in a recipe is a directory."""
+    assert {*FILES, "profile", "owner", "uid", "gid", "placement", "tty"} == set(AGENT_FILES)
 
 
 def test_lines_say_what_the_agent_is_made_of(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ def call(
 ) -> dict[str, Any]:
     base, root = desk.mounted.base, desk.mounted.fs.root
     who = caller or desk.me
+    if name == "ExecCommand":  # nothing runs, and so ends
+        given = {"yield": 0, **given}
     return trio.run(registry.call, base, root, who, name, given, CallId(ident))
 
 
@@ -77,7 +79,10 @@ def test_a_call_that_is_said_again_is_not_made_again(desk: Desk, which: str) -> 
     reads = Does.READS in BY_NAME[name].does
     assert kept(desk) == (0 if reads else 1)
     then = everything(desk)
-    assert call(desk, name, given) == first
+    again = call(desk, name, given)
+    for answer in (first, again):  # has the time that passed, too
+        answer.pop("usage", None)
+    assert again == first
     assert everything(desk) == then
 
 

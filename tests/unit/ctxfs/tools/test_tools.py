@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -39,11 +40,13 @@ from runtime.errors import (
 )
 from runtime.ids import CallId, Incarnation, RunId
 from runtime.life.conclusions import end_message
+from runtime.life.elsewhere import Elsewhere
 from runtime.records.change import Change
 from runtime.records.items import MessageStatus, TaskCue, TaskStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import FAMILIES, Agent, Outcome
 from runtime.records.modes import MODES
+from runtime.records.nodes import Node
 from runtime.records.run import Said
 from tests.worlds.records import ROOT, add_end, inside
 from tests.worlds.tree import STRANGER, USER, Mounted, mounted_in
@@ -1992,6 +1995,22 @@ def test_a_result_that_was_written_is_not_made_anew(desk: Desk) -> None:
 # AgentGet and AgentList
 
 
+def test_what_an_agent_uses_is_what_its_file_says(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = {"cpu_usec": 5, "tokens.in": 7, "cost": 0.5}
+
+    async def told(agent: Agent, payer: int) -> dict[str, int | float]:
+        if not usage:
+            raise OSError(errno.EAGAIN, "somebody holds up who looks")
+        return {**usage, "processes": payer}
+
+    monkeypatch.setattr(desk.mounted.supervisor.meter, "usage", told)
+    assert desk.call("AgentGet")["usage"] == {**usage, "processes": 1000}
+    usage.clear()
+    assert "usage" not in desk.call("AgentGet")
+
+
 def test_an_agent_is_what_its_files_show(desk: Desk) -> None:
     given = {"mode": "turn", "model": "big", "workspace_mode": "explicit_root:/srv", "life": "temp"}
     desk.call("SpawnAgent", {"initial_message": "look", "name": "rev", **given})
@@ -2047,6 +2066,68 @@ def test_a_list_tells_who_supervises_whom(desk: Desk) -> None:
     assert found["rev"]["parent"] == "agent:coder session:default"
 
 
+# nodes
+
+
+def _nodes(desk: Desk) -> None:
+    settings = desk.agents.settings
+    nodes = {name: Node(ssh=name, users={"1000": "me"}) for name in ("gpu1", "gpu2", "n2")}
+    settings.config = dataclasses.replace(settings.config, nodes=nodes)
+
+
+def test_a_child_is_placed_where_its_parent_may(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose(_: Elsewhere, agent: Agent) -> str:
+        return desk.agents.nodes.candidates(agent)[0]
+
+    monkeypatch.setattr(Elsewhere, "choose", choose)
+    _nodes(desk)
+    boss = desk.agent("boss", "agent:boss-* create", "node:gpu* place")
+    given = {"initial_message": "look", "placement": "node=gpu1"}
+    name = desk.call("SpawnAgent", given, inside(boss))["agent_id"]
+    child = desk.agents.registry.named(name)
+    assert child is not None
+    assert (child.placement, child.node) == ("node=gpu1\n", "gpu1")
+    for wanted, error, why in (
+        ("node=n2", DeniedError, "^placement: node:n2 place is not in the effective policy"),
+        ("node=n3", MalformedError, "^placement: .*no such node; you may use gpu1, gpu2$"),
+        ("gpu1", MalformedError, "^placement: .*is not node=NAME"),
+    ):
+        with pytest.raises(error, match=why):
+            desk.call("SpawnAgent", {**given, "placement": wanted}, inside(boss))
+    with pytest.raises(UnsupportedError, match=r"^mode: mode turn and placement node=gpu1"):
+        desk.call("SpawnAgent", {**given, "mode": "turn"}, inside(boss))
+    assert len(desk.agents.registry.children(boss)) == 1
+
+
+def test_who_may_place_nobody_is_not_told_how(desk: Desk) -> None:
+    boss = desk.agent("boss", "agent:boss-* create", "node:gpu* place")
+    tool, base = BY_NAME["SpawnAgent"], desk.mounted.base
+
+    def told(caller: Caller) -> bool:
+        return "placement" in tool.schema_for(base, caller)["properties"]
+
+    assert (told(inside(boss)), told(desk.me), told(USER)) == (True, False, False)
+    _nodes(desk)
+    assert (told(inside(boss)), told(desk.me), told(USER)) == (True, False, True)
+    with pytest.raises(DeniedError, match=r"^placement: node:n2 place"):
+        desk.call("SpawnAgent", {"initial_message": "x", "placement": "node=n2"})
+
+
+def test_a_tool_about_who_runs_at_a_node_names_it(desk: Desk) -> None:
+    far = desk.agent("far")
+    assert "node" not in desk.call("AgentGet", {"agent_id": "far"}, USER)
+    desk.agents.journal.update(far, node="n2", peer="n1")
+    assert desk.call("AgentGet", {"agent_id": "far"}, USER)["node"] == "n2"
+    for name, given in (
+        ("TaskList", {}), ("ExecCommand", {"cmd": "true"}), ("WorkList", {}),
+        ("WaitFor", {"wake": "message"}), ("SpawnAgent", {"initial_message": "x"}),
+    ):  # fmt: skip
+        with pytest.raises(UnsupportedError, match=r'^"far" runs at the node n2, and what'):
+            desk.call(name, {"agent_id": "far", **given}, USER)
+
+
 # recipes
 
 
@@ -2084,6 +2165,34 @@ def test_an_agent_is_made_by_a_recipe(desk: Desk) -> None:
     other = desk.agents.registry.named("boss-x")
     assert other is not None
     assert (other.exec, other.mode, other.homedir) == ("tac", "once", "durable")
+
+
+def test_a_recipe_at_a_node_is_that_of_the_node(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Elsewhere, "choose", lambda _, agent: "gpu1")
+    _nodes(desk)
+    boss = _recipes(desk, "recipe:* use")
+    more = "allow boss_t node:gpu* place\nallow boss_t network:far connect\n"
+    desk.agents.journal.update(boss, policy=boss.policy + more)
+    directory = desk.mounted.base.recipe_places[0] / "far"
+    directory.mkdir()
+    for file, text in {
+        "exec": "sh /recipe/run @program:nowhere@\n", "needs": "program nowhere\nnetwork far\n",
+        "mount": "@files@ /recipe ro\n@program:nowhere@\n",
+        "policy": "allow @label@ network:@network@ connect\n",
+    }.items():  # fmt: skip
+        (directory / file).write_text(text)
+    given = {"initial_message": "look", "recipe": "far"}
+    with pytest.raises(UnsupportedError, match="program nowhere: not found"):
+        desk.call("SpawnAgent", given, inside(boss))
+    placed = {**given, "placement": "node=gpu1"}
+    name = desk.call("SpawnAgent", placed, inside(boss))["agent_id"]
+    child = desk.agents.registry.named(name)
+    assert child is not None
+    assert (child.placement, child.exec) == ("node=gpu1\n", "sh /recipe/run nowhere")
+    assert child.mount == "node:recipes/far/files\t/recipe\tro\n"
+    assert child.policy == f"allow {name}_t network:far connect\n"
 
 
 def test_an_operator_makes_root_agents_and_children_by_recipes(desk: Desk) -> None:
