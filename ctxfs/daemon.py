@@ -41,6 +41,7 @@ from ctxfs.mount import (
     mounted,
 )
 from ctxfs.operations import WORKERS, Operations
+from ctxfs.placing import Placing
 from ctxfs.program import program
 from ctxfs.reexec import CHECK, SIGNALS, Reexecution, checked
 from ctxfs.saying import say
@@ -235,6 +236,7 @@ class Daemon:
 
     def __post_init__(self) -> None:
         self.base, self.runtime = self.fs.base, self.fs.base.runtime
+        self.runtime.guests.files = Placing(self.base)
         self.base.recipe_places = self.given.config_file.parent / "agents", recipes.shipped()
         self.stopping, self.taken_over = trio.Event(), trio.Event()
         self.service = Service(self.runtime)
@@ -244,6 +246,8 @@ class Daemon:
             streams=self.runtime.streams,
             windows=self.runtime.supervisor.windows,
             replays=Replays(self.base.agents.sessions),
+            links=self.runtime.links,
+            hosting=self.runtime.hosting,
             status=self.runtime.status,
             call_tool=partial(tools.call, self.base, self.fs.root),
             say=partial(say, self.base, self.fs.root),
@@ -279,9 +283,9 @@ class Daemon:
         # before the first request: that may start an agent, which has a socket
         self.runtime.supervisor.prepare_with(self.sockets.open)
         self.nursery.start_soon(self._answer_requests)
-        # monitors are waited for by who leads their programs
-        monitored = self.runtime.hierarchy.holds_monitors
-        others = [pid for pid in children if not monitored(cgroups.path_of(pid) or "")]
+        # monitors are waited for by who leads their programs, and commands by their links
+        waited_for = self.runtime.hierarchy.waits_for
+        others = [pid for pid in children if not waited_for(cgroups.path_of(pid) or "")]
         self.nursery.start_soon(reap_children, others)
         self.nursery.start_soon(self._handle_signals)
 
@@ -303,6 +307,7 @@ class Daemon:
 
     async def come_up(self) -> None:
         """The first daemon of a process: agents are as a crash, or an end, has left them."""
+        self.runtime.links.clear()
         await _wait_answering(self.runtime, self.given.places.mount)
         await self._recover(await self.declaring.started_at_boot())
         await self._declare(booting=True)
@@ -333,6 +338,7 @@ class Daemon:
         await self.sockets.open_daemon()
         self.operations.beginning = False
         await self.runtime.supervisor.recover(declared)
+        self.runtime.guests.go_on()
         self.taken_over.set()
         patience.cancel()
 
@@ -428,12 +434,12 @@ def _declared_in(config_file: Path) -> Path:
 
 
 def _check_config(config_file: Path, *, required: bool) -> int:
-    """Prints everything that is wrong with the settings and the declared agents."""
-    _, mistakes = read_config(config_file, required=required)
+    """Prints everything that is wrong with the settings and the declared agents, and doubts."""
+    _, mistakes, doubts = read_config(config_file, required=required)
     declared = read_directory(_declared_in(config_file), trusted={0, os.geteuid()})
     mistakes += [*unread(config_file), *declared.mistakes]
-    for mistake in mistakes:
-        print(mistake, file=sys.stderr)
+    for line in (*(f"warning: {doubt}" for doubt in doubts), *mistakes):
+        print(line, file=sys.stderr)
     return 1 if mistakes else 0
 
 

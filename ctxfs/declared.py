@@ -99,7 +99,7 @@ class Declaration:
         return str(self.values.get("label", f"{self.name}_t"))
 
     def mistake(self, path: yaml_marks.Path, sentence: str) -> Mistake:
-        return Mistake(self.file, self.marked.line(path), yaml_marks.shown(path), sentence)
+        return self.marked.at(path, sentence)
 
     @classmethod
     def recorded(cls, name: str, file: str, values: Mapping[str, Any]) -> Declaration:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from ctxfs.files import agent as agent_files
 from ctxfs.files import agents as agents_file
 from ctxfs.files import ask as ask_files
+from ctxfs.files import placement as placement_files
 from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
 from ctxfs.files import task as task_files
@@ -47,6 +48,8 @@ class Forgetting(Subscriber):
         root = root_files.LAYOUT
         self._list = root.inode(0, root.number_of(agents_file.ROW.name))
         self._asks = root.inode(0, root.number_of(ask_files.LIST.name))
+        self._nodes = root.inode(0, root.number_of(placement_files.LIST.name))
+        base.agents.nodes.changed = self._nodes_changed
         self._events = root.number_of("events")
         #: the files that other agents may write by policy
         self._told = [agent_files.LAYOUT.number_of(name) for name in ("ctl", "inbox")]
@@ -64,6 +67,8 @@ class Forgetting(Subscriber):
         agent = self._runtime.agents.registry.get(index)
         if agent is None:
             return
+        if agent.node and wanted & {"node", "status"}:
+            self._nodes_changed()
         if agent.parent is not None and wanted & {"status", "handoff.md", "result.md"}:
             # the parent's handle shows it
             handle = self._runtime.agents.items.named(agent.parent, Task, agent.name)
@@ -86,7 +91,14 @@ class Forgetting(Subscriber):
         self._rows_changed(session_files.LAYOUT, index, frozenset(names))
 
     def history_grew(self, session: Session, size: int) -> None:
-        for owner in (session.owner, None):
+        self._logs_grew(session.owner, None)
+
+    def caught_up(self) -> None:
+        self._logs_grew(*(log.owner for log in self._runtime.agents.fleet.logs(None)), None)
+
+    def _logs_grew(self, *owners: int | None) -> None:
+        """There is more in ``events`` for these, and for root (None)."""
+        for owner in owners:
             readers = root_files.LAYOUT.inode(root_files.reader_of(owner), self._events)
             if self._cache.poller.is_awaited(readers):
                 self._cache.poller.changed_again(readers)
@@ -112,6 +124,10 @@ class Forgetting(Subscriber):
         """The line of an agent in ``agents`` is another one, or there is none any more."""
         self._kept_lines.drop(index)
         self._cache.poller.changed_again(self._list)
+
+    def _nodes_changed(self) -> None:
+        """The file ``nodes`` says something else."""
+        self._cache.poller.changed_again(self._nodes)
 
     def _gone(self, layout: Layout[_O], index: int) -> None:
         """The next request for any row of an object is to come here."""

@@ -14,12 +14,13 @@ import shlex
 import shutil
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from ctxfs.trusted import read_trusted, why_not_trusted
 from runtime.errors import MalformedError
+from runtime.texts.mounts import AT_NODE
 from runtime.texts.names import is_name, quote
 
 #: files of an agent, in an order in which they can be written
@@ -40,7 +41,7 @@ _AT_PARENTS: Final = "explicit_root:@cwd@"
 
 @dataclass(slots=True)
 class Recipe:
-    """A recipe, as its directory has it; ``lacks`` says why it cannot be used, if it cannot."""
+    """A recipe, as its directory has it; ``wrong`` says what is wrong with that, if anything is."""
 
     index: int
     name: str
@@ -54,7 +55,19 @@ class Recipe:
     keys: list[list[str]] = field(default_factory=list)
     #: the first one that there is, is used
     networks: list[str] = field(default_factory=list)
-    lacks: str = ""
+    wrong: str = ""
+
+    @property
+    def lacks(self) -> str:
+        """Why it cannot be used; empty if it can."""
+        missing = next((name for name, words in self.programs.items() if not words), "")
+        return self.wrong or (missing and f"program {missing}: not found in {_PATH}")
+
+    def at_node(self) -> Recipe:
+        """The recipe of this name that came with ctxfs at a node, where programs are found by their
+        names."""
+        programs = {name: [name] for name in self.programs}
+        return replace(self, directory=Path(f"{AT_NODE}recipes/{self.name}"), programs=programs)
 
     def lacking_key(self, env: Mapping[str, str]) -> str:
         """The first group of which neither these variables nor its own have one; empty if there is
@@ -154,12 +167,9 @@ def _read(recipe: Recipe, trusted: Collection[int]) -> Recipe:
             for line in lines:
                 _check_words(recipe, line)
     except MalformedError as error:
-        recipe.lacks = f"{place}: {error.sentence}"
+        recipe.wrong = f"{place}: {error.sentence}"
     except OSError as error:
-        recipe.lacks = f"{place}: {error.strerror or error}"
-    missing = [name for name, words in recipe.programs.items() if not words]
-    if missing and not recipe.lacks:
-        recipe.lacks = f"program {missing[0]}: not found in {_PATH}"
+        recipe.wrong = f"{place}: {error.strerror or error}"
     return recipe
 
 

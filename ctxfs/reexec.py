@@ -121,6 +121,10 @@ class Reexecution:
             Part(name="windows", save=windows.save, restore=windows.take_over),
             Part(name="viewers", save=windows.save_viewers, restore=windows.take_over_viewers),
             Part(name="open", save=opened.save, restore=opened.restore),
+            Part(name="links", save=self.runtime.links.save,
+                restore=self.runtime.links.take_over),
+            Part(name="hosting", save=lambda _: self.runtime.hosting.note(),
+                restore=lambda saved: None),  # what it notes is of connections of sockets
             Part(name="sockets", save=sockets.save, restore=sockets.take_over),
             # before all others: the mount
             Part(name="kernel", save=handshake.save, restore=lambda saved: None),

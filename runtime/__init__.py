@@ -3,10 +3,10 @@
 Its floors, from below: the ground (errors, ids, callers), ``texts`` (parsers), ``kernel`` (Linux
 only, no agents), ``records`` (what is stored; no processes), ``authority`` (who calls, what the
 caller may do, whose account pays), ``agents`` (operations on records), ``cell`` (how a program
-gets into a sandbox), ``life`` (everything that awaits processes), ``sockets``, and the roof
-(``runtime.runtime``). A module imports from its own floor and from lower ones, and none import
-each other in a circle. So ``kernel`` can be tested without agents and ``records`` without
-processes, and files, sockets and crash recovery share each rule about agents.
+gets into a sandbox), ``life`` (everything that awaits processes), ``peers`` (other machines),
+``sockets``, and the roof (``runtime.runtime``). A module imports from its own floor and from lower
+ones, and none import each other in a circle. So ``kernel`` can be tested without agents and
+``records`` without processes, and files, sockets and crash recovery share each rule about agents.
 
 In the code each of these words stands for one thing:
 
@@ -41,6 +41,11 @@ In the code each of these words stands for one thing:
 - *charge*: so much of one resource on an owner's account, until it is released
 - *network*, *relay*: a socket of the operator's, by name; the process outside of a cell that
   copies between the two
+- *metered network*: one at which the *meter* (``runtime.metering``, a program of its own) counts
+  what is used of models, in an *account* of each *payer*: the agent, and all above it by lineage
+- *lead*, *host*, *placed*: the daemon at which an agent is made, the one at which it runs, on
+  another machine, and such an agent; a *registration* is what both keep of each other
+- *node*: in ``runtime``, another machine, by the name that the configuration has for it
 - *order*: what a native program is told to do
 - *lane*: a line of those who wait for the same, of whom some go on (``kernel.lanes``)
 - *layout*, *row*, *node*, *open file*: in ``ctxfs``, the rows of one kind of object and how it is

@@ -38,6 +38,9 @@ _INSTANTS: Final = {
     "terminal": "handed hungup",
     "wait": "armed due fired",
     "ask": "answered",
+    "link": "planned started greeted",
+    "peer": "greeted registered put done told",
+    "lead": "heard",
     "adopt": "led lost ended cleaned",
     "reexec": "held saved executed restored",
 }

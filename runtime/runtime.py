@@ -20,7 +20,7 @@ import trio
 from runtime.agents.parts import Agents
 from runtime.authority.accounts import Accounts
 from runtime.authority.loop import Gentle, LoopMeter
-from runtime.cell import cell, treework
+from runtime.cell import cell, networks, treework
 from runtime.cell.cell import Places
 from runtime.cell.port import Host, Port
 from runtime.cell.sources import Looker
@@ -40,7 +40,13 @@ from runtime.kernel.waitfiles import WaitFiles
 from runtime.kernel.walker import Walker
 from runtime.life.streams import Streams
 from runtime.life.supervisor import Supervisor
-from runtime.records.config import Config
+from runtime.peers.guests import Guests
+from runtime.peers.hosting import Hosting
+from runtime.peers.leading import Leading
+from runtime.peers.links import Links
+from runtime.peers.post import Post
+from runtime.peers.registrations import Registrations
+from runtime.records.config import HEADERS, KINDS, Config
 from runtime.records.lifecycle import Status
 from runtime.records.spaces import Spaces
 from runtime.records.store import Store
@@ -49,7 +55,7 @@ log = logging.getLogger("ctxd.runtime")
 
 _PROGRAMS = (
     *("binder", "carry", "census", "enter", "feed", "gather", "guard", "keeper"),
-    *("launcher", "lend", "look", "monitor", "relay", "release", "stage", "sweep"),
+    *("launcher", "lend", "link", "look", "monitor", "relay", "release", "stage", "sweep"),
     *("tree", "view", "walk"),
 )
 
@@ -88,6 +94,9 @@ class Runtime:
     helpers: Helpers
     trees: treework.Trees
     binder: Binder
+    links: Links
+    guests: Guests
+    hosting: Hosting
     #: descriptors that are open as long as the daemon lives
     held: dict[str, int]
     loop: LoopMeter = field(default_factory=LoopMeter)
@@ -142,6 +151,16 @@ class Runtime:
             **{
                 f"network.{name}": f"{network.port} {relay} {network.socket}"
                 for name, network in sorted(config.networks.items())
+            },
+            **{
+                f"header.{name}": network.header
+                for name, network in sorted(config.networks.items())
+                if network.header != HEADERS[0]
+            },
+            **{
+                f"kind.{name}": network.kind
+                for name, network in sorted(config.networks.items())
+                if network.kind != KINDS[0]
             },
         }
 
@@ -249,6 +268,12 @@ def _prepare_shared(places: Places, privilege: Privilege) -> None:
     for path in (places.waits, places.programs, places.fuse):
         if path != places.fuse or linux.mount_at(path) is None:
             _private_directory(path)
+    if not privilege.rootless:
+        # for the networks of cells that have the root of the host, where no agent can make it
+        sockets = Path(networks.DIRECTORY)
+        with suppress(StartupError):
+            _private_directory(sockets.parent)
+            _private_directory(sockets)
     places.git.touch(0o444)
     for path in places.hidden:
         _private_directory(path, 0o700)
@@ -385,11 +410,18 @@ async def open_runtime(
             )
             looker = Looker(host, helpers)
             starter = Starter(host, looker, trees)
+            registrations = Registrations(places.state, config.placed_keep)
+            post = Post(store)
+            leading = Leading(host, post)
+            agents.journal.subscribe(post)  # after those who add to what is said
             census = Census(places.program("census"), helpers)
+            agents.nodes.ways = links = Links(host, registrations, post, leading)
+            supervisor = Supervisor(host, starter, census, streams, leading)
+            guests = Guests(host, post, supervisor)
             runtime = Runtime(
                 places=places,
                 agents=agents,
-                supervisor=Supervisor(host, starter, census, streams),
+                supervisor=supervisor,
                 looker=looker,
                 streams=streams,
                 hierarchy=hierarchy,
@@ -397,6 +429,11 @@ async def open_runtime(
                 helpers=helpers,
                 trees=trees,
                 binder=binder,
+                links=links,
+                guests=guests,
+                hosting=Hosting(
+                    agents, registrations, post, guests, boot=host.port.boot, product=VERSION
+                ),
                 held=held,
             )
             trio.lowlevel.add_instrument(runtime.loop)

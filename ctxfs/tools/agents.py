@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -29,7 +30,13 @@ from ctxfs.tools.tool import (
 from ctxfs.tools.waiting import MESSAGE_ID, WAIT, WAITED, WAITS, send, waiting_for_task
 from runtime.agents.messages import check_id
 from runtime.caller import INSIDERS, PARTIES
-from runtime.errors import DeniedError, MalformedError, MissingError
+from runtime.errors import (
+    CtxError,
+    DeniedError,
+    MalformedError,
+    MissingError,
+    UnsupportedError,
+)
 from runtime.ids import MessageId
 from runtime.records.items import (
     PRIORITIES,
@@ -160,6 +167,7 @@ _FACTS: Final[View[Agent]] = View(
     },
     {
         "task_handle": (HANDLE.schema, _handle),
+        "node": text("the node at which it runs; it is at this machine without one"),
         "worktree": (WORKTREE, lambda request, agent: request.agents.results.worktree_of(agent)),
         "waiting_left": (
             count("how many more it waits for, which this answer leaves out"),
@@ -175,6 +183,12 @@ _FACTS: Final[View[Agent]] = View(
         ),
     },
 )
+_USAGE: Final = {
+    "type": "object",
+    "description": "what it and all that it owns use, by the keys of its file usage, if that can "
+    "be told now; tokens.left and cost.left are what limits leave of what models say was used",
+    "additionalProperties": {"type": "number", "minimum": 0},
+}
 _SENT: Final[View[Message]] = View({
     "message_id": (text("its id"), lambda _, message: message.name),
     "status": words("its status", *MessageStatus),
@@ -212,6 +226,10 @@ _SENT: Final[View[Message]] = View({
         "context": words("fresh, or fork: its parent's context", "fresh", "fork"),
         "workspace_mode": text("inherit, worktree or explicit_root:/PATH"),
         "model": text("the model to use, subject to policy"),
+        "placement": text(
+            "the machine at which it runs: node=NAME, or node=PREFIX* for the one with most room "
+            "of those whose name begins so; this machine by default"
+        ),
         "life": words(
             "of a private_child: owned, or temp, which is removed when it has ended; "
             "owned by default",
@@ -222,6 +240,7 @@ _SENT: Final[View[Message]] = View({
             "initial_message has ended, with the reply"
         ),
     },
+    for_some={"placement": lambda base, caller: base.agents.nodes.may_place(caller)},
     output=shape({"agent_id": _ID}, {"task_handle": HANDLE.schema, **WAITED, **WAKES}),
 )
 async def _spawn(request: Request) -> dict[str, Any]:
@@ -291,6 +310,8 @@ def _files(
     if parent is not None and agent.parent != parent.index:  # an operator made it
         yield "agent_id", "parent", f"agent:{parent.name}\n"
     yield "preset", "profile", f"{given.get('preset', Profile.PRIVATE_CHILD.value)}\n"
+    if "placement" in given:  # before what depends on it
+        yield "placement", "placement", lines(given["placement"])
     if recipe is not None:
         own = {file for field, file in _FILES.items() if field in given}
         for file, text in files_of(request, recipe, agent, parent):
@@ -310,20 +331,25 @@ def _files(
         "agent_id": text("the agent; required for operators"),
         "after": text("waiting_next of an earlier answer", **CURSOR),
     },
-    output=_FACTS.schema,
+    output=shape(_FACTS.required, {**_FACTS.optional, "usage": _USAGE}),
 )
 async def _get(request: Request) -> dict[str, Any]:
     """Get what an agent is and what it does. Use it to see whether a child lives, how it ended, and
     how many messages wait for it (queue); for what it has written use TaskOutput, for names
     AgentList. The answer has profile, mode, model, status, current run, work focus, armed waits,
-    children with their statuses and number of tasks; for its supervisor also the task_handle.
+    children with their statuses, number of tasks, and what it uses (usage); for its supervisor also
+    the task_handle.
     Without agent_id it is about you; about others as policy allows. Do not call it again and again
     to wait for an end: use WaitFor."""
     agent = asked_for(request)
     agents = request.agents
     if not agents.identity.roles(request.caller, agent) & INSIDERS:
         raise DeniedError(f"agent_id: the caller may not look at {quote(agent.name)}")
-    return _FACTS.of(request, agent)
+    answer = _FACTS.of(request, agent)
+    payer = agents.identity.payer(request.caller).owner
+    with suppress(CtxError, OSError):  # somebody holds up who looks
+        answer["usage"] = await request.base.runtime.supervisor.meter.usage(agent, payer)
+    return answer
 
 
 def asked_for(request: Request) -> Agent:
@@ -445,7 +471,30 @@ async def _send(request: Request) -> dict[str, Any]:
     mode once takes none. The message is queued, and the reply goes to the agent's history.
     TaskOutput shows the reply of a child; with wait, the reply wakes you. A message to your own
     supervisor is a report. Supervisors, operators and agents with policy write may send."""
+    agent, to = request.subject, f"agent:{request.input['agent_id']}"
+    if agent is not None and agent.is_guest and to == agent.guest["supervisor"]:
+        return _send_to_lead(request, agent)
     return send(request, _receiver(request), partial(_SENT.of, request))
+
+
+def _send_to_lead(request: Request, agent: Agent) -> dict[str, Any]:
+    """To a supervisor on another machine: a report."""
+    if request.input.get("wait"):
+        raise UnsupportedError("wait: your supervisor is on another machine: omit it")
+    name = request.input.get("id", "")
+    if name:
+        with about("id"):
+            check_id(name)
+    given = MessageId(name or secrets.token_hex(8))
+
+    def sent() -> dict[str, Any]:
+        return {"message_id": given, "status": MessageStatus.QUEUED.value}
+
+    with request.deciding(sent):
+        request.agents.messages.report(
+            request.caller, agent, request.input["text"], name=given, again=bool(name)
+        )
+    return sent()
 
 
 @tool(

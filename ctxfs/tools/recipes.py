@@ -53,6 +53,8 @@ async def named(request: Request) -> Recipe:
     found = next((each for each in await all_of(request) if each.name == name), None)
     if found is None:
         raise MissingError(f"recipe: no recipe {quote(name)}; AgentList with recipes lists them")
+    if "placement" in request.input:
+        found = found.at_node()
     if found.lacks:
         raise UnsupportedError(f"recipe: {quote(name)} cannot be used here: {found.lacks}")
     return found
@@ -64,9 +66,12 @@ def files_of(
     """The files of an agent that a recipe says, and what: no more than its parent can give."""
     bound = request.agents.authority.bound(agent)
     env = dict(map(parse_env_line, parent.env.splitlines())) if parent is not None else {}
-    networks = [name for name in recipe.networks if name in request.agents.settings.config.networks]
+    networks = recipe.networks
+    if "placement" not in request.input:  # else they are those of the node
+        known = request.agents.settings.config.networks
+        networks = [name for name in recipe.networks if name in known]
     if not recipe.lacking_key(env):
-        networks.append("default")
+        networks = [*networks, "default"]
     there = [
         name
         for name in networks

@@ -20,6 +20,7 @@ from ctxfs.tools.tool import DECLARED, Concerns, Does, Request, Tool, wanted
 from ctxfs.tree import numbers
 from ctxfs.tree.base import Base
 from ctxfs.tree.nodes import Node
+from runtime.agents import placing
 from runtime.agents.answers import digest
 from runtime.caller import OPERATORS, Caller
 from runtime.errors import (
@@ -222,6 +223,7 @@ def _subject(base: Base, caller: Caller, tool: Tool, given: dict[str, Any]) -> A
     agent = agents.registry.named(name)
     if agent is None or not agents.identity.roles(caller, agent) & OPERATORS:
         raise MissingError(f"agent_id: no agent {quote(name)}, or the caller is not its operator")
+    placing.check_here(agent, "what this tool is about is")
     return agent
 
 

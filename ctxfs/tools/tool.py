@@ -180,6 +180,7 @@ Lingers = Callable[[Request, dict[str, Any], bool], Awaitable[dict[str, Any]]]
 class Tool:
     """One tool. ``description`` says to a model when to use it and when another; ``example`` is
     an input, of fields that are ``required`` or ``optional``. ``does`` is what a call may do.
+    Of the optional fields, those in ``for_some`` are told only to callers for whom that is true.
     ``waits`` is awaited before ``handler``, for however long it takes; then the caller is looked at
     again. ``lingers`` is awaited after it, with what the call answers: it waits for more to tell
     unless it is cut short, and says what is answered then. It changes nothing that is decided."""
@@ -194,6 +195,7 @@ class Tool:
     optional: Mapping[str, Schema]
     output_schema: Schema
     handler: Handler
+    for_some: Mapping[str, Callable[[Base, Caller], bool]]
     waits: Callable[[Request], Awaitable[None]] | None
     lingers: Lingers | None
 
@@ -202,6 +204,14 @@ class Tool:
         """The schema of what goes in."""
         added = {"agent_id": _AGENT_ID[self.concerns]} if self.concerns in _AGENT_ID else {}
         return shape(self.required, {**self.optional, **added})
+
+    def schema_for(self, base: Base, caller: Caller) -> Schema:
+        """The schema of what goes in, as far as it concerns a caller."""
+        hidden = {name for name, whether in self.for_some.items() if not whether(base, caller)}
+        if not hidden:
+            return self.schema
+        shown = {k: v for k, v in self.schema["properties"].items() if k not in hidden}
+        return {**self.schema, "properties": shown}
 
     @property
     def described(self) -> str:
@@ -225,6 +235,7 @@ def tool(
     output: Schema,
     waits: Callable[[Request], Awaitable[None]] | None = None,
     lingers: Lingers | None = None,
+    for_some: Mapping[str, Callable[[Base, Caller], bool]] | None = None,
 ) -> Callable[[Handler], Handler]:
     """Declares a tool at its handler, whose docstring is the description for a model."""
 
@@ -232,7 +243,8 @@ def tool(
         DECLARED[name] = Tool(
             name=name, family=family, concerns=concerns, does=does, example=example,
             required=required or {}, optional=optional or {}, output_schema=output, waits=waits,
-            lingers=lingers, description=" ".join((handler.__doc__ or "").split()), handler=handler,
+            lingers=lingers, for_some=for_some or {},
+            description=" ".join((handler.__doc__ or "").split()), handler=handler,
         )  # fmt: skip
         return handler
 
