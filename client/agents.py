@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # signal itself takes a millisecond to import
 import errno
 import os
 
@@ -67,11 +68,43 @@ def write_lines(root: Root, path: str, lines: Sequence[Line]) -> None:
         raise Failure(f"{where}: {failure}", failure.status, failure.number) from None
 
 
+class Removing:
+    """Removes what was just created, if what is done with it then fails."""
+
+    def __init__(self, root: Root, owner: str) -> None:
+        self.root = root
+        self.owner = owner
+
+    def __enter__(self) -> None:
+        """It is there."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            for_each([self.owner], self.root.remove)
+
+
+def begin(root: Root, owner: str) -> Removing:
+    """Create an object for what is done with it then. Ctrl-C waits until it is known whether there
+    is something to remove."""
+    made = Removing(root, owner)
+    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGINT,))
+    try:
+        root.call(owner, os.mkdir)
+        with made:
+            _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+    finally:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+    return made
+
+
 def create(root: Root, owner: str, files: Sequence[tuple[str, Value]]) -> None:
-    """Create an agent, or a task, work item or wait of an agent, and write its files."""
+    """Create an agent, or a task, work item or wait of an agent, and write its files.
+
+    If a file is refused, remove the object again.
+    """
     check_paths(owner, files)
-    root.call(owner, os.mkdir)
-    fill(root, owner, files)
+    with begin(root, owner):
+        fill(root, owner, files)
 
 
 def create_numbered(root: Root, stem: str, files: Sequence[tuple[str, Value]]) -> str:
@@ -90,22 +123,13 @@ def create_numbered(root: Root, stem: str, files: Sequence[tuple[str, Value]]) -
 
 def create_own(root: Root, owner: str, files: Sequence[tuple[str, Value]]) -> int:
     """Create an agent that goes with this process, or when the returned descriptor is closed."""
-    check_paths(owner, files)
-    root.call(owner, os.mkdir)
-    window = tie(root, owner)
-    fill(root, owner, files)
-    return window
-
-
-def tie(root: Root, owner: str) -> int:
-    """Have what was just created go with this process; see open_window."""
     from client.sockets import open_window
 
-    try:
-        return open_window(root, owner)
-    except BaseException:
-        for_each([owner], root.remove)
-        raise
+    check_paths(owner, files)
+    with begin(root, owner):
+        window = open_window(root, owner)
+        fill(root, owner, files)
+    return window
 
 
 def check_paths(owner: str, files: Sequence[tuple[str, Value]]) -> None:
@@ -117,18 +141,13 @@ def check_paths(owner: str, files: Sequence[tuple[str, Value]]) -> None:
 def fill(root: Root, owner: str, files: Sequence[tuple[str, Value]]) -> None:
     """Write the files of what was just created.
 
-    If a file is refused, remove the object again. The files with the task come first, because
-    only the creator may write the task of a child.
+    Those with the task come first, because only the creator may write the task of a child.
     """
-    try:
-        for file, value in sorted(files, key=lambda pair: pair[0] not in TASK_FILES):
-            if isinstance(value, bytes):
-                root.write(below(owner, file), value)
-            else:
-                write_lines(root, below(owner, file), value)
-    except BaseException:
-        for_each([owner], root.remove)
-        raise
+    for file, value in sorted(files, key=lambda pair: pair[0] not in TASK_FILES):
+        if isinstance(value, bytes):
+            root.write(below(owner, file), value)
+        else:
+            write_lines(root, below(owner, file), value)
 
 
 def parent_line(parent: str | None) -> list[tuple[str, bytes]]:

@@ -74,6 +74,22 @@ def do_quota(root: Root, args: Arguments) -> None:
     show_rows(rows, columns, cell, args.json)
 
 
+@command("who", *LISTING, operand("address", "ADDRESS", "such as fd63:7478:6673:0:1:2:3:4"))
+def do_who(root: Root, args: Arguments) -> None:
+    """Show which agent had an address in the log of a proxy.
+
+    A relay tells a network with header: proxy, or counters, the life of its agent as an address.
+    Shows name, owner, id of the life, and its status, which is removed if there is no such agent
+    any more. Only of your agents; root sees all.
+    """
+    address = args.address.strip("[]")
+    frame = answer(connect_daemon(root), op="who", address=address)
+    row = {key: frame.get(key, "") for key in ("agent", "owner", "incarnation", "status")}
+    status = str(row["status"])
+    line: list[Part] = [(str(row["agent"]), "name"), f" of uid {row['owner']}, life "]
+    show(row, [[*line, f"{row['incarnation']}, ", (status, status)]], args.json)
+
+
 @command("reexec")
 def do_reexec(root: Root, args: Arguments) -> None:
     """Have ctxd execute its program again, such as a new version.

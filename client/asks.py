@@ -8,7 +8,8 @@ import time
 
 from client.declaring import COLOR, JSON, Arguments, command, flag, operand, option
 from client.exits import FAILED, INTERRUPTED, OK, TIMED_OUT, Failure, Misuse
-from client.files import close, read_all, read_stdin, timestamp, value_of
+from client.files import read_stdin, timestamp, value_of
+from client.following import RETRY, versions
 from client.jsontext import dumps, loads
 from client.output import STDOUT, age, as_json, complain, decode, escape, gist, show_table
 from client.root import Root, agent, label, own_agent
@@ -17,7 +18,7 @@ from client.types import Any, Callable, Iterator, Result, Sequence
 #: one that is open, as `asks` of the root tells of it
 Ask = dict[str, Any]
 
-RETRY = 0.5  # seconds between two attempts to find a ctxd that went away
+GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ESTALE)
 LOST_MAX = 60.0  # seconds after which it is given up
 COLUMNS = ("ASK", "AGE", "KIND", "TO", "ANSWERS", "QUESTION")
 
@@ -71,6 +72,7 @@ def do_ask(root: Root, args: Arguments) -> int:
     the question. Exit status: 0 answered, 1 withdrawn, 124 if the deadline is over and there is no
     default.
     """
+    from client.agents import Removing
     from client.following import wait_ended
     from client.items import create_object
 
@@ -79,13 +81,20 @@ def do_ask(root: Root, args: Arguments) -> int:
     detail = decode(read_stdin()) if args.detail == "-" else args.detail
     lines = {"kind": args.kind, "options": "\n".join(args.option), "form": args.form,
              "default": args.default, "deadline": args.deadline, "detail": detail, "to": args.to,
-             "life": args.life, "question": args.question}  # fmt: skip
+             "life": args.life}  # fmt: skip
     files = [(file, value_of(line)) for file, line in lines.items() if line]
     if not args.question:
         raise Misuse("nothing to ask: the question is empty")
     owner = create_object(root, Arguments(group="ask", agent=None, name=None), files)
+
+    def ask() -> None:  # unless ctxd died before it could say that it is asked
+        if root.value(f"{owner}/status") == "new":
+            root.write(f"{owner}/question", value_of(args.question))
+
+    with Removing(root, owner):
+        outlasting(ask)
     try:
-        list(wait_ended(root, [owner]))
+        outlasting(lambda: list(wait_ended(root, [owner])))
     except KeyboardInterrupt:
         root.remove(owner)
         return INTERRUPTED
@@ -106,13 +115,15 @@ def do_ask(root: Root, args: Arguments) -> int:
 
 
 def outlasting(look: Callable[[], Result]) -> Result:
-    """Return a result; a ctxd that has died after the answer is waited for."""
-    until = time.monotonic() + LOST_MAX
+    """Return a result; a ctxd that dies meanwhile is waited for."""
+    lost = 0.0  # seconds
     while True:
+        began = time.monotonic()
         try:
             return look()
         except Failure as failure:
-            if failure.number != errno.ENOTCONN or time.monotonic() > until:
+            lost = lost + RETRY if time.monotonic() - began < RETRY else 0.0
+            if failure.number not in GONE or lost > LOST_MAX:
                 raise
         time.sleep(RETRY)
 
@@ -126,33 +137,6 @@ def cells(row: Ask) -> list[str]:
     answers = answers or [f"{name}=" for name in (row["form"] or {}).get("properties", ())]
     how_old = age(max(0, int(time.time() - timestamp(row["asked_at"]))))
     return [path_of(row), how_old, row["kind"], row["to"], " ".join(answers), gist(row["question"])]
-
-
-def followed(root: Root) -> Iterator[list[Ask]]:
-    """Yield the open asks, again after each change; a ctxd that goes away is waited for."""
-    import select
-
-    while True:
-        try:
-            fd = root.open("asks")
-        except Failure as failure:
-            if failure.number != errno.ENOTCONN:
-                raise
-            time.sleep(RETRY)
-            continue
-        poller = select.poll()
-        poller.register(fd, select.POLLPRI)
-        try:
-            while True:
-                os.lseek(fd, 0, os.SEEK_SET)
-                yield parse_asks(read_all(fd))
-                poller.poll()
-        except OSError as error:
-            if error.errno not in (errno.ENOTCONN, errno.ECONNABORTED, errno.ESTALE):
-                raise
-            time.sleep(RETRY)
-        finally:
-            close(fd)
 
 
 @command(
@@ -177,8 +161,8 @@ def do_asks(root: Root, args: Arguments) -> None:
             show_table(COLUMNS, map(cells, rows))
         return
     known: set[tuple[str, str]] = set()
-    for rows in followed(root):
-        rows = [row for row in rows if every or row["to"] == "operator"]
+    for data in versions(root, "asks"):
+        rows = [row for row in parse_asks(data) if every or row["to"] == "operator"]
         keys = {(path_of(row), row["asked_at"]) for row in rows}
         for row in rows:
             if (path_of(row), row["asked_at"]) in known:
@@ -301,4 +285,6 @@ def do_answer(root: Root, args: Arguments) -> int | None:
         STDOUT.text("\n")
         return INTERRUPTED
     send_answer(root, row, answer_text(row["form"], words, args.note or ""))
+    if args.words and os.isatty(2):  # the agent may have asked something else since it was listed
+        complain(escape(f"answered {path_of(row)}: {row['question']}"))
     return None

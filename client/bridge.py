@@ -22,9 +22,9 @@ from client.permits import (
     Asking,
     End,
     choose,
+    detail_of,
     fields_of,
     selected,
-    text_of,
     words_for,
 )
 from client.root import Root
@@ -445,7 +445,7 @@ class Bridge(Peer):
         if not allowed and self.permits.way == ASK and options:
             words = words_for([text_in(each, "optionId") for each in options])
             labels = [(word, text_in(options[place], "name")) for word, place in words.items()]
-            files = fields_of(f"{kind}: {title}", text_of(call.get("rawInput", call)), labels)
+            files = fields_of(f"{kind}: {title}", detail_of(call.get("rawInput", call)), labels)
 
             def over(end: End) -> None:
                 self.decide(ident, selected(options, words.get(end.answer)))
@@ -460,7 +460,7 @@ class Bridge(Peer):
     def elicit(self, params: dict[str, Any], ident: object) -> None:
         """Have people fill in a form."""
         form = object_in(params, "requestedSchema")
-        files = fields_of(text_in(params, "message"), text_of(form), form=form)
+        files = fields_of(text_in(params, "message"), detail_of(form), form=form)
 
         def over(end: End) -> None:
             content = parse_object(end.text.encode())

@@ -49,8 +49,9 @@ CHAPTERS = {
     "Tools": {"tool": "tools", "mcp": "mcp"},
     "Rights and accounts": {"why": "asking", "audit": "histories", "quota": "asking"},
     "The daemon and help": {
-        **dict.fromkeys(("ping", "reexec"), "asking"),
+        **dict.fromkeys(("ping", "reexec", "who"), "asking"),
         **dict.fromkeys(("backup", "restore"), "backup"),
+        **dict.fromkeys(("nodes", "peer"), "nodes"),
         **{name: name for name in ("doctor", "help")},
     },
 }
@@ -65,6 +66,7 @@ GROUPS = {
     "task": "commands that run inside an agent",
     "work": "what an agent has to do",
     "waits": "what an agent waits for",
+    "nodes": "other machines, at which agents may be placed",
     "tool": "programs for models: JSON in, JSON out",
 }
 #: in a group, the command to run if the second word is not the name of one

@@ -13,8 +13,9 @@ from client.commands import GROUPS, OTHERWISE, SUBJECTS, commands_of, find_comma
 from client.declaring import Argument, Arguments, Command, command, operand
 from client.exits import Failure
 from client.files import first_line
+from client.loop import parse_object
 from client.output import STDOUT, escape
-from client.root import Root, agent, default_root, own_agent
+from client.root import Root, agent, default_root, own_agent, readable
 from client.types import Iterable, Iterator, Sequence
 from client.words import AGENT_FILES
 
@@ -133,6 +134,10 @@ class Line:
 
             yield from places().items()
             yield FILES, ""
+        elif kind == "NODE":
+            nodes = readable(lambda: self.root.read("nodes"), b"")
+            rows = filter(None, map(parse_object, nodes.splitlines()))
+            yield from ((row["name"], row["state"]) for row in rows)
         elif kind == "RUN" and self.given:
             yield self.root.value(agent(self.given[0], "run")), "the current run"
         elif kind == "SESSION" and self.given:

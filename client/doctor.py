@@ -9,13 +9,11 @@ from contextlib import suppress
 from client.declaring import LISTING, Arguments, command
 from client.exits import FAILED, OK, Failure
 from client.files import find_program, first_line, pairs, read_file
+from client.networks import ANSWER_SECONDS, Finding, check_networks, judge
 from client.output import Part, decode, show
 from client.root import DEFAULT_ROOT, Root, start_hint, user_directory
 from client.types import Iterator, Sequence
 from client.words import CONTROLLERS
-
-Finding = tuple[str, str, str]
-
 
 NEW_PYTHON = "install python 3.11 or newer: apt-get install python3"
 DELEGATE = (
@@ -29,7 +27,6 @@ V2_ONLY = (
 )
 #: part of the disk below the state, and of terminals, that should be free
 FREE = 0.1
-NETWORKS = "correct networks in /etc/ctxfs/config.yaml; systemctl reload ctxd"
 PROGRAMS = (
     ("fusermount3", "FAIL", "fuse3", "mounts for users other than root"),
     ("git", "warn", "git", "only for workspace=worktree"),
@@ -68,16 +65,8 @@ TRIAL_SECONDS = 30.0
 SET_PDEATHSIG = 1
 #: where ctxd says what is wrong
 SEE_LOG = "wait, or see its log: journalctl -u ctxd -n 50"
-SEE_PROXY = "see the log of what listens there: journalctl -u ctxfs-proxy -n 50"
 SEE_HOLDER = "end it, and who serves its memory; the log names it: journalctl -u ctxd -n 50"
-#: how long the socket of a network may take to answer, and a name that is not there
-ANSWER_SECONDS = 2.0
 LANDLOCK = 444, 1  # landlock_create_ruleset(2), LANDLOCK_CREATE_RULESET_VERSION
-
-
-def judge(good: bool, what: str, level: str, problem: str, remedy: str) -> Finding:
-    """Return the finding `what` if good, else the problem and its remedy."""
-    return ("ok", what, "") if good else (level, problem, remedy)
 
 
 def version_of(release: str) -> tuple[int, ...]:
@@ -383,91 +372,6 @@ def check_trees(status: dict[str, str]) -> Iterator[Finding]:
     yield judge(status["trees"] == "hard", fact, "warn", soft, remedy)
 
 
-def check_networks(status: dict[str, str]) -> Iterator[Finding]:
-    """Judge the sockets of the networks that the daemon has."""
-    for key, value in status.items():
-        if key.startswith("network."):
-            _, uid, path = value.split(" ", 2)
-            yield from check_network("network:" + key[len("network.") :], int(uid), path)
-
-
-def check_network(name: str, relay: int, path: str) -> Iterator[Finding]:
-    """Judge one socket: whether it is there, who may connect to it, and whether it answers.
-
-    `relay` is the uid that connects to it for agents.
-    """
-    import stat
-
-    try:
-        found = os.stat(path)
-    except PermissionError:
-        yield "ok", f"{name}: {path}: only root and the relays can look", ""
-        return
-    except OSError as error:
-        remedy = "start what listens there, such as the proxy: systemctl start ctxfs-proxy"
-        yield "warn", f"{name}: {path}: {error.strerror}", remedy
-        return
-    if not stat.S_ISSOCK(found.st_mode):
-        yield "warn", f"{name}: {path} is not a socket", NETWORKS
-        return
-    if not all(permits(each, relay, bit) for each, bit in way_to(path)):
-        problem = f"{name}: the relays (uid {relay}) may not connect to {path}"
-        place = os.path.dirname(path)
-        remedy = f"chgrp ctxfs-relay {place} {path}; chmod 750 {place}; chmod 660 {path}"
-        yield "warn", problem, remedy
-    elif all(each.st_mode & bit for each, bit in way_to(path)):
-        problem = f"{name}: every user may connect to {path}, and so agents that see it"
-        remedy = f"put it into a directory of its own, and: chmod o-x {os.path.dirname(path)}"
-        yield "warn", problem, remedy
-    else:
-        yield "ok", f"{name}: {path}: the relays (uid {relay}) may connect, not everybody", ""
-    yield check_answer(name, path)
-
-
-def way_to(path: str) -> Iterator[tuple[os.stat_result, int]]:
-    """Yield each directory of a path and its end, with the permission that others need there."""
-    path = os.path.realpath(path)
-    yield os.stat(path), 0o002
-    while path != "/":
-        path = os.path.dirname(path)
-        yield os.stat(path), 0o001
-
-
-def permits(found: os.stat_result, uid: int, bit: int) -> bool:
-    """Return whether a file gives a user the permission that others would have by `bit`."""
-    import pwd
-
-    groups = [uid]  # of who is in no passwd(5)
-    with suppress(KeyError):
-        entry = pwd.getpwuid(uid)
-        groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
-    shift = 6 if found.st_uid == uid else 3 if found.st_gid in groups else 0
-    return uid == 0 or bool(found.st_mode & bit << shift)
-
-
-def check_answer(name: str, path: str) -> Finding:
-    """Judge whether an HTTP server answers, and refuses what is no request to a model."""
-    import socket
-
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(ANSWER_SECONDS)
-        try:
-            connection.connect(path)
-            connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            said = connection.recv(64)
-        except PermissionError:
-            return "ok", f"{name}: only root and the relays can ask whether it answers", ""
-        except OSError as error:
-            why = error.strerror or f"no answer within {ANSWER_SECONDS:g} s"
-            return "warn", f"{name}: {path}: {why}", SEE_PROXY
-    words = decode(said).split(" ")
-    if not words[0].startswith("HTTP/") or len(words) < 2:
-        return "warn", f"{name}: {path} does not speak HTTP", SEE_PROXY
-    remedy = "use the proxy, which lets only requests to models pass: systemctl start ctxfs-proxy"
-    what = f"{name}: answers GET / with {words[1]}"
-    return judge(not words[1].startswith("2"), what, "warn", f"{what}, not a refusal", remedy)
-
-
 def check_mounts(mountinfo: str, directory: str) -> Iterator[Finding]:
     """Judge whether agents keep the mount after a crash of a ctxd without root."""
     mounts = {}
@@ -557,7 +461,7 @@ def findings(root: Root) -> Iterator[Finding]:
     yield from check_daemon(root, uid == 0 or rootless)
     yield from check_room(root)
     yield from check_trees(status)
-    yield from check_networks(status)
+    yield from check_networks(status, rootless)
     yield from check_names(root)
     if rootless:
         for sentence in WEAKER:

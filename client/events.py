@@ -9,7 +9,6 @@ from client.exits import (
     CANNOT_START,
     FAILED,
     INTERRUPTED,
-    NOT_RUNNING,
     OK,
     OUT_OF_MEMORY,
     TIMED_OUT,
@@ -17,25 +16,17 @@ from client.exits import (
     Misuse,
 )
 from client.files import BLOCK, Opened, first_line
-from client.following import Tail, follow, nobody_reads
+from client.following import Tail, follow
 from client.jsontext import dumps
-from client.loop import Lines, Loop, parse_object
-from client.output import STDOUT, Part, complain, decode
+from client.loop import parse_object
+from client.output import STDOUT, Part, decode
 from client.root import Root, agent, label, own_agent, own_name
 from client.types import Any, Iterator, Sequence
-from client.words import SESSION_ENDS
+from client.words import EVENT_TYPES, SESSION_ENDS
 
 ROOM = 64 << 20  # bytes of many histories together that are in memory at a time
 LEAST = 4 << 10  # and of each of them
-EVENT = b'{"seq":'  # begins a line of the daemon's log of all events
 DIGITS = 19  # of the number of an event, at most
-TYPES = (
-    *("agent.create", "agent.control", "agent.start", "agent.status", "agent.stop"),
-    *("agent.child.cancel", "agent.report", "run.start", "run.end"),
-    *("message.queued", "message.end", "task.start", "task.end", "work.status"),
-    *("wait.armed", "wait.fired", "wait.cancelled", "wait.expired"),
-    *("ask.open", "ask.to", "ask.end", "terminal.attach", "terminal.leave"),
-)
 
 
 def last_events(root: Root, session: str) -> list[dict[str, Any]]:
@@ -90,12 +81,18 @@ def describe_event(line: bytes) -> str | list[Part]:
     return decode(line) if event is None else show_event(event)
 
 
+def types_of(word: str) -> list[str]:
+    """Return the types of events that a word stands for; `run.*` for all that begin with run."""
+    begun = (word[:-1],) if word.endswith("*") else ()
+    found = [kind for kind in EVENT_TYPES if kind == word or kind.startswith(begun)]
+    if not found:
+        raise Misuse(f'"{word}" is not a type of events: {", ".join(EVENT_TYPES)}')
+    return found
+
+
 def is_of(line: bytes, types: Sequence[str]) -> bool:
-    """Return whether a line is an event of one of some types; `x.*` stands for all of `x.`"""
-    kind = str((parse_object(line) or {}).get("type")) if types else ""
-    return not types or any(
-        kind.startswith(word[:-1]) if word.endswith("*") else kind == word for word in types
-    )
+    """Return whether a line is an event of one of some types, or if there are none, of any."""
+    return not types or (parse_object(line) or {}).get("type") in types
 
 
 def show_events(lines: Sequence[bytes], raw: bool) -> None:
@@ -143,7 +140,8 @@ def event_number(text: str) -> int:
     "events",
     flag("-f", "--follow", "continue; with a name until the agent is dead"),
     option("--after", "SEQ", "of all agents, those after this number", type=event_number),
-    option("--type", "TYPE...", "only of this type, such as agent.stop or 'run.*'", words=TYPES),
+    option("--type", "TYPE...", "only of this type, such as agent.stop or 'run.*'",
+           type=types_of, words=EVENT_TYPES),
     *LISTING,
     operand("name", "[NAME]", "default: the agent you are in, else all of yours"),
 )
@@ -153,62 +151,22 @@ def do_events(root: Root, args: Arguments) -> None:
     Shows the current session, or the last session of a removed agent. --json prints the lines
     of events.jsonl unchanged. Outside of agents and without a name, or with --after, it shows the
     events of all of your agents in one order, to root of all; with -f new ones only, unless
-    --after says more. --json then has their numbers.
+    --after says more, and it goes on when ctxd is started again. --json then has their numbers.
     """
+    types = [kind for some in args.type for kind in some]
     if args.after is not None or not (args.name or own_agent(root)):
-        show_all(root, args)
+        from client.eventlog import Log
+
+        Log(root, args, types, lambda lines: show_events(lines, args.json)).show()
         return
     name = args.name or own_name(root)
     lives = root.present(agent(name))
     session = agent(name, "session") if lives else last_session(root, name)
     path = f"{session or agent(name, 'session')}/events.jsonl"
-    events = Events(root, path, args.json, args.type)
+    events = Events(root, path, args.json, types)
     events.pump()
     if args.follow and lives:
         follow(root, agent(name), [events], events.fd)
-
-
-def show_all(root: Root, args: Arguments) -> None:
-    """Show the events that the daemon has in one order."""
-    from client.sockets import MESSAGE_CODES, NO_ANSWER, ask, connect_daemon, refusal
-
-    fields: dict[str, Any] = {"follow": args.follow, "types": args.type}
-    if args.name:
-        fields["agents"] = [args.name]
-    if args.after is not None or not args.follow:
-        fields["after"] = args.after or 0
-    loop, last = Loop(), b""
-    with connect_daemon(root) as connection:
-        ask(connection, op="events", **fields)
-        arriving = Lines(connection.fileno())
-
-        def more() -> None:
-            nonlocal last
-            lines = arriving.read()
-            if lines is None:
-                number = (parse_object(last) or {}).get("seq")
-                raise Failure(
-                    f"{NO_ANSWER}; go on with: --after {number}" if number else NO_ANSWER,
-                    NOT_RUNNING,
-                )
-            events: list[bytes] = []
-            for line in lines:
-                if line.startswith(EVENT):
-                    events.append(line)
-                    continue
-                show_events(events, args.json)
-                events, frame = [], parse_object(line) or {}
-                if frame.get("type") == "error":
-                    raise refusal(frame, MESSAGE_CODES)
-                if frame.get("type") == "lost":
-                    complain(f"events before the number {frame.get('oldest')} are gone")
-                loop.over |= frame.get("type") == "end"
-            show_events(events, args.json)
-            last = (events or [last])[-1]
-
-        loop.watch(1, nobody_reads, 0)  # poll(2) tells of errors unasked
-        loop.watch(connection.fileno(), more)
-        loop.run()
 
 
 # ends

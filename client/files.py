@@ -203,6 +203,20 @@ def pairs(text: str) -> dict[str, str]:
     return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)
 
 
+def amounts(text: str) -> dict[str, int | float]:
+    """Return the numbers of key=value lines, such as those of `usage`."""
+    found: dict[str, int | float] = {}
+    for key, value in pairs(text).items():
+        if value.replace(".", "", 1).isdigit():
+            found[key] = float(value) if "." in value else int(value)
+    return found
+
+
+def tokens_of(usage: dict[str, int | float]) -> int | None:
+    """Return the tokens that `tokens.max` limits; None if nobody counts them."""
+    return int(usage["tokens.in"] + usage["tokens.out"]) if "tokens.in" in usage else None
+
+
 def stamp(when: float) -> str:
     """Return a time in seconds as ctxd writes it."""
     seconds, milliseconds = divmod(round(when * 1000), 1000)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
-from client.files import BLOCK
-from client.loop import POLLPRI, Lines, Loop
+from client.exits import Failure
+from client.files import BLOCK, close, read_all
+from client.loop import LONGEST, POLLPRI, Lines, Loop
 from client.output import Output, shown_line
 from client.root import Root, label
 from client.types import Callable, Iterable, Iterator, Sequence
 
 TICK = 0.1  # seconds between two looks at growing files
+RETRY = 0.5  # and between two attempts to find a ctxd that went away
 
 
 class Tail:
@@ -182,6 +185,41 @@ def wait_ended(root: Root, owners: Iterable[str], timeout: float | None = None) 
             yield ended.pop(0)
     if waiting:
         raise TimeoutError(", ".join(map(label, waiting)))
+
+
+def versions(root: Root, name: str, timeout: float | None = None) -> Iterator[bytes]:
+    """Yield a file of the root, again after each change, and at the end of so many seconds; a ctxd
+    that goes away is waited for."""
+    import select
+
+    until = float("inf") if timeout is None else time.monotonic() + timeout
+    seen = False
+    while True:
+        try:
+            fd = root.open(name)
+        except Failure as failure:
+            if failure.number != errno.ENOTCONN or not seen:
+                raise
+            if time.monotonic() >= until:
+                return
+            time.sleep(RETRY)
+            continue
+        seen, poller = True, select.poll()
+        poller.register(fd, POLLPRI)
+        try:
+            while True:
+                os.lseek(fd, 0, os.SEEK_SET)
+                yield read_all(fd)
+                left = until - time.monotonic()
+                if left <= 0:
+                    return
+                poller.poll(1000 * min(left, LONGEST))
+        except OSError as error:
+            if error.errno not in (errno.ENOTCONN, errno.ECONNABORTED, errno.ESTALE):
+                raise
+            time.sleep(RETRY)
+        finally:
+            close(fd)
 
 
 def nobody_reads() -> None:

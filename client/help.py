@@ -39,6 +39,7 @@ TOPICS = {
     "policy": ("who may do what", "ctxfs-policy.5"),
     "settings": ("the configuration of ctxd, and declared agents", "ctxfs.yaml.5"),
     "daemon": ("ctxd, its limits and files", "ctxd.8"),
+    "meter": ("what agents use of models: how it is counted and limited", "ctxfs-meter.8"),
 }
 #: macros of mdoc(7) that are left out of plain text, and those that stand for characters
 SILENT = frozenset((

@@ -9,7 +9,16 @@ from client.files import read_stdin
 from client.jsonrpc import object_in, text_in
 from client.loop import Loop, parse_object
 from client.output import STDOUT, complain
-from client.permits import Asked, End, asks_for, decided, fields_of, remove, text_of
+from client.permits import (
+    Asked,
+    End,
+    asks_for,
+    decided,
+    detail_of,
+    fields_of,
+    remove,
+    use_of,
+)
 from client.root import Root, agent, own_agent, own_name
 from client.types import Any
 
@@ -40,7 +49,7 @@ def ask(root: Root, event: dict[str, Any], kind: str) -> dict[str, Any]:
     else:
         server, said = text_in(event, "mcp_server_name"), text_in(event, "message")
         form = object_in(event, "requested_schema")
-        files = fields_of(f"{server}: {said}", text_of(form), form=form)
+        files = fields_of(f"{server}: {said}", detail_of(form), form=form)
     ends: list[End] = []
     loop = Loop()
     asked = Asked(loop, root, STEM, files, ends.append)
@@ -88,7 +97,8 @@ def do_hook(root: Root, args: Arguments) -> None:
         if kind in (PERMISSION, ELICITATION):
             STDOUT.lines([dumps(ask(root, event, kind))])
         elif kind in USED:
-            withdraw_asked(root, text_of(object_in(event, "tool_input")))
+            tool, given = text_in(event, "tool_name"), object_in(event, "tool_input")
+            withdraw_asked(root, use_of(tool, given))
         elif kind in OVER:
             withdraw_asked(root, None)
     except Failure as failure:

@@ -14,13 +14,19 @@ LEAVE = 0x1D  # Ctrl-]
 ESC = 0x1B
 HOLD = 0.03  # seconds for which a sequence that has only begun is kept back
 #: a key, or another thing that the terminal tells
-SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|O[ -~])")
-BEGUN = re.compile(rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,4}|O)?")
+SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,4}[@-~]|O[ -~])")
+BEGUN = re.compile(
+    rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,4}|O)?"
+    rb"|[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2}"
+)
 KITTY = re.compile(rb"\x1b\[([0-9]{1,6})(?::[0-9:]*)?(?:;([0-9]{0,4})(?::([0-9]))?)?(?:;[0-9:]*)?u")
 XTERM = re.compile(rb"\x1b\[27;([0-9]{1,4});([0-9]{1,6})~")
-CHARACTER = re.compile(rb"[\xc2-\xf4][\x80-\xbf]*|.", re.DOTALL)
+CHARACTER = re.compile(
+    rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}|.", re.DOTALL
+)
 PASTE, PASTE_END = b"\x1b[200~", b"\x1b[201~"
 ANSWER = re.compile(rb"\x1b\[[03]n")  # to "are you well?"
+ANSWER_SIZE = 4
 CTRL, LOCKS = 4, 64 | 128  # of modifiers, which are told plus 1
 MODIFIER_KEYS = range(57358, 57455)  # of kitty: they are pressed before others
 RELEASE = b"3"
@@ -93,6 +99,7 @@ class Typed:
             at = found.end()
             if plain or self._passes(found[0]):
                 passed += found[0]
+        self.answered += len(ANSWER.findall(data, at)) if self.wants == "leave" else 0
         return bytes(passed)
 
     def _passes(self, token: bytes) -> bool:

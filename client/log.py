@@ -21,7 +21,7 @@ from client.declaring import (
     option,
 )
 from client.events import ending, exit_status, identity, session_of
-from client.exits import FAILED, NOT_RUNNING, OK, Failure
+from client.exits import DENIED, FAILED, NOT_RUNNING, OK, Failure
 from client.files import BLOCK
 from client.following import Following, Labelled, Named, Tail, allow_descriptors
 from client.loop import Lines, parse_object
@@ -221,14 +221,29 @@ def do_attach(root: Root, args: Arguments) -> int:
     owner = agent(name)
     if not root.present(owner):
         raise Failure(root.missing(owner), NOT_RUNNING, errno.ENOENT)
+    place = f"{owner}/task/{task}" if task else owner
+    has_terminal = bool(task or args.look or root.value(f"{place}/tty"))
     status = root.field(name, "status")
     if status in ("new", "dead"):
-        raise not_running(root, name, status)
-    place = f"{owner}/task/{task}" if task else owner
-    if task or args.look or root.value(f"{place}/tty"):
-        from client.terminal import attach
+        raise not_running(root, name, status, by_message=not has_terminal)
+    try:
+        if has_terminal:
+            from client.terminal import attach
 
-        return attach(root, place, look=args.look, raw=args.raw, leave=args.leave_key)
+            return attach(root, place, look=args.look, raw=args.raw, leave=args.leave_key)
+        return attach_lines(root, name)
+    except Failure as failure:
+        hidden = failure.number == errno.ENOENT and root.present(place)
+        if failure.number != errno.EACCES and not hidden:
+            raise
+        who = "only its operators may, and its supervisor if it has no terminal"
+        message = f"you may not attach to {args.name}: {who} ({failure})"
+        raise Failure(message, DENIED, failure.number) from None
+
+
+def attach_lines(root: Root, name: str) -> int:
+    """Follow the output of an agent without a terminal, and send it the lines of standard input."""
+    owner = agent(name)
     session, mode = session_of(root, owner), root.field(name, "mode")
     pumps: list[Labelled | Tail] = [
         Labelled([Tail(root, agent(name, file), STDOUT, BEFORE) for file in ("log", "out")])

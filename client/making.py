@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from client.agents import Value, assignments, check_paths, fill, parent_line, tie
+from client.agents import Value, assignments, begin, check_paths, fill, parent_line
 from client.author import author_line
 from client.declaring import CWD, ENV, PARENT, Arguments, flag, one_of, option
 from client.exits import Failure, Misuse
@@ -23,13 +23,14 @@ Making = tuple[str, Files]
 def mount_line(text: str) -> str:
     """Return the line of a `mount` file for SRC[:TARGET[:ro|rw|hide]], also SRC:ro|rw|hide.
 
-    SRC may also be shared:SPACE or home:, and needs a TARGET then.
+    SRC may also be shared:SPACE, home: or node:DIRECTORY, and needs a TARGET then.
     """
     parts = text.split(":")
     mode = parts.pop() if len(parts) > 1 and parts[-1] in MOUNT_MODES else "ro"
     if any(char in text for char in "\t\n"):
         parts = []
-    if len(parts) == 3 and ((parts[0] == "shared" and parts[1]) or parts[:2] == ["home", ""]):
+    places = parts[:1] in (["shared"], ["node"]) and parts[1:2] != [""]
+    if len(parts) == 3 and (places or parts[:2] == ["home", ""]):
         return "\t".join((":".join(parts[:2]), parts[2], mode, "-"))
     if not 0 < len(parts) <= 2 or not all(parts):
         raise Misuse(f'"{text}" is not SRC[:TARGET[:ro|rw|hide]]')
@@ -73,6 +74,11 @@ def option_lines(args: Arguments) -> dict[str, list[str]]:
     return {file: items for file, items in lines.items() if items}
 
 
+def place_line(args: Arguments) -> Files:
+    """Return what --node says: before the files of which it decides what they can be."""
+    return [("placement", value_of(f"node={args.node}"))] if args.node else []
+
+
 def by_program(args: Arguments) -> Making:
     """Return the agent for the program after --."""
     if args.network is not None:
@@ -85,7 +91,7 @@ def by_program(args: Arguments) -> Making:
     if not args.program:
         raise Misuse("no program: give one after --, or a recipe with --agent")
     lines = option_lines(args)
-    files: Files = [*parent_line(args.parent), *assignments(args.set)]
+    files: Files = [*parent_line(args.parent), *place_line(args), *assignments(args.set)]
     files += [(file, value_of("\n".join(items))) for file, items in lines.items()]
     return args.words[0], [*files, ("exec", value_of(command_of(args.program)))]
 
@@ -131,17 +137,20 @@ def make(
         owner, written = agent(name), [*files, *author_line(files), *last]
         check_paths(owner, written)
         try:
-            root.call(owner, os.mkdir)
+            made = begin(root, owner)
         except Failure as failure:
             # taken meanwhile, or with a history that is another user's
             if failure.number not in (errno.EEXIST, errno.EACCES):
                 raise
             refused = failure
             continue
-        root.hold(owner)
-        if own:
-            tie(root, owner)
-        fill(root, owner, written)
+        with made:
+            root.hold(owner)
+            if own:
+                from client.sockets import open_window
+
+                open_window(root, owner)
+            fill(root, owner, written)
         if args.agent:
             warn_of_directory(root, owner)
         return owner
@@ -151,6 +160,7 @@ def make(
 MAKING_OPTIONS = (
     PARENT,
     option("--agent", "RECIPE", "make it by this recipe; see: ctx agents"),
+    option("--node", "NODE", "the machine at which it runs, or PREFIX*; see: ctx nodes list"),
     option("--name", "NAME", "of the agent of a recipe; default: RECIPE-1, -2, ..."),
     option(
         "--network",

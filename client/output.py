@@ -104,6 +104,16 @@ def size(count: int) -> str:
     return f"{number:.1f}{unit}" if unit != "B" and number < 10 else f"{number:.0f}{unit}"
 
 
+def tokens(count: int) -> str:
+    """Return a number of tokens in at most five characters, in thousands, millions and more."""
+    number, unit = float(count), ""
+    for larger in ("k", "M", "G", "T"):
+        if number < 999.5:
+            break
+        number, unit = number / 1000, larger
+    return f"{number:.1f}{unit}" if unit and number < 9.95 else f"{number:.0f}{unit}"
+
+
 def has_unicode() -> bool:
     """Return whether the locale names UTF-8, or nothing names a locale."""
     names = (os.environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))

@@ -9,6 +9,7 @@ import os
 from client.agents import create_numbered
 from client.exits import Failure
 from client.files import close, value_of
+from client.following import RETRY
 from client.jsonrpc import objects_in, text_in
 from client.loop import POLLPRI, Loop, encode, parse_object
 from client.output import complain, decode
@@ -21,8 +22,6 @@ ALLOW, DENY = "allow", "deny"
 BOTH = ((ALLOW, "Allow it once"), (DENY, "Refuse it; a note tells why"))
 #: bytes of a question, and of what is told about it
 QUESTION_MAX, DETAIL_MAX = 1000, 60_000
-#: seconds between two looks while no ctxd answers
-RETRY = 0.5
 #: options of a permission request of the Agent Client Protocol, the best one first
 ALLOWING, REJECTING = ("allow_once", "allow_always"), ("reject_once", "reject_always")
 #: what is answered to one that nobody decides
@@ -155,7 +154,7 @@ def fields_of(
         "life": "run",
         "options": "\n".join(f"{word} {one_line(label, 200)}".strip() for word, label in options),
         "form": encode(form).decode().strip() if form else "",
-        "detail": cut(detail, DETAIL_MAX),
+        "detail": detail,
         "question": one_line(question, QUESTION_MAX) or "?",
     }
     return [(file, value_of(line)) for file, line in lines.items() if line]
@@ -182,9 +181,9 @@ def one_line(text: str, most: int) -> str:
     return cut(" ".join(shown.split()), most)
 
 
-def text_of(given: object) -> str:
+def detail_of(given: object) -> str:
     """Return the input of a tool as people read it, the same for the same input."""
-    return encode(given).decode().strip()
+    return cut(encode(given).decode().strip(), DETAIL_MAX)
 
 
 # what Claude Code asks
@@ -192,7 +191,7 @@ def text_of(given: object) -> str:
 
 def asks_for(tool: str, given: dict[str, Any]) -> list[tuple[str, bytes]]:
     """Return the files of an ask for a use of a tool by Claude Code."""
-    detail = text_of(given)
+    detail = use_of(tool, given)
     form = form_of(given) if tool == ASKING else None
     if form:
         questions = objects_in(given, "questions")
@@ -200,6 +199,14 @@ def asks_for(tool: str, given: dict[str, Any]) -> list[tuple[str, bytes]]:
                          form=form)
     head = next((text for name in HEADS if (text := text_in(given, name))), detail)
     return fields_of(f"{tool}: {one_line(head, 300)}", detail, BOTH)
+
+
+def use_of(tool: str, given: dict[str, Any]) -> str:
+    """Return the detail for a use of a tool, the same before and after it.
+
+    After a dialogue, the input of AskUserQuestion has the answers, too.
+    """
+    return detail_of({"questions": given.get("questions")} if tool == ASKING else given)
 
 
 def form_of(given: dict[str, Any]) -> dict[str, Any] | None:

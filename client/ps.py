@@ -5,20 +5,35 @@ from __future__ import annotations
 import os
 import time
 
-from client.declaring import LISTING, Arguments, command, flag, operand
+from client.declaring import LISTING, Arguments, command, flag, operand, option
 from client.exits import Misuse
-from client.files import timestamp
+from client.files import amounts, timestamp, tokens_of
 from client.jsontext import loads
-from client.output import STDOUT, Part, age, as_json, headed, show, show_rows, show_table, size
+from client.output import (
+    STDOUT,
+    Part,
+    age,
+    as_json,
+    headed,
+    show,
+    show_rows,
+    show_table,
+    size,
+    tokens,
+)
 from client.root import Root, agent, own_agent
 from client.types import Any, Callable, Item, Iterator, Result, Sequence
 
 PROCESS_COLUMNS = headed("agent", "pid", "state", "cpu", "memory", "age", "command")
-COLUMNS = ("name", "status", "outcome", "reason", "parent", "run", "pid", "age", "tty")
+COLUMNS = ("name", "status", "outcome", "reason", "parent", "run", "pid", "age", "node", "tty")
+SOMETIMES = ("node", "tty")  # columns that are there if an agent has something in them
 AGES: dict[str, str] = {}  # by the second in which an agent was made
 ABREAST = 32  # files read at the same time
 STATE = ("status", "outcome", "reason")
 DETACHED = "public_named"  # the profile of agents that live on without a parent
+#: what siblings are sorted by: the key of their usage, the largest first
+SORTS = {"name": "", "cpu": "cpu_usec", "memory": "memory_current", "tokens": "tokens",
+         "cost": "cost"}
 
 
 def abreast(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -97,7 +112,7 @@ def cells(row: dict[str, Any], now: float) -> tuple[str, ...]:
     return (
         row["name"], row["status"], row["outcome"], row["reason"],
         row["parent"].partition(" ")[0], row["run"], "" if pid is None else str(pid), shown_age,
-        terminal(row),
+        row.get("node", ""), terminal(row),
     )  # fmt: skip
 
 
@@ -140,9 +155,9 @@ def process_cell(row: dict[str, Any], column: str) -> str:
 def do_ps(root: Root, args: Arguments) -> None:
     """List agents that are not dead.
 
-    TTY is there if one of them has a terminal: tty:2 is one that two look at, by ctx attach. With
-    -p, PID is as the caller sees it, CPU is in seconds, and MEMORY is the proportional set size
-    (PSS).
+    NODE is there if one of them runs at another machine, and TTY if one has a terminal: tty:2 is
+    one that two look at, by ctx attach. With -p, PID is as the caller sees it, CPU is in seconds,
+    and MEMORY is the proportional set size (PSS).
     """
     if args.processes:
         show_processes(root, args)
@@ -156,9 +171,13 @@ def do_ps(root: Root, args: Arguments) -> None:
         STDOUT.text(as_json(shown))
     else:
         table = sorted((cells(row, now) for row in rows), key=lambda row: row[0])
-        most = len(COLUMNS) - (not any(row[-1] for row in table))  # TTY is the last one
-        columns = [column.upper() for column in COLUMNS[:most]]
-        show_table(columns, (row[:most] for row in table))
+        places = [
+            place
+            for place, column in enumerate(COLUMNS)
+            if column not in SOMETIMES or any(row[place] for row in table)
+        ]
+        columns = [COLUMNS[place].upper() for place in places]
+        show_table(columns, ([row[place] for place in places] for row in table))
 
 
 def families(root: Root, rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
@@ -182,8 +201,11 @@ def families(root: Root, rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]
 class Forest:
     """All agents, as a tree."""
 
-    def __init__(self, root: Root, only: str = "") -> None:
-        """Look at the agents; `only` may be one that is found by its name alone."""
+    def __init__(self, root: Root, only: str = "", sort: str = "") -> None:
+        """Look at the agents; `only` may be one that is found by its name alone.
+
+        With one of `SORTS`, look also at what they use.
+        """
         rows = [row for some in listed(root) for row in some]
         self.facts = {row["name"]: row for row in rows}
         below = families(root, rows)
@@ -206,6 +228,45 @@ class Forest:
         bound = [name for name in inside if self.facts[name]["profile"] != DETACHED]
         lives = abreast(lambda name: root.field(name, "life"), bound)
         self.lives = dict(zip(bound, lives, strict=True))
+        #: by the keys of the file, and their sum `tokens`
+        self.usage: dict[str, dict[str, int | float]] = {}
+        if sort:
+            self.measure(root, SORTS[sort])
+
+    def measure(self, root: Root, key: str) -> None:
+        """Read what each agent that is shown uses, and sort siblings by it."""
+        names = [*self.below]
+        texts = abreast(lambda name: root.field(name, "usage"), names)
+        for name, text in zip(names, texts, strict=True):
+            usage = amounts(text)
+            count = tokens_of(usage)
+            self.usage[name] = usage if count is None else {**usage, "tokens": count}
+        if key:
+            for siblings in (self.tops, *self.below.values()):
+                siblings.sort(key=lambda name: (-self.usage[name].get(key, -1), name))
+
+    def long(self) -> tuple[list[str], list[list[str]]]:
+        """Return the headings and rows of a table with what each agent uses."""
+        metered = any("tokens" in usage for usage in self.usage.values())
+        placed = any(self.facts[name].get("node") for name in self.below)
+        columns = ["NAME", "STATUS", *["NODE"] * placed, "CPU", "MEMORY", "PROCS"]
+        columns += ["TOKENS", "COST"] * metered
+
+        def rows(name: str, first: str, rest: str) -> Iterator[list[str]]:
+            usage, facts = self.usage[name], self.facts[name]
+            cells = [facts.get("node", "")] * placed
+            cells.append(f"{usage['cpu_usec'] / 1e6:.1f}" if "cpu_usec" in usage else "")
+            cells.append(size(int(usage["memory_current"])) if "memory_current" in usage else "")
+            cells.append(str(usage.get("processes", "")))
+            if metered:
+                cells.append(tokens(int(usage["tokens"])) if "tokens" in usage else "")
+                cells.append(f"{usage['cost']:.2f}" if "cost" in usage else "")
+            status = facts["outcome"] or facts["status"] or "?"
+            yield [first + name, status, *cells]
+            for below in self.branches(name, rest):
+                yield from rows(*below)
+
+        return columns, [row for top in self.tops for row in rows(top, "", "")]
 
     def family(self, name: str) -> Iterator[str]:
         """Yield the name of an agent, and those of all agents below it."""
@@ -218,7 +279,9 @@ class Forest:
         facts, life = self.facts[name], self.lives.get(name, "detached") if first else ""
         parts: list[Part] = [first, (name, "name"), "  "]
         words: list[tuple[str, str]] = [(facts[file], facts[file]) for file in STATE if facts[file]]
-        for more in (life if life in ("temp", "detached") else "", terminal(facts)):
+        node = facts.get("node")
+        shown = (life if life in ("temp", "detached") else "", f"at {node}" * bool(node))
+        for more in (*shown, terminal(facts)):
             words += [(f"({more})", "faint")] if more else []
         for number, word in enumerate(words or [("?", "")]):
             parts += [" " * bool(number), word]
@@ -227,10 +290,16 @@ class Forest:
 
     def lines_below(self, name: str, rest: str = "") -> Iterator[list[Part]]:
         """Yield the agents below an agent as lines."""
+        for below in self.branches(name, rest):
+            yield from self.lines(*below)
+
+    def branches(self, name: str, rest: str) -> Iterator[tuple[str, str, str]]:
+        """Yield each agent just below an agent, with what is drawn before it, and before what is
+        below it."""
         inner = self.below[name]
         for child in inner:
             fork, line = ("└─ ", "   ") if child == inner[-1] else ("├─ ", "│  ")
-            yield from self.lines(child, rest + fork, rest + line)
+            yield child, rest + fork, rest + line
 
     def nested(self, name: str, now: float) -> dict[str, Any]:
         """Return an agent as an object, with those below it in `children`."""
@@ -238,16 +307,32 @@ class Forest:
         row = described(facts, now) if "created_at" in facts else dict(facts)
         if name in self.owned:
             row["life"] = self.lives.get(name, "detached")
+        if self.usage:
+            row["usage"] = self.usage[name]
         row["children"] = [self.nested(child, now) for child in self.below[name]]
         return row
 
 
-@command("tree", *LISTING, operand("name", "[NAME]", "show only this agent and its descendants"))
+@command(
+    "tree",
+    flag("-l", "--long", "also show what each agent, with all below it, uses"),
+    option("--sort", "BY", "sort siblings by name, cpu, memory, tokens or cost",
+           choices=(*SORTS,)),
+    *LISTING,
+    operand("name", "[NAME]", "show only this agent and its descendants"),
+)
 def do_tree(root: Root, args: Arguments) -> None:
-    """Show agents below their parents."""
+    """Show agents below their parents.
+
+    With -l or --sort, CPU is in seconds, and TOKENS (in and out) and COST are what models say was
+    used, where a meter counts it: ctxfs-meter(8).
+    """
     if args.name:
         root.call(agent(args.name), os.stat)
-    forest = Forest(root, args.name or "")
+    forest = Forest(root, args.name or "", args.sort or ("name" if args.long else ""))
     now = time.time()
     nested = [forest.nested(top, now) for top in forest.tops] if args.json else []
+    if forest.usage and not args.json:
+        show_table(*forest.long())
+        return
     show(nested, (line for top in forest.tops for line in forest.lines(top)), args.json)

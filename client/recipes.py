@@ -9,7 +9,7 @@ from client.commands import meant
 from client.declaring import LISTING, Arguments, command
 from client.exits import Failure, Misuse
 from client.files import find_program, pairs, read_limited
-from client.making import Files, Making, command_of, option_lines
+from client.making import Files, Making, command_of, option_lines, place_line
 from client.output import headed, show_rows
 from client.root import Root, agent, own_agent
 from client.shipped import find_shipped
@@ -356,23 +356,32 @@ def check_lacks(recipe: Recipe, missing: Sequence[str]) -> None:
 
 
 def agent_lines(
-    recipe: Recipe, name: str, *, network: str = NO_NETWORK, cwd: str = "", label: str = ""
+    recipe: Recipe,
+    name: str,
+    *,
+    network: str = NO_NETWORK,
+    cwd: str = "",
+    label: str = "",
+    node: str = "",
 ) -> dict[str, list[Line]]:
     """Return the lines of an agent's files, as this machine and this agent have them.
 
     `network` is what `network_for` found, `cwd` the directory that the agent is to work in, by
-    default the current one, and `label` the agent's if that is not the default.
+    default the current one, and `label` the agent's if that is not the default. At a `node`,
+    programs are found by their names, and the recipe's files are those that came with ctxfs there.
     """
     words = {
         "name": name, "label": label or f"{name}_t", "cwd": os.path.realpath(cwd or os.getcwd()),
         "files": f"{recipe.directory}/files", "network": network,
     }  # fmt: skip
+    if node:
+        words["files"] = f"node:recipes/{recipe.name}/files"
 
     def replaced(text: str, quoted: bool = False) -> str:
         def value(word: str) -> str:
             program = word.partition(":")[2]
             if program:
-                found = command_of(program_words(program))
+                found = command_of([program] if node else program_words(program))
             else:
                 found = command_of([words[word]]) if quoted else words[word]
             return one_field(found, f"@{word}@")
@@ -383,7 +392,9 @@ def agent_lines(
     for file, lines in recipe.lines.items():
         made = found.setdefault(file, [])
         for line in lines:
-            if file == "mount":
+            if file == "mount" and node and line.text.startswith("@program:"):
+                texts = []
+            elif file == "mount":
                 texts = mount_lines(line.text, replaced)
             elif file == "env":
                 texts = env_lines(line.text, replaced)
@@ -397,6 +408,8 @@ def agent_lines(
             made += (Line(text, line.where) for text in texts if text not in known)
         # what all lines were left out of is empty, and has not its default
         made += [] if made else [Line("", f"{recipe.directory}/{file}:1")]
+    if node and any("@cwd@" in line.text for line in recipe.lines.get("workspace", ())):
+        del found["workspace"]  # no directory of this machine is there
     if needs_keys(network):
         names = [name for group in recipe.keys for name in group]
         where = f"{recipe.directory}/needs"
@@ -433,7 +446,7 @@ def recipe_files(args: Arguments, recipe: Recipe, name: str, network: str) -> Fi
     """Return the control files of an agent of a recipe: its own, then as the options say."""
     settings = dict(assignments(args.set))
     subject = (settings.get("label") or b"").decode().strip()
-    lines = agent_lines(recipe, name, network=network, label=subject)
+    lines = agent_lines(recipe, name, network=network, label=subject, node=args.node or "")
     if not args.name:  # a home is of a name, and the next one of this name is another's
         lines.pop("homedir", None)
     for file, items in option_lines(args).items():
@@ -442,7 +455,7 @@ def recipe_files(args: Arguments, recipe: Recipe, name: str, network: str) -> Fi
     if args.program:
         lines["exec"][-1].text += " " + command_of(args.program)
     order = sorted(lines.keys() - settings.keys(), key=AGENT_FILES.index)
-    files: Files = [*parent_line(args.parent), *settings.items()]
+    files: Files = [*parent_line(args.parent), *place_line(args), *settings.items()]
     return files + [(file, lines[file]) for file in order]
 
 
@@ -466,10 +479,14 @@ def by_recipe(root: Root, args: Arguments) -> Iterator[Making]:
     if args.ask and "ask" not in recipe.variants:
         raise Misuse(f"{recipe.directory}: it has no directory ask: its program asks nobody")
     given = [line.partition("=")[0] for line in args.env]
-    network, missing = lacks(root, recipe, args.network, given, OTHER_NETWORKS)
+    if args.node:  # programs and networks are those of the node
+        network = args.network or next(iter(recipe.networks), NO_NETWORK)
+        missing = list(lacking_keys(recipe, given)) if needs_keys(network) else []
+    else:
+        network, missing = lacks(root, recipe, args.network, given, OTHER_NETWORKS)
     check_lacks(recipe, missing)
     gives_cwd = any("@cwd@" in line.text for lines in recipe.lines.values() for line in lines)
-    if gives_cwd and not (args.cwd or args.workspace):
+    if gives_cwd and not (args.cwd or args.workspace or args.node):
         remedy = "change to the directory of a project, or use --workspace"
         check_place(recipe, os.getcwd(), remedy)
     for name in [args.name] if args.name else made_up_names(root, recipe):

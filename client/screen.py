@@ -17,12 +17,13 @@ SEQUENCE = 1024  # bytes of a control sequence
 STRING = 64 << 10  # bytes of a string, such as a title or a link
 CAN, SUB, ESC, BEL, DEL = 0x18, 0x1A, 0x1B, 0x07, 0x7F
 #: text, with control characters that every program uses, and without the others, also in UTF-8;
-#: and what is most of a screen: colours, and moves of the cursor
+#: and what is most of a screen: colours, and moves of the cursor. Nothing follows, so it never
+#: tries again; it is not possessive ("++"), as Python before 3.11.5 then takes what no part matches
 TEXT = re.compile(
-    rb"(?:[\x07-\x0f\x20-\x7e]++|\x1b\[[0-9;:]{0,64}m|\x1b\[[0-9;]{0,16}[@-HJ-MPSXZ`adef]"
+    rb"(?:[\x07-\x0f\x20-\x7e]+|\x1b\[[0-9;:]{0,64}m|\x1b\[[0-9;]{0,16}[@-HJ-MPSXZ`adef]"
     rb"|\xc2[\xa0-\xbf]|[\xc3-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]"
     rb"|[\xe1-\xec\xee\xef][\x80-\xbf]{2}|\xed[\x80-\x9f][\x80-\xbf]"
-    rb"|\xf0[\x90-\xbf][\x80-\xbf]{2}|[\xf1-\xf3][\x80-\xbf]{3}|\xf4[\x80-\x8f][\x80-\xbf]{2})++"
+    rb"|\xf0[\x90-\xbf][\x80-\xbf]{2}|[\xf1-\xf3][\x80-\xbf]{3}|\xf4[\x80-\x8f][\x80-\xbf]{2})+"
 )
 #: a character of which bytes are missing
 PART = re.compile(
@@ -37,10 +38,17 @@ CSI = re.compile(r"\[([<=>?]?)([0-9:;]*)([ -/]*)([@-~])")
 
 #: control sequences that pass as they are, by all but their parameters
 PLAIN = frozenset((
-    *"@ABCDEFGHIJKLMPSTXZ`abdefgmsu", "?J", "?K", "?W", "?c",
-    " @", " A", "!p", '"q', "#p", "#q", "#{", "#}", "#P", "#Q",
+    *"@ABCDEFGHIJKLMPSTXZ`adefgmrsu", "?J", "?K", "?W", "?c",
+    " @", " A", " q", "!p", '"q', "#p", "#q", "#{", "#}",
     "$r", "$t", "$v", "$x", "$z", "${", "'}", "'~", "*x",
 ))  # fmt: skip
+#: what takes back those that last
+TAKEN_BACK = {
+    "g": "\x1b[?5W", "?c": "\x1b[?0c", '"q': '\x1b[0"q', "*x": "\x1b[0*x", " q": "\x1b[0 q",
+    "r": "\x1b7\x1b[r\x1b8",  # it moves the cursor
+}  # fmt: skip
+REPEAT = "b"  # the last character: terminals take long for some thousand of it
+REPEAT_MOST = 1000
 #: those that ask for a capability or a state, which the terminal answers as if it was typed; n
 #: and t ask for many things
 QUESTIONS = frozenset(("c", ">c", "=c", ">q", "?u", "$p", "?$p", "?m", "?S", "?n"))
@@ -57,7 +65,10 @@ MODES = SET_AT_FIRST | frozenset((
 ALTERNATE = frozenset((47, 1047, 1049))  # another screen, which leaves that of before as it is
 #: in these the terminal tells of the mouse, the focus, colours and sizes
 TELLING = frozenset((9, 1000, 1002, 1003, 1004, 2031, 2048))
-ANSI_MODES = frozenset((4, 20, 34))
+#: in each terminal as its user wants them at first: it keeps that while they are others
+AS_WANTED = frozenset((12, 1007, 2027))
+ANSI_SET_AT_FIRST = frozenset((34,))
+ANSI_MODES = ANSI_SET_AT_FIRST | frozenset((4, 20))
 #: operating system commands: questions for colours, progress, links
 COLOURS = re.compile(r"(?:4;[0-9]{1,3}|1[0-9])(?:;\?)")
 PROGRESS = re.compile(r"9;4(?:;[0-9]{1,3}){1,2}")
@@ -70,17 +81,20 @@ class Screen:
     """A filter of all that one viewer shows, from the first byte to the last."""
 
     def __init__(
-        self, name: str, *, raw: bool = False, asks: bool = True, unicode: bool = True
+        self, name: str, *, raw: bool = False, heard: bool = True, unicode: bool = True
     ) -> None:
         self.name = name
         self.raw = raw
-        self.asks = asks  # whether the program gets the answers
+        self.heard = heard  # whether the program gets what the terminal says
+        #: whether it is this terminal that answers, where several show the same
+        self.asks = heard
         self.unicode = unicode
         #: how many answers to "are you well?" the terminal owes
         self.asked = 0
         #: whether the terminal has, or may have, said something that nobody typed
         self.talked = raw
         self._again = False
+        self._obeys = False
         self._out = bytearray()
         self._rest = b""  # of a character
         self._state = self._text
@@ -88,7 +102,7 @@ class Screen:
         self._string = bytearray()
         self._kind = ""  # of the string, empty if there is none
         self._modes: dict[int, bool] = {}  # private ones that are not as at first
-        self._ansi: set[int] = set()
+        self._ansi: dict[int, bool] = {}
         self._keys = {False: 0, True: 0}  # how often pushed, by whether the screen is the alternate
         self._others: dict[str, None] = {}  # what else to undo
 
@@ -122,7 +136,9 @@ class Screen:
         self.begin()
         self._out = bytearray()
         self._pop_keys()
-        return bytes(self._out) + self.feed(modes)
+        popped, self._obeys = bytes(self._out), True
+        shown, self._obeys = self.feed(modes), False
+        return popped + shown
 
     # the states: each takes bytes from a place on, and returns how far it came
 
@@ -239,13 +255,12 @@ class Screen:
         kind, text = sign + more + last, f"\x1b[{sign}{given}{more}{last}"
         if kind in PLAIN:
             self._pass(text)
-            if kind == "g":
-                self._undo("\x1b[?5W")
+            if kind in TAKEN_BACK:
+                self._undo(TAKEN_BACK[kind])
+        elif kind == REPEAT:
+            self._pass(f"\x1b[{min(int(given[:9]), REPEAT_MOST) if given.isdigit() else 1}b")
         elif kind in QUESTIONS:
             self._ask(text)
-        elif kind == "r":
-            self._pass(text)
-            self._undo("\x1b7\x1b[r\x1b8")  # it moves the cursor
         elif kind in ("n", "t"):
             self._state_or_size(given, kind)
         elif not self._again:
@@ -260,14 +275,11 @@ class Screen:
         elif kind in ("h", "l"):
             for mode in ANSI_MODES.intersection(numbers):
                 self._pass(f"\x1b[{mode}{kind}")
-                (self._ansi.add if kind == "h" else self._ansi.discard)(mode)
-        elif kind == " q":
-            self._pass(text)
-            self._undo("\x1b[0 q")
+                self._ansi[mode] = kind == "h"
         elif kind in (">m", ">n"):
             self._pass(text)
             self._undo(f"\x1b[>{numbers[0] if numbers else ''}m")
-        elif kind in (">u", "<u", "=u"):
+        elif kind in (">u", "<u", "=u") and self.heard:
             self._tell_keys(kind, given)
 
     def _state_or_size(self, given: str, kind: str) -> None:
@@ -278,8 +290,16 @@ class Screen:
             self._ask(f"\x1b[{given}t")
 
     def _set_mode(self, mode: int, on: bool) -> None:
-        if mode not in MODES or (mode in ALTERNATE and not (on or self.alternate)):
+        if mode not in MODES or (mode in TELLING and not self.heard):
+            return
+        if mode in ALTERNATE and not (on or self.alternate):
             return  # to leave where one is not would move the cursor
+        untouched = mode not in self._modes and mode not in ALTERNATE
+        if self._obeys and untouched and on == (mode in SET_AT_FIRST):
+            return
+        if mode in AS_WANTED and f"\x1b[?{mode}r" not in self._others and not self.raw:
+            self._pass(f"\x1b[?{mode}s")
+            self._undo(f"\x1b[?{mode}r")
         if mode in ALTERNATE and not on:
             self._pop_keys()
         self._pass(f"\x1b[?{mode}{'h' if on else 'l'}")
@@ -300,6 +320,7 @@ class Screen:
                 self._pass(f"\x1b[<{count}u")
                 self._keys[self.alternate] = there - count
             return
+        self.talked = True  # a key is told of once more, when it is let go
         if kind == ">u" or not there:
             if there == KEYS_MOST:
                 return
@@ -324,7 +345,7 @@ class Screen:
         if kind != "]":
             return
         if number in ("0", "1", "2"):
-            if "\x1b[23;0t" not in self._others:
+            if "\x1b[23;0t" not in self._others and not self.raw:
                 self._pass("\x1b[22;0t")  # keep the title of before
                 self._undo("\x1b[23;0t")
             self._pass(f"\x1b]{number};{self.titled(rest)}\x07")
@@ -354,13 +375,16 @@ class Screen:
                 found.append(bytes(self._out))
                 self._out = bytearray()
 
+        if self.raw:
+            found.append(b"\x18\x1b\\")  # what has begun ends
         for mode in sorted(self._modes, key=lambda mode: (mode in ALTERNATE, mode)):
             self._set_mode(mode, mode in SET_AT_FIRST)
             add()
         self._pop_keys()
         add()
-        for mode in sorted(self._ansi):
-            found.append(b"\x1b[%dl" % mode)
+        for mode, on in sorted(self._ansi.items()):
+            if on != (mode in ANSI_SET_AT_FIRST):
+                found.append(b"\x1b[%d%c" % (mode, b"lh"[not on]))
         found += [sequence.encode() for sequence in self._others]
         self._ansi.clear()
         self._others.clear()

@@ -77,11 +77,11 @@ def open_socket(root: Root, path: str) -> Connection:
     return connection
 
 
-def not_running(root: Root, name: str, status: str) -> Failure:
+def not_running(root: Root, name: str, status: str, *, by_message: bool = True) -> Failure:
     """Return the failure to reach an agent in a status, with what to do about it."""
     remedy = {"new": f"; start it: ctx start {name}", "dead": f"; see: ctx log {name}"}
     said = f"{name} is not running: its status is {status}{remedy.get(status, '')}"
-    if status == "new" and root.field(name, "mode") == "once":
+    if by_message and status == "new" and root.field(name, "mode") == "once":
         said += f" (a once agent takes no messages: ctx set {name} mode=turn)"
     return Failure(said, NOT_RUNNING)
 

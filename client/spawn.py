@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from client.agents import fill
+from client.agents import Removing
 from client.control import catch_interrupts, end, for_each, interrupt
 from client.declaring import Arguments, command, flag, operand, option
 from client.events import ending, exit_status, session_of
@@ -92,13 +92,17 @@ def do_spawn(root: Root, args: Arguments) -> int:
         owner = make(root, args, makings, *more, ("ctl", b"start\n"))
         STDOUT.lines([label(owner)])
         return OK
-    owner = make(root, args, makings, *more, own=args.rm)
+    return run_once(root, make(root, args, makings, *more, own=args.rm), remove=args.rm)
+
+
+def run_once(root: Root, owner: str, *, remove: bool) -> int:
+    """Start an agent and show its output until it has ended; return its exit status."""
     session = session_of(root, owner)
     run_foreground(root, owner, {"out": STDOUT, "log": STDERR})
     outcome, reason = ending(root, owner, session)
     if not outcome:  # else its log has told
         complain(f"{label(owner)}: gone {reason}".rstrip())
-    if args.rm and root.present(owner):
+    if remove and root.present(owner):
         for_each([owner], root.remove)
     return exit_status(outcome, reason)
 
@@ -122,7 +126,8 @@ def run_foreground(root: Root, owner: str, outputs: dict[str, Output]) -> None:
     restore = catch_interrupts(lambda count: interrupt(root, owner, count))
     try:
         tails = [Tail(root, below(owner, file), output) for file, output in outputs.items()]
-        fill(root, owner, [("ctl", b"start\n")])
+        with Removing(root, owner):
+            root.write(below(owner, "ctl"), b"start\n")
         follow(root, owner, [Concluded(tails)], for_reader=False)
     finally:
         restore()
@@ -144,10 +149,15 @@ def do_run(root: Root, args: Arguments) -> int:
     that name exists, run uses and keeps it. Ctrl-C cancels the message. Exit status: as with
     spawn --wait, for the message's run; 13 denied, 69 not running. With --tty, the mode is once,
     and the message is the task; the agent ends with this window, and Ctrl-] d leaves it running,
-    for ctx attach. Exit status: the program's.
+    for ctx attach. With --node, the mode is once too, the message is the task, and its output is
+    shown. Exit status of both: the program's.
     """
     if args.tty:
         return run_at_terminal(root, args)
+    if args.node:
+        task = ("handoff.md", os.fsencode(message_of(args)))
+        owner = make(root, args, possible(root, args, list), task, own=not args.keep)
+        return run_once(root, owner, remove=not args.keep)
 
     def taking_messages(files: Files) -> Files:
         mode = value(files, "mode")
@@ -177,7 +187,14 @@ def do_run(root: Root, args: Arguments) -> int:
 
 def run_at_terminal(root: Root, args: Arguments) -> int:
     """Run a program at the caller's terminal; return its exit status."""
-    from client.terminal import at_terminal, carried, only_operators, own_size, started
+    from client.terminal import (
+        at_terminal,
+        carried,
+        hold_signals,
+        only_operators,
+        own_size,
+        started,
+    )
 
     if not at_terminal():
         raise Misuse("run --tty needs a terminal; without one: ctx spawn --tty, then ctx attach")
@@ -192,6 +209,7 @@ def run_at_terminal(root: Root, args: Arguments) -> int:
         raise Failure(f"{named} exists already; {remedy}", number=errno.EEXIST)
     makings = possible(root, args, lambda files: with_terminal(files, own_size()))
     more = [("handoff.md", os.fsencode(task))] if task else []
+    hold_signals()
     owner = make(root, args, makings, *more, own=not args.keep)
     return started(root, owner, remove=not args.keep)
 

@@ -7,9 +7,9 @@ import time
 
 from client.declaring import LISTING, Arguments, command, line_count, operand, option
 from client.events import awaited_restart
-from client.files import pairs, stamp, timestamp
+from client.files import amounts, pairs, stamp, timestamp, tokens_of
 from client.loop import parse_object
-from client.output import Part, age, decode, first_of, gist, show, size
+from client.output import Part, age, decode, first_of, gist, show, size, tokens
 from client.planes import PLANES, describe, objects
 from client.ps import Forest
 from client.root import Root, agent, own_agent, readable
@@ -61,8 +61,9 @@ def facts_of(root: Root, name: str, lines: int) -> tuple[dict[str, Any], Forest]
     changed = root.call(agent(name, "status"), os.stat).st_mtime
     facts["since"] = listed.get("since") or stamp(changed)
     facts["tty"], facts["viewers"] = listed.get("tty", ""), listed.get("viewers", 0)
+    facts["node"] = pairs(root.field(name, "node"))
     facts["handoff.md"] = gist(root.field(name, "handoff.md"))
-    facts["usage"] = numbers(root.field(name, "usage"))
+    facts["usage"] = amounts(root.field(name, "usage"))
     queue = readable(lambda: root.read(agent(name, "queue")), b"")
     facts["queue"] = len(queue.splitlines())
     message = parse_object(readable(lambda: root.read(agent(name, "message")), b""))
@@ -99,6 +100,38 @@ def used(usage: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
+def place(node: dict[str, str]) -> str:
+    """Return where an agent runs, and what was heard of it; empty for this machine."""
+    if not node:
+        return ""
+    seen = node.get("seen")
+    words = [f"{node.get('name')}, link {node.get('link')}"]
+    if seen:
+        words.append(f"heard {age(time.time() - timestamp(seen))} ago")
+    words.append(f"lease {node.get('lease')} s")
+    if node.get("pending"):
+        words.append(f"not confirmed: {node['pending']}")
+    if node.get("fetch", "0") != "0":
+        words.append(f"{size(int(node['fetch']))} to come")
+    return ", ".join(words)
+
+
+def spent(usage: dict[str, Any]) -> str:
+    """Return what an agent and all below it use of models; empty if nobody counts that."""
+    count = tokens_of(usage)
+    if count is None:
+        return ""
+    words = [f"{tokens(count)} ({usage['tokens.in']} in, {usage['tokens.out']} out)"]
+    if "tokens.left" in usage:
+        words.append(f"{tokens(int(usage['tokens.left']))} left")
+    words.append(f"cost {usage['cost']:.2f}")
+    if "cost.left" in usage:
+        words.append(f"{usage['cost.left']:.2f} left")
+    if usage["requests.refused"]:
+        words.append(f"{usage['requests.refused']} requests refused")
+    return ", ".join(words)
+
+
 def described(facts: dict[str, Any], forest: Forest) -> Iterator[list[Part]]:
     """Yield the lines about an agent."""
     status, title = facts["status"], facts["handoff.md"]
@@ -115,8 +148,10 @@ def described(facts: dict[str, Any], forest: Forest) -> Iterator[list[Part]]:
     simple = (
         ("Program", facts["exec"]),
         ("PID", facts["pid"]),
+        ("Node", place(facts["node"])),
         ("Terminal", facts["tty"] and f"{facts['tty']}, {facts['viewers']} look at it"),
         ("Usage", used(facts["usage"])),
+        ("Tokens", spent(facts["usage"])),
         ("Parent", facts["parent"] + (f", life {facts['life']}" if facts["life"] else "")),
         ("Message", message_line(facts["message"])),
         ("Queue", f"{facts['queue']} waiting" if facts["queue"] else ""),

@@ -23,7 +23,7 @@ from client.events import TASK_OUTCOMES, ending, exit_status, session_of, task_e
 from client.exits import CANNOT_START, DENIED, FAILED, INTERRUPTED, NOT_RUNNING, OK, Failure, Misuse
 from client.files import value_of
 from client.following import wait_ended
-from client.keys import ANSWER, HOLD, LEAVE, Typed, leave_key, shown
+from client.keys import ANSWER, ANSWER_SIZE, HOLD, LEAVE, Typed, leave_key, shown
 from client.output import complain, escape, has_unicode, write_all
 from client.root import Root, agent, label, own_agent
 from client.screen import Screen
@@ -36,15 +36,27 @@ UNSHOWN_MOST = 256 << 10  # and for a screen that takes nothing
 AT_ONCE = 32  # packets between two looks at the keyboard
 LEAVING = 1.0  # seconds for the monitor to take what was typed
 DRAIN = 0.2  # seconds for the terminal to answer
+#: and if it was asked before, or is far away: what it says later would be input of the shell
+DRAIN_LONG = 1.0
 SOON = 10.0  # seconds until the end of a program is known to the daemon
 ENDS = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGTERM)
+HELD = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGTERM)
 HUNG_UP = 128 + _signal.SIGHUP
 WELL = b"\x1b[5n"  # are you? Every terminal answers
 SIZE = "80x24"  # without a terminal
 #: variables that go along, as ssh has them, if their values can harm nobody
 CARRIED = re.compile(r"(?:TERM|COLORTERM|LANG|LC_[A-Z]+)=[A-Za-z0-9._+@-]{1,64}")
+TERM = "TERM="
+TERMINALS = ("/etc/terminfo", "/lib/terminfo", "/usr/share/terminfo")
 CODES = {**MESSAGE_CODES, **dict.fromkeys(("ENOENT", "EBUSY"), NOT_RUNNING)}
 SHELL = "if command -v bash >/dev/null; then exec bash; else exec sh; fi"
+
+
+def has_entry(term: str) -> bool:
+    """Return whether programs of the machine know a terminal of that name, as terminfo(5) has it;
+    what a user has at home, or a terminal brings along, is not in sandboxes."""
+    kinds = (term[:1], f"{ord(term[:1] or '.'):x}")
+    return any(os.path.isfile(f"{top}/{kind}/{term}") for top in TERMINALS for kind in kinds)
 
 
 def carried(given: Sequence[str] = ()) -> list[str]:
@@ -52,7 +64,8 @@ def carried(given: Sequence[str] = ()) -> list[str]:
     variables that were given."""
     names = {line.partition("=")[0] for line in given}
     lines = (f"{name}={value}" for name, value in sorted(os.environ.items()) if name not in names)
-    return [line for line in lines if CARRIED.fullmatch(line)]
+    fit = [line for line in lines if CARRIED.fullmatch(line)]
+    return [line for line in fit if not line.startswith(TERM) or has_entry(line[len(TERM) :])]
 
 
 def own_size() -> str:
@@ -127,8 +140,11 @@ class Viewer:
 class Session:
     """A person, or a program behind pipes, at the terminal of a program."""
 
-    def __init__(self, viewer: int, name: str, *, look: bool, raw: bool, leave: int) -> None:
+    def __init__(
+        self, viewer: int, name: str, *, look: bool, raw: bool, leave: int, ends: bool = False
+    ) -> None:
         self.viewer = Viewer(viewer)
+        self.ends = ends  # the program, with this: it needs a terminal, which may be gone by now
         self.name = name
         self.look = look
         self.leave = leave
@@ -137,8 +153,8 @@ class Session:
         self.signal = 0
         self.person = at_terminal()
         self.is_screen = os.isatty(1)
-        asks = self.person and not look  # else nobody is told what the terminal answers
-        self.screen = Screen(name, raw=raw, asks=asks, unicode=has_unicode())
+        heard = self.person and not look
+        self.screen = Screen(name, raw=raw, heard=heard, unicode=has_unicode())
         self.typed = Typed(leave)
         self.held_since = 0.0
         self.out = own_description(1) if self.is_screen else 1
@@ -153,6 +169,7 @@ class Session:
         saved = self._take_terminal()
         restore, woken = watch_signals()
         try:
+            self._tell_size()  # it may have changed since it was asked for
             self._serve(woken)
             self._show_rest(woken)
         finally:
@@ -189,7 +206,7 @@ class Session:
                 self._receive()
             if self.out in found:
                 self._flush()
-            if 0 in found and not self.end:
+            if 0 in found and not (self.end or self.signal):
                 self._read()
             elif self.typed.holds and time.monotonic() >= self.held_since + HOLD:
                 self._send(self.typed.release())
@@ -197,16 +214,21 @@ class Session:
 
     def _patience(self) -> float | None:
         """Return in how many milliseconds there is something to do in any case."""
-        until = None if self.leaving is None else self.leaving + LEAVING
+        since = self.leaving if self.person else None
+        until = None if since is None else since + LEAVING
         until = self.held_since + HOLD if self.typed.holds else until
         return None if until is None else 1000 * max(0.0, until - time.monotonic())
 
     def _heed(self, numbers: bytes) -> None:
         for number in numbers:
-            if number == _signal.SIGWINCH and not self.look:
-                self.viewer.send(b"w", own_size().encode())
+            if number == _signal.SIGWINCH:
+                self._tell_size()
             elif number in ENDS:
                 self.signal = number
+
+    def _tell_size(self) -> None:
+        if self.person and not self.look:
+            self.viewer.send(b"w", own_size().encode())
 
     # what is typed
 
@@ -215,7 +237,7 @@ class Session:
             data = os.read(0, PACKET - 1)
         except OSError:
             data = b""
-        if not data and self.person:
+        if not data and (self.person or self.ends):
             self.signal = _signal.SIGHUP  # the terminal is gone
         elif not self.person:
             self._send(data)
@@ -240,7 +262,8 @@ class Session:
         self.leaving = time.monotonic()
 
     def _check_leaving(self) -> None:
-        if self.leaving is None or self.end or time.monotonic() < self.leaving + LEAVING:
+        since = self.leaving if self.person else None  # all that was piped is yet to be taken
+        if since is None or self.end or time.monotonic() < since + LEAVING:
             return
         if self.viewer.waiting:  # the monitor would not know that it may go on
             self.leaving = None
@@ -274,6 +297,8 @@ class Session:
             self._tell(f"{text_of(data)} bytes were not shown")
         elif kind == b"n":
             self._tell(text_of(data))
+        elif kind == b"q":
+            self.screen.asks = self.screen.heard and data == b"1"
         elif kind == b"x":
             self.end = text_of(data) or "lost"
 
@@ -330,10 +355,10 @@ class Session:
         return saved
 
     def _give_back(self, saved: list[Any] | None) -> None:
-        if self.is_screen and self.signal != _signal.SIGHUP:
+        if self.is_screen:
             left_line = not (self.screen.alternate or self.newline or self.end.startswith("exit"))
             self._write([*self.screen.undone(), *([b"\r\n"] if left_line else [])])
-            if self.person and self.screen.talked:
+            if self.person:
                 self._drain()
         if saved is not None:
             import termios
@@ -356,26 +381,30 @@ class Session:
                 return
 
     def _drain(self) -> None:
-        """Drop what the terminal still answers to the program: else the shell would get it.
+        """Drop what the terminal still says to the program: else the shell would get it.
 
-        It answers in order. So the last answer is to the question that is asked here.
+        It answers in order. So the last answer is to the question that is asked here, and what
+        follows was typed: one byte is read at a time.
         """
         wanted = max(0, self.screen.asked - self.typed.answered) + 1
         self._write([WELL])
         poller = select.poll()
         poller.register(0, select.POLLIN)
-        answers, until = b"", time.monotonic() + DRAIN
-        while len(ANSWER.findall(answers)) < wanted:
+        long = self.screen.talked or "SSH_CONNECTION" in os.environ
+        until = time.monotonic() + (DRAIN_LONG if long else DRAIN)
+        told = b""
+        while wanted:
             left = until - time.monotonic()
             if left <= 0 or not poller.poll(1000 * left):
                 return
             try:
-                data = os.read(0, PACKET)
+                byte = os.read(0, 1)
             except OSError:
                 return
-            if not data:
+            if not byte:
                 return
-            answers += data
+            told = told[1 - ANSWER_SIZE :] + byte
+            wanted -= bool(ANSWER.fullmatch(told))
 
 
 def own_description(fd: int) -> int:
@@ -387,6 +416,12 @@ def own_description(fd: int) -> int:
         return fd
 
 
+def hold_signals() -> None:
+    """Have signals wait that end this process, until it is at a terminal: half of what is made for
+    that would be left. Ctrl-\\ does not."""
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, HELD)
+
+
 def watch_signals() -> tuple[Callable[[], None], int]:
     """Have signals be read from a descriptor; return a function that undoes this, and it."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -396,6 +431,7 @@ def watch_signals() -> tuple[Callable[[], None], int]:
             before[number] = _signal.signal(number, lambda *_: None)
     before[_signal.SIGTSTP] = _signal.signal(_signal.SIGTSTP, _signal.SIG_IGN)
     woken = _signal.set_wakeup_fd(writer)
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, HELD)
 
     def restore() -> None:
         _signal.set_wakeup_fd(woken)
@@ -422,6 +458,7 @@ def view(
     look: bool = False,
     raw: bool = False,
     leave: int = LEAVE,
+    greets: bool = False,
     **more: object,
 ) -> int:
     """Be at the terminal of an agent or a task until that ends, and return the exit status.
@@ -433,7 +470,11 @@ def view(
     fields: dict[str, object] = {"op": "terminal", "agent": name, "look": look, **more}
     fields |= {"task": task} if task else {}
     fields |= {"size": own_size()} if at_terminal() and not look else {}
-    there = Session(handed_over(root, CODES, **fields), name, look=look, raw=raw, leave=leave)
+    viewer, ends = handed_over(root, CODES, **fields), bool(more.get("hangup"))
+    there = Session(viewer, name, look=look, raw=raw, leave=leave, ends=ends)
+    if greets and there.person:
+        how = "looking at" if look else "at the terminal of"
+        complain(f"{how} {place(owner)}; {shown(leave)} d leaves it running")
     there.run()
     if there.signal:
         _signal.raise_signal(there.signal)  # it does now what it does elsewhere
@@ -479,11 +520,9 @@ def attach(root: Root, owner: str, *, look: bool, raw: bool, leave: str | None) 
     """Be at the terminal of an agent, or of a task of it."""
     key = LEAVE if leave is None else leave_key(leave)
     only_operators(root)
-    root.call(owner, os.stat)
-    if at_terminal():
-        how = "looking at" if look else "at the terminal of"
-        complain(f"{how} {place(owner)}; {shown(key)} d leaves it running")
-    return view(root, owner, look=look, raw=raw, leave=key)
+    if not root.present(owner):
+        raise Failure(root.missing(owner), NOT_RUNNING, errno.ENOENT)
+    return view(root, owner, look=look, raw=raw, leave=key, greets=True)
 
 
 def place(owner: str) -> str:
@@ -518,19 +557,19 @@ def do_enter(root: Root, args: Arguments) -> int:
     """
     import shlex
 
-    if not at_terminal():
-        remedy = f"ctx task start -a {args.name} --wait -- COMMAND"
-        raise Misuse(f"enter needs a terminal; without one: {remedy}")
-    only_operators(root)
     owner = agent(args.name)
-    status = root.field(args.name, "status") if root.present(owner) else "missing"
-    if status == "missing":
-        raise Failure(root.missing(owner), NOT_RUNNING)
+    if not root.present(owner):
+        raise Failure(root.missing(owner), NOT_RUNNING, errno.ENOENT)
+    only_operators(root)
+    status = root.field(args.name, "status")
     if status in ("new", "dead"):
-        raise not_running(root, args.name, status)
+        raise not_running(root, args.name, status, by_message=False)
     if status == "paused":
         message = f"{args.name} is paused; continue it first: ctx resume {args.name}"
         raise Failure(message, NOT_RUNNING, errno.EBUSY)
+    if not at_terminal():
+        remedy = f"ctx task start -a {args.name} --wait -- COMMAND"
+        raise Misuse(f"enter needs a terminal; without one: {remedy}")
     lines = {
         "tty": [own_size()],
         "cwd": [args.cwd] if args.cwd else [],
@@ -538,10 +577,12 @@ def do_enter(root: Root, args: Arguments) -> int:
         "cmd": [f"exec {shlex.join(args.program)}" if args.program else SHELL],
     }
     files = [(file, value_of("\n".join(items))) for file, items in lines.items() if items]
+    hold_signals()
     try:
         task = create_numbered(root, f"{owner}/task/enter", files)
     except Failure as failure:
-        denied = failure.number in (errno.EACCES, errno.EPERM)
-        code = DENIED if denied else failure.status
-        raise Failure(str(failure), code, failure.number) from None
+        if failure.number not in (errno.EACCES, errno.EPERM):
+            raise
+        message = f"you may not enter {args.name}: only its operators may ({failure})"
+        raise Failure(message, DENIED, failure.number) from None
     return started(root, task, remove=True)

@@ -98,10 +98,8 @@ def do_wait(root: Root, args: Arguments) -> int:
 
 def wait_any(root: Root, args: Arguments) -> int:
     """Wait until one agent has one of some statuses, and print the first that there is."""
-    import os
-
-    from client.files import read_all
-    from client.loop import POLLPRI, Loop, parse_object
+    from client.following import versions
+    from client.loop import parse_object
 
     wanted = (args.status or "dead").split(",")
     for word in wanted:
@@ -111,38 +109,21 @@ def wait_any(root: Root, args: Arguments) -> int:
     for name in names:
         if missing := root.missing(agent(name)):
             raise Failure(missing)
-    loop, found = Loop(), list[dict[str, Any]]()
-    fd = root.open("agents")
-
-    def look() -> None:
-        os.lseek(fd, 0, os.SEEK_SET)
-        data = root.call("agents", lambda _: read_all(fd))
+    for data in versions(root, "agents", args.timeout):
         rows = [row for row in map(parse_object, data.split(b"\n")) if row]
         gone = names.keys() - {row["name"] for row in rows}
         rows += [{"name": name, "status": "dead"} for name in gone]  # and removed
         for row in rows:
-            if (not names or row["name"] in names) and not states(row).isdisjoint(wanted):
-                found.append(row)
-        loop.over = bool(found)
-
-    try:
-        loop.watch(fd, look, POLLPRI)
-        if args.timeout is not None:
-            loop.later(args.timeout, loop.stop)
-        look()
-        loop.run()
-    finally:
-        os.close(fd)
-    if not found:
-        complain(f"no agent was {one_of(wanted) if len(wanted) > 1 else wanted[0]} in time")
-        return TIMED_OUT
-    row = found[0]
-    status = next(word for word in wanted if word in states(row))
-    if args.json:
-        STDOUT.text(dumps(row) + "\n")
-    else:
-        STDOUT.lines([[f"{row['name']} ", (status, status)]])
-    return OK
+            status = next((word for word in wanted if word in states(row)), "")
+            if not status or (names and row["name"] not in names):
+                continue
+            if args.json:
+                STDOUT.text(dumps(row) + "\n")
+            else:
+                STDOUT.lines([[f"{row['name']} ", (status, status)]])
+            return OK
+    complain(f"no agent was {one_of(wanted) if len(wanted) > 1 else wanted[0]} in time")
+    return TIMED_OUT
 
 
 def states(row: dict[str, Any]) -> set[str]:

@@ -13,9 +13,9 @@ LIVES = ("owned", "temp", "detached")
 STATUSES = ("new", "starting", "ready", "busy", "idle", "paused", "stopping", "dead")
 #: the files that set an agent up, in an order in which they can be written
 AGENT_FILES = (
-    "life", "profile", "owner", "uid", "gid", "groups", "label", "policy", "mount", "root",
-    "iso", "workspace", "cwd", "env", "path", "context", "model", "exec", "mode", "tty",
-    "homedir", "author", "limits", "restart", "meta.json",
+    "life", "profile", "owner", "uid", "gid", "groups", "label", "policy", "placement",
+    "mount", "root", "iso", "workspace", "cwd", "env", "path", "context", "model", "exec",
+    "mode", "tty", "homedir", "author", "limits", "restart", "meta.json",
 )
 #: the files that can be declared, what their values are in YAML
 AGENT_FORMS = {
@@ -28,6 +28,7 @@ AGENT_FORMS = {
     "groups": "numbers",
     "label": "word",
     "policy": "lines",
+    "placement": "pairs",
     "mount": "lines",
     "root": "word",
     "iso": "word",
@@ -60,6 +61,14 @@ AGENT_DEFAULTS = {
 MOUNT_MODES = ("ro", "rw", "hide")
 #: of messages, the most urgent one first
 PRIORITIES = ("interject", "next", "normal", "background")
+#: the types of events
+EVENT_TYPES = (
+    "agent.create", "agent.control", "agent.start", "agent.status", "agent.stop",
+    "agent.child.cancel", "agent.report", "agent.limit", "run.start", "run.end",
+    "message.queued", "message.end", "task.start", "task.end", "work.status", "wait.armed",
+    "wait.fired", "wait.cancelled", "wait.expired", "ask.open", "ask.to", "ask.end",
+    "terminal.attach", "terminal.leave",
+)
 #: the states of a session whose agent has ended
 SESSION_ENDS = ("done", "error", "cancelled")
 #: the statuses in which a task has ended
@@ -131,7 +140,7 @@ HINTS = {
 #: of ctxfs
 VERSION = "0.2.0"
 #: of the state that this version writes
-SCHEMA = 9
+SCHEMA = 10
 #: the tools that are about the caller, or the agent of `agent_id`
 ABOUT_ONE = (
     "SpawnAgent", "AgentGet", "ResultWrite", "WorkCreate", "WorkUpdate", "WorkList",

@@ -22,7 +22,7 @@ from client.control import control
 from client.exits import OK, Failure
 from client.installed.asks import AskScreen
 from client.installed.feed import Lister, Sampler
-from client.installed.model import ENDED, Agent, Snapshot, View, lines
+from client.installed.model import BY_USE, ENDED, Agent, Snapshot, View, lines
 from client.installed.table import AgentTable, Headings
 from client.output import decode, escape
 from client.root import Root, agent
@@ -37,7 +37,7 @@ HELP = """\
 Up Down, j k         the line above, below; PgUp PgDn Home End
 Space, Left, Right   fold and unfold what is below the agent
 F                    fold everything, or unfold it
-s                    sort siblings by name, cpu, memory, last change
+s                    sort siblings by name, cpu, memory, tokens, cost, last change
 d                    hide the dead agents, or show them
 /                    find agents by a part of their names; Esc ends it
 r                    the result of the agent
@@ -51,7 +51,10 @@ q, Ctrl-C            quit
 
 STATE is the status of an agent, and of a dead one why it ended.
 CPU% (of one processor), MEM and PROCS are of the agent and all that it owns.
-SINCE is the time since the status changed last.
+TOKENS (in and out) and COST are what models say that it and all below it used,
+where a meter counts it: ctxfs-meter(8).
+NODE is there if an agent runs at another machine, and SINCE is the time since the status
+changed last.
 ● busy  ◐ starting  ◑ stopping  ‖ paused  ○ idle or ready  · new
 ✓ done  ✗ error or interrupted  ■ cancelled
 """
@@ -148,17 +151,17 @@ class Top(App[int]):
         Binding("F", "fold_all", show=False),
         Binding("d", "dead", show=False),
         Binding("escape", "find_all", show=False),
-        Binding("a", "asks", show=False, priority=True),
-        Binding("t", "terminal", show=False),
-        # those that the last line tells of
-        Binding("s", "sort", "sort"),
-        Binding("space", "fold('turn')", "fold"),
+        Binding("s", "sort", show=False),
+        Binding("space", "fold('turn')", show=False),
+        # those that the last line tells of, which has room for no more
         # with priority, as the keys that follow at once are for what it opens
         Binding("slash", "find", "find", key_display="/", priority=True),
         Binding("r", "result", "result"),
         Binding("l,enter", "log", "log", key_display="l"),
+        Binding("t", "terminal", "terminal"),
         Binding("p", "verb('pause')", "pause"),
         Binding("c", "verb('resume')", "resume"),
+        Binding("a", "asks", "asks", priority=True),
         Binding("x", "stop", "stop", priority=True),
         Binding("question_mark,h", "help", "help", key_display="?"),
         Binding("q", "quit", "quit"),
@@ -229,10 +232,11 @@ class Top(App[int]):
 
     def learnt(self) -> None:
         """Show what the agents on the screen use and did; they may have another order now."""
-        if self.view.sort in ("cpu", "memory"):
+        if self.view.sort in BY_USE:
             self.draw()
         else:
             self.table.refresh()
+            self.query_one(Headings).refresh()
 
     def away(self, why: str) -> None:
         """Say that there is no ctxd; what was found before stays."""
@@ -263,7 +267,7 @@ class Top(App[int]):
 
     def look(self) -> None:
         """Say which agents are on the screen."""
-        sorted_by_use = self.view.sort in ("cpu", "memory")
+        sorted_by_use = self.view.sort in BY_USE
         others = list(self.snapshot.agents.values()) if sorted_by_use else []
         self.sampler.look_at(self.table.visible_agents, others, self.snapshot)
 
@@ -343,7 +347,7 @@ class Top(App[int]):
 
     def action_sort(self) -> None:
         """Sort by the next value."""
-        self.view.next_sort()
+        self.view.next_sort(self.sampler.metered)
         self.table.cursor = 0
         self.table.lines = ()
         self.notice(f"sorted by {self.view.sort}")

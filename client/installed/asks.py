@@ -38,7 +38,9 @@ class AskScreen(Screen[None]):
     AskScreen Static { width: 100%; }
     AskScreen .title { height: 1; text-style: reverse; }
     AskScreen VerticalScroll { height: 1fr; }
-    AskScreen Input { border: none; height: 1; padding: 0; background: ansi_default; }
+    AskScreen Input, AskScreen Input:focus {
+        border: none; height: 1; padding: 0; background: ansi_default;
+    }
     AskScreen .told { height: 1; text-style: bold; }
     """
 

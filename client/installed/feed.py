@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from client.exits import Failure
-from client.files import close, pairs, read_all, read_control
+from client.files import amounts, close, read_all, read_control, tokens_of
 from client.installed.model import ENDED, Agent, Event, Snapshot, Usage, told
 from client.loop import parse_object
 from client.output import decode
@@ -112,6 +112,7 @@ class Sampler(Reader):
         super().__init__(root)
         self.show = show
         self.usage: dict[tuple[str, str], Usage] = {}
+        self.metered = False  # whether tokens are counted
         self.last: dict[tuple[str, str], Event] = {}
         self.visible: Sequence[Agent] = ()
         self.others: Sequence[Agent] = ()  # whose usage the order of the lines depends on
@@ -151,16 +152,18 @@ class Sampler(Reader):
             text = decode(read_control(self.root.join(agent(of.name, "usage"))))
         except OSError:
             return False
-        values = {key: int(value) for key, value in pairs(text).items() if value.isdigit()}
+        values = amounts(text)
         if not values:
             return False
-        now, cpu = time.monotonic(), values.get("cpu_usec", 0)
+        now, cpu = time.monotonic(), int(values.get("cpu_usec", 0))
         before, spent = self.spent.get(of.key, (now, cpu))
         passed = now - before
         self.spent[of.key] = (now, cpu)
         used = max(0, cpu - spent) / passed / 1e6 if passed > 0 else None
-        memory, processes = values.get("memory_current", 0), values.get("processes", 0)
-        self.usage[of.key] = Usage(used, memory, processes)
+        memory, processes = int(values.get("memory_current", 0)), int(values.get("processes", 0))
+        tokens = tokens_of(values)
+        self.metered = tokens is not None
+        self.usage[of.key] = Usage(used, memory, processes, tokens, values.get("cost"))
         return True
 
     def read(self, of: Agent) -> bool:

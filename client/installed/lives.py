@@ -26,6 +26,7 @@ WORDS = {
     "shutdown": "ended with ctxd",
     "reboot": "lost in a reboot",
     "runtime_lost": "lost",
+    "lease_over": "lost: its machine heard no more of the one on which it was made",
 }
 
 

@@ -12,7 +12,9 @@ from client.files import timestamp
 from client.output import escape, gist
 
 #: what follows `sorted by`, in the order of the key that goes on to the next
-SORTS = ("name", "cpu", "memory", "change")
+SORTS = ("name", "cpu", "memory", "tokens", "cost", "change")
+#: those by what is used, also of agents that are not on the screen; those that a meter counts
+BY_USE, BY_METER = SORTS[1:5], SORTS[3:5]
 ENDED = "dead"
 SIZES = ((1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K"))
 #: of an event of each type, what is worth a place in a line
@@ -47,13 +49,15 @@ class Agent:
     session: str
     queue: int
     asks: int  # that nobody has answered
+    node: str  # at which it runs; empty for this machine
     created_at: str
     since: float  # seconds since the epoch
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Agent:
         """Return an agent from a parsed line; keys that the caller may not read are missing."""
-        text = {key: str(row.get(key, "")) for key in ("outcome", "reason", "run", "session")}
+        keys = ("outcome", "reason", "run", "session", "node")
+        text = {key: str(row.get(key, "")) for key in keys}
         return cls(
             name=str(row["name"]),
             status=str(row["status"]),
@@ -93,6 +97,8 @@ class Usage:
     cpu: float | None  # processors, since the sample before; None of the first
     memory: int  # bytes
     processes: int
+    tokens: int | None = None  # in and out of models, since its life began; None if nobody counts
+    cost: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +157,11 @@ class View:
     without_dead: bool = False
     find: str = ""
 
-    def next_sort(self) -> None:
-        """Sort by the next of `SORTS`."""
-        self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
+    def next_sort(self, metered: bool) -> None:
+        """Sort by the next of `SORTS`, of which some make sense if a meter counts tokens."""
+        after = SORTS.index(self.sort) + 1
+        around = (*SORTS[after:], *SORTS[:after])
+        self.sort = next(sort for sort in around if metered or sort not in BY_METER)
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
@@ -170,6 +178,8 @@ def order(view: View, usage: Mapping[tuple[str, str], Usage]) -> Callable[[Agent
         values = {
             "cpu": -(used.cpu or 0.0) if used else 1.0,
             "memory": -used.memory if used else 1,
+            "tokens": -(used.tokens or 0) if used else 1,
+            "cost": -(used.cost or 0.0) if used else 1.0,
             "change": -agent.since,
         }
         return values.get(view.sort, 0), natural(agent.name)

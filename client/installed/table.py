@@ -20,7 +20,7 @@ from textual.widget import Widget
 
 from client.installed.feed import Sampler
 from client.installed.model import Agent, Line, Usage, percent, size
-from client.output import age
+from client.output import age, tokens
 
 #: by the kind of an agent: the mark at the beginning of its line, and the style, of which NO_COLOR
 #: leaves bold and dim
@@ -120,25 +120,34 @@ class AgentTable(ScrollView, can_focus=True):
             self.used("CPU%", lambda used: percent(used.cpu), sort="cpu"),
             self.used("MEM", lambda used: size(used.memory), sort="memory"),
         ]
+        if self.sampler.metered:
+            columns += [
+                self.used("TOKENS", lambda used: tokens(used.tokens or 0), sort="tokens", width=7),
+                self.used("COST", lambda used: f"{used.cost or 0:.2f}", sort="cost", width=7),
+            ]
         if wide:
             columns += [
                 self.used("PROCS", lambda used: str(used.processes)),
                 Column("RUN", 6, lambda line: line.agent.run or ""),
                 Column("QUEUE", 5, lambda line: str(line.agent.queue or ""), right=True),
             ]
+        if any(line.agent.node for line in self.lines):
+            columns.append(Column("NODE", 10, lambda line: line.agent.node))
         columns.append(Column("SINCE", 6, self.since, right=True, sort="change"))
         left = width - sum(column.width + 1 for column in columns)
         columns.append(Column("LAST EVENT", max(1, left), self.event))
         return columns
 
-    def used(self, title: str, text: Callable[[Usage], str], sort: str = "") -> Column:
+    def used(
+        self, title: str, text: Callable[[Usage], str], sort: str = "", width: int = 5
+    ) -> Column:
         """Return a column with what living agents use."""
 
         def shown(line: Line) -> str:
             used = self.sampler.usage.get(line.agent.key) if line.agent.lives else None
             return text(used) if used else ""
 
-        return Column(title, 5, shown, right=True, sort=sort)
+        return Column(title, width, shown, right=True, sort=sort)
 
     def since(self, line: Line) -> str:
         return age(time.time() - line.agent.since)

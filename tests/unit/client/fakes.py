@@ -25,7 +25,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 FILES = (
     *("outcome", "reason", "pid", "run", "ctl", "exec", "env", "mount", "limits"),
-    *("life", "cwd", "restart", "mode", "context", "workspace", "model"),
+    *("life", "cwd", "restart", "mode", "context", "workspace", "model", "placement"),
 )
 
 

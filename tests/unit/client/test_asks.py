@@ -107,6 +107,14 @@ def test_another_question_of_the_same_name_is_not_answered(
     assert run("answer", "x", "yes") == (1, "", said)
 
 
+def test_a_person_is_told_which_question_was_answered(
+    root: FakeRoot, run: Run, x: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked(root, {"question": "Delete \x9ball?"})
+    monkeypatch.setattr("client.asks.os.isatty", lambda fd: fd == 2)
+    assert run("answer", "x", "yes") == (0, "", "ctx: answered x/ask-1: Delete \\x9ball?\n")
+
+
 def test_what_cannot_be_said_is_told(root: FakeRoot, run: Run, x: Path) -> None:
     asked(root, {"form": FORM}, {"agent": "x"})
     assert run("answer", "x/ask-1", "yes")[2] == (

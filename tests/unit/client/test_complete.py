@@ -49,11 +49,14 @@ def test_every_option_is_offered(root: FakeRoot, run: Run, command: Command) -> 
         (["--root", ""], [":directories"]),
         (["abort", "--run", ""], []),
         (["set", "coder", "limits", ""], ["mode="]),
+        (["spawn", "--node", ""], ["gpu1", "n2"]),
     ],
 )
 def test_values(root: FakeRoot, run: Run, words: list[str], expected: list[str]) -> None:
     root.agent("coder", status="busy")
     root.agent("critic", status="new")
+    nodes = '{"name":"n2","state":"up"}\n{"name":"gpu1","state":"idle"}\n'
+    (root.path / "nodes").write_text(nodes)
     found = offered(run, *words)
     if expected == ["mode="]:
         assert {"mode=", "limits=", "model="} <= {*found}

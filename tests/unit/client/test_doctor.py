@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from client import doctor
+from client import doctor, networks
 from client.root import Root, default_root
 from tests.unit.client.fakes import FakeRoot, Run
 
@@ -172,15 +175,15 @@ def test_the_socket_of_a_network(
     tmp_path: Path, root: FakeRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # tmp_path itself is open to its user alone
-    monkeypatch.setattr(doctor, "way_to", lambda path: [(os.stat(path), 0o002)])
+    monkeypatch.setattr(networks, "way_to", lambda path: [(os.stat(path), 0o002)])
     path = tmp_path / "api.sock"
     with open(root.path / "status", "a") as file:
         file.write(f"network.api=8081 4711 {path}\n")
-    found = list(doctor.check_networks(doctor.status_of(Root(str(root.path)))))
+    found = list(networks.check_networks(doctor.status_of(Root(str(root.path)))))
     assert [level for level, _, _ in found] == ["warn"]
     assert f"network:api: {path}: No such file" in found[0][1]
     path.touch()
-    assert "is not a socket" in next(doctor.check_network("n", 4711, str(path)))[1]
+    assert "is not a socket" in next(networks.check_network("n", 4711, str(path)))[1]
     path.unlink()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
@@ -189,12 +192,12 @@ def test_the_socket_of_a_network(
             (0o666, "warn", "every user may connect"),
         ):
             path.chmod(mode)
-            first, second = doctor.check_network("n", 4711, str(path))
+            first, second = networks.check_network("n", 4711, str(path))
             assert first[0] == level and what in first[1]
             assert second[0] == "warn" and "refused" in second[1]
         listening.listen()
 
-        def answer(said: bytes) -> doctor.Finding:
+        def answer(said: bytes) -> networks.Finding:
             def serve() -> None:
                 with listening.accept()[0] as connection:
                     connection.recv(1000)
@@ -203,7 +206,7 @@ def test_the_socket_of_a_network(
             thread = threading.Thread(target=serve)
             thread.start()
             try:
-                return doctor.check_answer("n", str(path))
+                return networks.check_answer("n", str(path))
             finally:
                 thread.join()
 
@@ -212,16 +215,178 @@ def test_the_socket_of_a_network(
         assert "does not speak HTTP" in answer(b"* OK IMAP4\r\n")[1]
 
 
+class Listener:
+    """What listens at the socket of a network, and says something to whoever asks; or closes."""
+
+    def __init__(self, path: Path, says: bytes = b"") -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.bind(str(path))
+        self.socket.listen()
+        self.says = says
+        #: the first words of each who asked
+        self.asked: list[bytes] = []
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self.socket.accept()
+                with connection:
+                    self.asked.append(connection.recv(1000))
+                    connection.sendall(self.says)
+
+    def close(self) -> None:
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+
+
+def test_a_meter_listens_where_counters_are_handed_over(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    for says, level in ((b"", "ok"), (b"HTTP/1.1 400 Bad Request\r\n\r\n", "warn")):
+        listener = Listener(path, says)
+        found = list(networks.check_network("n", 4711, str(path), "counters"))
+        assert found[-1][0] == level, found
+        listener.close()
+        path.unlink()
+    listener = Listener(path, b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    assert [*networks.check_network("n", 4711, str(path), "proxy")][-1][0] == "ok"
+    assert listener.asked[-1].startswith(b"\r\n\r\n\0\r\nQUIT\n!!\0\x24\xfd\x63txfs\0\0")
+    assert b"GET / HTTP/1.1" in listener.asked[-1]
+    listener.close()
+    assert [*networks.check_network("n", 4711, str(path), "counters")][-1][0] == "warn"
+    path.unlink()
+    missing = [*networks.check_network("n", 4711, str(path), "counters")][-1]
+    assert "systemctl start ctxfs-meter" in missing[2]
+
+
+def test_a_forward_proxy_has_the_remedies_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "pypi.sock"
+    missing = [*networks.check_network("n", 4711, str(path), "proxy", "http_proxy")][-1]
+    assert missing[2].endswith("systemctl start ctxfs-web@pypi.socket")
+    listener = Listener(path, b"* OK IMAP4\r\n")
+    odd = [*networks.check_network("n", 4711, str(path), "proxy", "http_proxy")][-1]
+    assert "journalctl -u ctxfs-web" in odd[2]
+    listener.close()
+
+
+def test_the_ports_of_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networks, "LISTS", str(tmp_path))
+    assert [*networks.check_lists(str(tmp_path / "none"))] == []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        (tmp_path / "a.conf").write_text(f"# http_port 1\nhttp_port 127.0.0.1:{port} name=a\n")
+        (tmp_path / "a.hosts").write_text("http_port 127.0.0.1:2\n")
+        status = {"network.a": f"8090 4711 {tmp_path}/a.sock", "kind.a": "http_proxy"}
+        level, what, remedy = [*networks.check_networks(status)][-1]
+        assert (level, f"may connect to 127.0.0.1:{port}" in what) == ("FAIL", True)
+        assert "ctxfs-web.nft" in remedy
+        (tmp_path / "a.conf").write_text(f"http_port {port} name=a\n")
+        assert "listens at 127.0.0.1 alone" in [*networks.check_networks(status)][-2][1]
+        del status["kind.a"]
+        assert len([*networks.check_networks(status)]) == 1
+    (tmp_path / "a.conf").write_text(f"http_port 127.0.0.1:{port} name=a\n")
+    assert [level for level, _, _ in networks.check_lists(str(tmp_path))] == ["ok"]
+
+
+def test_whoever_has_an_own_meter_is_told_how_to_start_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "m")
+    status = {"network.n": f"uid {os.geteuid()} {path}", "header.n": "counters"}
+    (missing,) = networks.check_networks(status, rootless=True)
+    assert missing[:2] == ("warn", f"network:n: {path}: No such file or directory")
+    assert "ctxfs-meter --config" in missing[2] and "systemctl" not in missing[2]
+    Path(path).touch()
+    ((_, _, remedy),) = networks.check_networks(status, rootless=True)
+    assert remedy == "correct networks in ~/.config/ctxfs/config.yaml; systemctl --user reload ctxd"
+
+
+METER = """
+# socket: /of/nobody
+networks:
+  a: {api: anthropic, socket: SOCKET, upstream: "UPSTREAM"}
+  b:
+    api: openai
+    socket: /none.sock   # upstream: /of/nobody
+    upstream: /none.up
+"""
+
+
+def test_the_meter_has_the_networks_of_ctxd_and_nobody_gets_past_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, up, file = (tmp_path / name for name in ("m", "up", "meter.yaml"))
+    file.write_text(METER.replace("SOCKET", str(path)).replace("UPSTREAM", str(up)))
+    up.touch()
+    # tmp_path itself is open to its user alone
+    monkeypatch.setattr(networks, "way_to", lambda path: [(os.stat(path), 0o002)])
+    known = {str(path): "network:a", "/none.sock": "network:b"}
+
+    def judged(metered: list[str], *, relay: int = 4711) -> set[tuple[str, str]]:
+        found = networks.check_meter(known, metered, relay, str(file))
+        assert all(remedy for level, _, remedy in found if level == "warn")
+        found = networks.check_meter(known, metered, relay, str(file))
+        return {(level, what.replace(str(tmp_path), "")) for level, what, _ in found}
+
+    up.chmod(0o600)
+    none = ("warn", "behind the meter: /none.up: No such file or directory")
+    good = ("ok", "the networks in /meter.yaml are those of ctxd")
+    alone = ("ok", "/up: reached by the meter alone")
+    assert judged([str(path), "/none.sock"]) == {none, good, alone}
+    up.chmod(0o666)
+    past = ("warn", "the relays (uid 4711) may connect to /up, past the meter")
+    assert judged([str(path), "/none.sock"]) == {none, good, past}
+    own = ("weak", f"relays and the meter have one user, {os.stat(up).st_uid}: only sandboxes keep "
+           "agents from what is behind the meter")  # fmt: skip
+    assert own in judged([str(path), "/none.sock"], relay=os.stat(up).st_uid)
+    lacks = ("warn", "the meter listens at /none.sock, and network:b lacks header: counters")
+    assert lacks in judged([str(path)])
+    known["/more.sock"] = "network:more"
+    more = ("warn", "network:more: the meter has no socket /more.sock in /meter.yaml")
+    found = judged([str(path), "/none.sock", "/more.sock"])
+    assert more in found and good not in found
+    known[str(up)] = "network:past"
+    assert ("warn", "network:past leads to /up, past the meter") in judged([str(path)])
+    file.unlink()
+    assert judged([str(path)]) == {
+        ("warn", "the configuration of the meter: /meter.yaml: No such file or directory")
+    }
+
+
+LISTENS = """
+import socket, sys
+listening = socket.socket(socket.AF_UNIX)
+listening.bind(sys.argv[1])
+listening.listen()
+print("listens", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("words", "file"), [
+    (["--config", "meter.yaml"], "PLACE/meter.yaml"), (["--config=x/m.yaml"], "PLACE/x/m.yaml"),
+    (["--config", "/etc/m.yaml"], "/etc/m.yaml"), ([], networks.METER),
+])  # fmt: skip
+def test_a_meter_reads_its_configuration_where_it_was_started(
+    tmp_path: Path, words: list[str], file: str
+) -> None:
+    path = str(tmp_path / "m")
+    assert networks.meter_file(path) == ""
+    program = [sys.executable, "-c", LISTENS, path, *words]
+    with subprocess.Popen(program, cwd=tmp_path, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as meter:  # fmt: skip
+        assert meter.stdout and meter.stdout.readline()
+        assert networks.meter_file(path) == file.replace("PLACE", str(tmp_path))
+
+
 def test_who_may_do_what_with_a_file(tmp_path: Path) -> None:
     tmp_path.chmod(0o751)
     found = os.stat(tmp_path)
-    assert doctor.permits(found, found.st_uid, 0o002)
+    assert networks.permits(found, found.st_uid, 0o002)
     for bit, may in ((0o001, True), (0o002, False)):
-        assert doctor.permits(found, 4711, bit) == may
-    assert doctor.permits(found, 0, 0o002)
+        assert networks.permits(found, 4711, bit) == may
+    assert networks.permits(found, 0, 0o002)
     os.chown(tmp_path, 4712, 4711)
     tmp_path.chmod(0o730)
-    assert doctor.permits(os.stat(tmp_path), 4711, 0o002), "by its group"
+    assert networks.permits(os.stat(tmp_path), 4711, 0o002), "by its group"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only links of uid 0 count")
@@ -308,7 +473,7 @@ def test_every_problem_names_a_command(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "sock" / "s"))
         (tmp_path / "sock").chmod(0o700)
-        denied = list(doctor.check_network("network:a", 61001, str(tmp_path / "sock" / "s")))
+        denied = list(networks.check_network("network:a", 61001, str(tmp_path / "sock" / "s")))
     (tmp_path / "plain").touch()
     (tmp_path / "metrics").write_text(_metrics(0, 1 << 30, 1))
     (tmp_path / "status").write_text("state=starting\n")
@@ -333,8 +498,8 @@ def test_every_problem_names_a_command(tmp_path: Path) -> None:
         *doctor.check_daemon(Root(str(tmp_path / "none")), tries=False),
         *doctor.check_room(root),
         *denied,
-        *doctor.check_network("network:b", 61001, str(tmp_path / "none")),
-        *doctor.check_network("network:c", 61001, str(tmp_path / "plain")),
+        *networks.check_network("network:b", 61001, str(tmp_path / "none")),
+        *networks.check_network("network:c", 61001, str(tmp_path / "plain")),
     ]
     problems = [each for each in found if each[0] in ("FAIL", "warn")]
     assert len(problems) >= 14

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from client.events import TYPES
+from client.words import EVENT_TYPES
 from tests.unit.client.fakes import EVENT, FakeRoot, Run
 
 
@@ -24,17 +24,25 @@ def test_events(root: FakeRoot, run: Run) -> None:
     (root.path / "self").symlink_to("agent/a.d")
     assert run("events", "--json")[1] == lines
     first = lines.splitlines(keepends=True)[0]
-    for types in (["run.end"], ["run.*"], ["*"], ["x", "run.end"]):
+    for types in (["run.end"], ["run.*"], ["*"], ["agent.stop", "run.end"]):
         words = [word for name in types for word in ("--type", name)]
         assert run("events", "--json", "a", *words)[1].splitlines(keepends=True)[:1] == [first]
-    for name in ("run", "run.start", "end", "*.end"):
-        assert run("events", "--json", "a", "--type", name)[1] == ""
+    assert run("events", "--json", "a", "--type", "run.start")[1] == ""
+
+
+def test_a_type_that_is_none_is_refused(root: FakeRoot, run: Run) -> None:
+    root.agent("a", status="dead", events=json.dumps(EVENT) + "\n")
+    for name in ("run", "end", "*.end", "runs.*", "agent.stopp", ""):
+        for words in (("a",), (), ("-f",), ("--after", "0")):
+            status, out, err = run("events", *words, "--type", name)
+            assert (status, out) == (2, "")
+            assert f'"{name}" is not a type of events: agent.create, ' in err
 
 
 def test_the_types_that_are_offered_are_those_of_the_manual() -> None:
     page = (Path(__file__).parents[3] / "man" / "ctxfs.5").read_text()
     told = page.partition("Types of events are\n")[2].partition(".Pp\n")[0]
-    assert set(re.findall(r"[a-z]+(?:\.[a-z]+)+", told)) == set(TYPES)
+    assert set(re.findall(r"[a-z]+(?:\.[a-z]+)+", told)) == set(EVENT_TYPES)
 
 
 def test_events_follow_whole_lines_until_the_end(root: FakeRoot, spawned: Any) -> None:

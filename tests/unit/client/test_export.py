@@ -96,7 +96,7 @@ FILES = {
     "status": "idle", "parent": "operator uid:0", "life": "detached", "profile": "public_named",
     "owner": "0", "uid": "61000", "gid": "61000", "groups": "", "label": "coder_t",
     "policy": "allow coder_t agent:* create", "mount": "/srv /data ro", "root": "",
-    "iso": "sandbox", "workspace": "inherit", "cwd": "/data", "env": "A=1\nB=x y",
+    "placement": "", "iso": "sandbox", "workspace": "inherit", "cwd": "/data", "env": "A=1\nB=x y",
     "context": "fresh", "model": "", "exec": "sh -c 'sleep 1'", "mode": "turn",
     "tty": "", "homedir": "private", "restart": "no",
     "limits": "memory.max=1048576\npids.max=max\ngrace=5s",

@@ -112,8 +112,8 @@ def test_help_without_man_prints_the_text(
 
 
 def test_help_about_what_is_not_a_topic(root: FakeRoot, run: Run) -> None:
-    told = (2, "", 'ctx: unknown command or topic "nope"; see: ctx help\n')
-    assert run("help", "nope") == run("help", "nope", "tour") == told
+    told = (2, "", 'ctx: unknown command or topic "zzz"; see: ctx help\n')
+    assert run("help", "zzz") == run("help", "zzz", "tour") == told
 
 
 def test_help_about_a_page_that_is_not_here(

@@ -338,8 +338,8 @@ def test_the_list_waits_for_the_daemon(
     assert len(talk.until()[0]["result"]["tools"]) == 3
     (tools.path / "tool").rename(tools.path / "gone")
     monkeypatch.setattr(mcp, "LOST_MAX", 0.01)
-    talk.ask("tools/list")
-    assert talk.until()[0]["error"]["code"] == -32603
+    said = talk.ask("tools/list") or talk.until()  # on a busy machine it has waited by then
+    assert said[0]["error"]["code"] == -32603
     assert talk.server.requests == {}
 
 

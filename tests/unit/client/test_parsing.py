@@ -20,10 +20,10 @@ from tests.unit.client.fakes import FakeRoot, Run, all_commands
     "argv",
     [
         [],
-        ["nope"],
+        ["zzz"],
         ["--rot", "/x", "ps"],
         ["--root"],
-        ["help", "nope"],
+        ["help", "zzz"],
         ["start"],
         ["get", "x"],
         ["get", "a/b", "status"],
@@ -120,9 +120,9 @@ def test_the_longest_name_is_meant(words: list[str], name: str, rest: list[str])
 
 
 def test_unknown_commands_lead_to_help(run: Run) -> None:
-    assert run("nope", "x")[2] == 'ctx: unknown command "nope"; see: ctx help\n'
-    assert run("task", "nope")[2] == 'ctx: unknown command "task nope"; see: ctx help task\n'
-    for argv in (["task", "nope"], ["help", "task", "nope"], ["help", "task", "list", "nope"]):
+    assert run("zzz", "x")[2] == 'ctx: unknown command "zzz"; see: ctx help\n'
+    assert run("task", "zzz")[2] == 'ctx: unknown command "task zzz"; see: ctx help task\n'
+    for argv in (["task", "zzz"], ["help", "task", "zzz"], ["help", "task", "list", "zzz"]):
         status, _, err = run(*argv)
         assert status == 2 and err.endswith("; see: ctx help task\n")
 

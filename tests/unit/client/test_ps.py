@@ -49,6 +49,42 @@ def test_ps_of_agents_that_may_not_be_looked_into(
     assert json.loads(run("ps", "--json")[1]) == []
 
 
+def test_where_an_agent_runs(root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    far = root.agent("far", status="busy")
+    root.agent("near", status="busy")
+    root.list_agents()
+    rows = [json.loads(line) for line in (root.path / "agents").read_text().splitlines()]
+    lines = [{**row, "node": "n2" if row["name"] == "far" else ""} for row in rows]
+    monkeypatch.setattr(root, "list_agents", lambda: None)
+    (root.path / "agents").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table = [line.split() for line in run("ps")[1].splitlines()]
+    assert [row[-1] for row in table] == ["NODE", "n2", "-"]
+    assert [row["node"] for row in json.loads(run("ps", "--json")[1])] == ["n2", ""]
+    assert run("tree")[1] == "far  busy (at n2)\nnear  busy\n"
+    for agent in root.made:
+        (agent / "usage").write_text(USED)
+    table = [line.split() for line in run("tree", "-l")[1].splitlines()]
+    assert [row[2] for row in table] == ["NODE", "n2", "-"]
+    (far / "node").write_text("name=n2\nlink=up\nseen=\nlease=21\npending=pause\nfetch=2048\n")
+    status = run("status", "far")[1]
+    assert "Node: n2, link up, lease 21 s, not confirmed: pause, 2.0KiB to come\n" in status
+    assert json.loads(run("status", "--json", "far")[1])["node"]["link"] == "up"
+    assert "Node:" not in run("status", "near")[1]
+
+
+def test_an_agent_lists_the_nodes_that_it_may_use(
+    root: FakeRoot, run: Run, inside: object
+) -> None:
+    line = {"name": "n2", "owner": 0, "state": "up", "since": "2026-11-28T23:12:59.693Z",
+            "seen": "", "version": "0.3", "error": ""}  # fmt: skip
+    (root.path / "nodes").write_text(json.dumps(line) + "\n")
+    status, out, _ = run("nodes", "list")
+    assert status == 0
+    assert out.splitlines()[0].split() == ["NAME", "STATE", "SINCE", "SEEN", "PRODUCT", "ERROR"]
+    row = out.splitlines()[1].split()
+    assert (row[:2], row[-3:]) == (["n2", "up"], ["-", "0.3", "-"])
+
+
 def test_a_child_is_below_its_parent_not_below_another_of_that_name(
     root: FakeRoot, run: Run
 ) -> None:
@@ -85,6 +121,35 @@ def test_tree(root: FakeRoot, run: Run) -> None:
     ]
     assert run("tree", "a")[1].splitlines() == ["a  dead error exit:3", "└─ a1  new"]
     assert run("tree", "nope")[::2] == (1, 'ctx: no agent "nope"\n')
+
+
+USED = "cpu_usec=1500000\nmemory_current=2048\nprocesses=2\n"
+
+
+def test_tree_with_what_is_used(root: FakeRoot, run: Run) -> None:
+    boss = root.agent("boss", status="busy")
+    (boss / "usage").write_text(USED)
+    for name in ("a", "b"):
+        root.agent(name, status="idle", parent="agent:boss")
+    rows = [line.split() for line in run("tree", "-l")[1].splitlines()]
+    assert rows == [
+        ["NAME", "STATUS", "CPU", "MEMORY", "PROCS"],
+        ["boss", "busy", "1.5", "2.0KiB", "2"],
+        ["├─", "a", "idle", "-", "-", "-"],
+        ["└─", "b", "idle", "-", "-", "-"],
+    ]
+    for name, count in (("a", 1), ("b", 1_500_000)):
+        metered = f"tokens.in={count}\ntokens.out=7\ncost=0.250000\n"
+        (root.path / f"agent/{name}.d/usage").write_text(USED + metered)
+    lines = run("tree", "--sort", "tokens")[1].splitlines()
+    assert lines[0].split()[-2:] == ["TOKENS", "COST"]
+    assert [line.split()[1] for line in lines[2:]] == ["b", "a"]
+    assert lines[2].split()[-2:] == ["1.5M", "0.25"] and lines[3].split()[-2:] == ["8", "0.25"]
+    (found,) = json.loads(run("tree", "-l", "--json")[1])
+    assert found["usage"]["processes"] == 2
+    assert found["children"][0]["usage"]["cost"] == 0.25
+    assert "usage" not in json.loads(run("tree", "--json")[1])[0]
+    assert run("tree", "--sort", "age")[0] == 2
 
 
 RESTART = {"id": "e9", "type": "agent.status", "reason": "restart:2", "after": "exit:3"}

@@ -125,6 +125,8 @@ def test_the_shipped_ones_are_sound(name: str) -> None:
     assert found.summary and name in found.programs
     assert {"exec", "policy", "mount", "homedir", "workspace", "limits"} <= found.lines.keys()
     assert (SHIPPED / name / "files" / "run").is_file()
+    for variant in found.variants:  # people take their time
+        assert not recipes.read(str(SHIPPED / name), [variant]).lines.get("limits")
 
 
 # mistakes
@@ -308,6 +310,28 @@ def test_an_agent_is_made_of_the_files(root: FakeRoot, run: Run, home: Path) -> 
         "env": f"A={project} b\n",
         "homedir": "durable\n",
         "limits": "timeout=1h\n",
+        "handoff.md": "fix it",
+        "ctl": "start\n",
+    }
+
+
+@pytest.mark.usefixtures("agents_take_all")
+def test_at_a_node_a_recipe_is_that_of_the_node(root: FakeRoot, run: Run, home: Path) -> None:
+    recipe(
+        home,
+        exec="sh /recipe/run @program:other@\n",
+        needs="program other 7\nnetwork far\n",
+        policy="allow @label@ network:@network@ connect\n",
+        mount="@files@ /recipe ro\n@program:other@\n",
+        workspace="explicit_root:@cwd@\n",
+    )
+    argv = ("spawn", "--agent", "r", "--name", "x", "--node", "n2", "fix", "it")
+    assert run(*argv) == (0, "x\n", "")
+    assert made(root, "x") == {
+        "placement": "node=n2\n",
+        "exec": "sh /recipe/run other\n",
+        "policy": "allow x_t network:far connect\n",
+        "mount": "node:recipes/r/files\t/recipe\tro\n",
         "handoff.md": "fix it",
         "ctl": "start\n",
     }

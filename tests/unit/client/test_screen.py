@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from client.screen import ALTERNATE, MODES, SET_AT_FIRST, STRING, Screen
+from tests.worlds.emulator import HOSTILE, Emulator
 
 ST, BEL = "\x1b\\", "\x07"
 
@@ -61,6 +65,24 @@ def test_what_reaches_beyond_the_screen_does_not(text: str) -> None:
     assert shown(text, raw=True) == text
 
 
+PYTHON = Path("/usr/bin/python3")  # which runs the client in cells, and may be another version
+FEED = """
+import json, sys
+from client.screen import Screen
+came = [Screen("coder").feed(text.encode()).decode() for text in json.load(sys.stdin)]
+json.dump(came, sys.stdout)
+"""
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="needs the Python of the machine")
+def test_the_python_of_the_machine_lets_through_no_more() -> None:
+    texts = [f"a{text}b{text}" for text in HARMLESS + HARMFUL]
+    house = Path(__file__).resolve().parents[3]
+    came = subprocess.check_output([PYTHON, "-c", FEED], input=json.dumps(texts), text=True,
+                                   cwd=house, env={})  # fmt: skip
+    assert json.loads(came) == [shown(text) for text in texts]
+
+
 def test_bytes_that_are_no_characters_are_left_out() -> None:
     assert shown(b"a\x9b5ib\xc3(\xe2\x82x\xff\xc0\x9b\xe0\x80\x9b\xed\xa0\x80\xf5z") == "a5ib(xz"
     screen = Screen("coder", unicode=False)
@@ -109,7 +131,31 @@ def test_what_is_shown_again_asks_nothing_and_sets_nothing() -> None:
     said = f"a{questions}\x1b[?1000h\x1b[>7u\x1b[4h\x1b=b".encode()
     assert screen.feed(said, again=True) == b"ab"
     assert (screen.asked, screen.talked, screen.undone()) == (0, False, [b"\x0f\x1b[0m"])
-    assert shown(questions, asks=False) == ""
+    assert shown(questions, heard=False) == ""
+    screen.asks = False  # another terminal answers
+    assert screen.feed(questions.encode()) == b""
+
+
+def test_where_nobody_hears_the_terminal_it_tells_nothing() -> None:
+    telling = "\x1b[?1000;1003;1004;2031;2048h\x1b[>3u\x1b[=3u"
+    assert shown(f"\x1b[?2004h{telling}", heard=False) == "\x1b[?2004h"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_one_that_obeys_and_answers_everything_is_left_as_it_was(encoding: str) -> None:
+    """Each sequence comes byte by byte; some do not end."""
+    for data in (*HOSTILE, *(sequence[:-1] for sequence in HOSTILE[::7])):
+        emulator = Emulator(encoding, _12=True, _1007=True, _2027=True)
+        screen = Screen("coder", unicode=encoding == "utf-8")
+        before, said = emulator.state(), b""
+        for byte in data:
+            said += emulator.feed(screen.feed(bytes((byte,))))
+        for part in screen.undone():
+            said += emulator.feed(part)
+        assert emulator.state() == before, data
+        assert emulator.beyond == [], data
+        assert all(title.startswith("[coder] ") for title in emulator.titles), data
+        assert screen.talked or not said, data
 
 
 def test_modes_are_taken_back_one_by_one() -> None:
@@ -141,10 +187,24 @@ def test_only_what_was_pushed_is_popped() -> None:
 def test_modes_that_are_told_again_are_set_once() -> None:
     screen = Screen("coder")
     modes = b"\x1b[?1049h\x1b[?1000l\x1b[>7u"
-    assert screen.obey(modes) == b"\x1b[?1049h\x1b[?1000l\x1b[>7u"
+    assert screen.obey(modes) == b"\x1b[?1049h\x1b[>7u"
     screen.feed(b"\x1b]52;c;lost")
-    assert screen.obey(modes) == b"\x1b[<1u\x1b[?1049h\x1b[?1000l\x1b[>7u"
-    assert screen.undone()[:2] == [b"\x1b[<1u\x1b[?1049l", b"\x0f\x1b[0m"]
+    assert screen.obey(modes) == b"\x1b[<1u\x1b[?1049h\x1b[>7u"
+    assert screen.obey(b"\x1b[?1047l\x1b[?1007l\x1b[?1049h") == (
+        b"\x1b[<1u\x1b[?1047l\x1b[?1049h"
+    )  # fmt: skip
+    assert screen.undone() == [b"\x1b[?1049l", b"\x0f\x1b[0m"]
+
+
+def test_modes_that_users_set_themselves_are_kept_meanwhile() -> None:
+    assert shown("\x1b[?1007h\x1b[?1007l") == "\x1b[?1007s\x1b[?1007h\x1b[?1007l"
+    screen = Screen("coder")
+    screen.feed(b"\x1b[?1007;12h")
+    assert screen.undone()[-3:] == [b"\x1b[?1007r", b"\x1b[?12r", b"\x0f\x1b[0m"]
+
+
+def test_a_character_is_not_repeated_for_long() -> None:
+    assert shown("a\x1b[999999999b\x1b[b\x1b[0b") == "a\x1b[1000b\x1b[1b\x1b[0b"
 
 
 def test_a_program_that_asks_whether_one_is_well_is_counted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client import main, making, sockets
+from client.exits import Failure
 from client.following import Concluded, Tail
 from client.output import STDOUT
 from client.root import Root
@@ -44,6 +46,7 @@ from tests.unit.client.fakes import (
         ("shared:data:/t", "shared:data\t/t\tro\t-"),
         ("home::/h:ro", "home:\t/h\tro\t-"),
         ("shared:/t", "{cwd}/shared\t/t\tro\t-"),
+        ("node:recipes/a b:/t", "node:recipes/a b\t/t\tro\t-"),
     ],
 )
 def test_mount_line(text: str, line: str) -> None:
@@ -155,6 +158,27 @@ def test_spawn_waits(root: FakeRoot, run: Run) -> None:
     result = run("spawn", "x", "--wait", "--rm", "--", "true")
     thread.join()
     assert result == (3, "to stdout\n", "to stderr\n")
+    assert not directory.exists()
+
+
+@pytest.mark.usefixtures("made_agents_are_full")
+def test_run_at_a_node_runs_the_program_once(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = root.path / "agent" / "x.d"
+    asked: dict[str, str] = {}
+
+    def end() -> None:
+        asked.update(
+            {file: (directory / file).read_text() for file in ("placement", "mode", "handoff.md")}
+        )
+        (directory / "out").write_text("done\n")
+        root.end("x", "error", "exit:3")
+
+    Obeying(root, monkeypatch, start=end)
+    argv = ("run", "x", "--node", "gpu*", "--message", "hi", "--", "cat")
+    assert run(*argv) == (3, "done\n", "")
+    assert asked == {"placement": "node=gpu*\n", "mode": "\n", "handoff.md": "hi"}
     assert not directory.exists()
 
 
@@ -271,3 +295,33 @@ def test_the_log_that_tells_of_an_end_is_shown_after_all_output(
     run.pump()
     run.close()
     assert capfd.readouterr().out == "the last\nit ended\n"
+
+
+@pytest.mark.usefixtures("made_agents_are_full")
+def test_an_agent_whose_directory_cannot_be_held_is_removed(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Root, owner: str) -> None:
+        raise Failure("too many open files")
+
+    monkeypatch.setattr(Root, "hold", refuse)
+    assert run("spawn", "x", "--", "true") == (1, "", "ctx: too many open files\n")
+    assert not list((root.path / "agent").iterdir())
+
+
+@pytest.mark.parametrize("command", ["new x", "spawn x -- true", "work new -a boss it"])
+@pytest.mark.usefixtures("made_agents_are_full")
+def test_ctrl_c_while_something_is_made_leaves_nothing(
+    command: str, root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root.agent("boss")
+    mkdir = os.mkdir
+
+    def make(path: Any, mode: int = 0o777) -> None:
+        mkdir(path, mode)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(os, "mkdir", make)
+    assert run(*command.split())[0] == 130
+    assert os.listdir(root.path / "agent") == ["boss.d"]
+    assert os.listdir(root.path / "agent/boss.d/work") == ["current"]

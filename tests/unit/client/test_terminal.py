@@ -27,6 +27,7 @@ from client.exits import Failure
 from client.root import Root
 from tests.unit.client.fakes import FakeRoot, Run
 from tests.worlds.daemon import TIMEOUT
+from tests.worlds.emulator import HOSTILE, Emulator
 from tests.worlds.readiness import readable
 
 HOUSE = Path(__file__).parents[3]
@@ -39,16 +40,6 @@ there = Session(int(sys.argv[1]), "coder", **json.loads(sys.argv[2]))
 there.run()
 os.write(int(sys.argv[3]), json.dumps([there.end, there.signal]).encode())
 """
-#: what terminals answer to what they are asked, and what is not answered here
-ANSWERS = {
-    b"\x1b[5n": b"\x1b[0n",
-    b"\x1b[6n": b"\x1b[1;1R",
-    b"\x1b[c": b"\x1b[?62;22c",
-    b"\x1b[>q": b"\x1bP>|test(1)\x1b\\",
-    b"\x1b]11;?\x1b\\": b"\x1b]11;rgb:0000/0000/0000\x1b\\",
-    b"\x1b[21t": b"\x1b]lrm -rf /\x1b\\",
-    b"\x1b]52;c;?\x07": b"\x1b]52;c;c2VjcmV0\x07",
-}
 
 
 class Person:
@@ -62,6 +53,7 @@ class Person:
         self.monitor.settimeout(TIMEOUT)
         self.report, report = os.pipe()
         given = {"look": False, "raw": False, "leave": 0x1D, **options}
+        self.look = given["look"]
         self.process = subprocess.Popen(
             [sys.executable, "-c", VIEW, str(viewer.fileno()), json.dumps(given), str(report)],
             stdin=self.theirs, stdout=self.theirs, cwd=HOUSE, start_new_session=True,
@@ -70,12 +62,14 @@ class Person:
         viewer.close()
         os.close(report)
         self.answers = answers
+        self.emulator = Emulator()
         self.shown = b""
-        self._at = 0
         self._ends = threading.Event()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
         self.raw()
+        # it may have another size than when it asked for the terminal, which no signal tells of
+        assert given["look"] or self.packet() == b"w80x24"
 
     def raw(self) -> None:
         """Until the viewer has taken the terminal."""
@@ -84,14 +78,11 @@ class Person:
     def _read(self) -> None:
         while not self._ends.is_set():
             if readable([self.ours], 0.05):
-                self.shown += os.read(self.ours, 1 << 16)
-                self._answer()
-
-    def _answer(self) -> None:
-        while found := re.search(b"|".join(map(re.escape, ANSWERS)), self.shown[self._at :]):
-            self._at += found.end()
-            if self.answers:
-                os.write(self.ours, ANSWERS[found[0]])
+                data = os.read(self.ours, 1 << 16)
+                answers = self.emulator.feed(data)
+                self.shown += data
+                if self.answers:
+                    os.write(self.ours, answers)
 
     def resize(self, columns: int, lines: int) -> None:
         fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
@@ -268,13 +259,73 @@ def test_a_terminal_that_answers_nothing_costs_little(at: Callable[..., Person])
     assert b"\x1b[5n" in person.shown
 
 
-def test_without_a_question_nothing_typed_is_dropped(at: Callable[..., Person]) -> None:
-    person = at()
+def test_what_was_typed_after_the_last_answer_is_kept(at: Callable[..., Person]) -> None:
+    person = at(answers=False)
     person.monitor.send(b"o\x1b[1mhello\r\n")
     person.sees(b"hello")
     person.monitor.send(b"xexit 0")
+    person.sees(b"\x1b[5n")
+    person.type(b"\x1b[0nls\r")
     person.end()
-    assert b"\x1b[5n" not in person.shown
+    assert person.left() == b"ls\r"
+
+
+def test_a_key_that_is_let_go_when_it_has_left_is_dropped(at: Callable[..., Person]) -> None:
+    person = at(answers=False)
+    person.monitor.send(b"o\x1b[>3u")
+    person.sees(b"\x1b[>3u")
+    person.type(b"\x1b[93;5u\x1b[100u")
+    assert person.packet() == b"d"
+    person.monitor.close()
+    person.sees(b"\x1b[5n")
+    person.type(b"\x1b[100;1:3u\x1b[0n")
+    assert person.end() == ("detached", 0)
+    assert person.left() == b""
+
+
+def test_another_terminal_answers(at: Callable[..., Person]) -> None:
+    person = at()
+    person.monitor.send(b"q0")
+    person.monitor.send(b"oasked: \x1b[6n\x1b[?1004h!")
+    person.sees(b"asked: \x1b[?1004h!")
+    person.monitor.send(b"q1")
+    person.monitor.send(b"o\x1b[6n")
+    person.sees(b"\x1b[6n")
+    person.monitor.send(b"xexit 0")
+    person.end()
+    assert person.left() == b""
+
+
+@pytest.mark.parametrize(
+    ("end", "options"),
+    [(b"xexit 0", {}), (b"", {}), (b"\x1dd", {}), (b"\x1dd", {"look": True}), (b"TERM", {}),
+     (b"xexit 0", {"raw": True})],
+)  # fmt: skip
+def test_a_hostile_program_reaches_nothing_but_the_screen(
+    at: Callable[..., Person], end: bytes, options: dict[str, bool]
+) -> None:
+    person = at(**options)
+    emulator, before = person.emulator, person.emulator.state()
+    data = b"".join(HOSTILE)
+    for begin in range(0, len(data), 4001):
+        person.monitor.send(b"otm"[begin % 3 :][:1] + data[begin : begin + 4001])
+    person.monitor.send(b"o!here")
+    person.sees(b"!here")
+    person.monitor.send(b"o" + 100 * b"\x1b[6n\x1b[c")  # whose answers come when it has left
+    if end == b"TERM":
+        os.kill(person.process.pid, signal.SIGTERM)
+    elif end.startswith(b"x"):
+        person.monitor.send(end)
+    elif end:
+        person.type(end)
+    else:
+        person.monitor.close()
+    person.end()
+    assert person.left() == b""
+    assert (emulator.asked > 1) != person.look
+    if not options.get("raw"):
+        assert (emulator.beyond, emulator.state()) == ([], before)
+        assert all(title.startswith("[coder] ") for title in emulator.titles)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
@@ -288,8 +339,7 @@ def test_a_signal_restores_the_terminal_and_does_not_leave(
     assert person.end() == ("", number)
     assert person.packet() == b""  # without d: so it is hung up
     assert termios.tcgetattr(person.theirs) == person.before
-    if number != signal.SIGHUP:  # nobody is there
-        person.sees(b"\x1b[?25h\x1b[?1049l")
+    person.sees(b"\x1b[?25h\x1b[?1049l")
 
 
 def test_ctrl_z_from_outside_does_not_stop_it(at: Callable[..., Person]) -> None:
@@ -349,7 +399,7 @@ def test_a_terminal_that_is_gone_hangs_up(at: Callable[..., Person]) -> None:
     os.close(ours)
     assert json.loads(process.communicate(timeout=TIMEOUT)[1]) == ["", signal.SIGHUP]
     monitor.settimeout(TIMEOUT)
-    assert monitor.recv(99) == b""
+    assert [monitor.recv(99), monitor.recv(99)] == [b"w80x24", b""]
     monitor.close()
 
 
@@ -389,11 +439,13 @@ def test_a_screen_that_takes_nothing_can_be_left(at: Callable[..., Person]) -> N
 # without a terminal
 
 
-def piped(data: bytes, stdout: int = subprocess.PIPE) -> tuple[list[bytes], bytes, list[Any]]:
+def piped(
+    data: bytes, stdout: int = subprocess.PIPE, **more: Any
+) -> tuple[list[bytes], bytes, list[Any]]:
     """The packets that a viewer between pipes sends, what it prints, and how it ended."""
     monitor, viewer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     monitor.settimeout(TIMEOUT)
-    given = json.dumps({"look": False, "raw": False, "leave": 29})
+    given = json.dumps({"look": False, "raw": False, "leave": 29, **more})
     process = subprocess.Popen(
         [sys.executable, "-c", VIEW, str(viewer.fileno()), given, "2"], cwd=HOUSE,
         stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE, pass_fds=(viewer.fileno(),),
@@ -408,7 +460,8 @@ def piped(data: bytes, stdout: int = subprocess.PIPE) -> tuple[list[bytes], byte
     packets = []
     while (packet := monitor.recv(1 << 16)) not in (b"d", b""):
         packets.append(packet)
-    monitor.send(b"olast\r\n")
+    if packet:
+        monitor.send(b"olast\r\n")
     monitor.close()
     out, err = process.communicate(timeout=TIMEOUT)
     return packets, out, json.loads(err)
@@ -420,6 +473,28 @@ def test_without_a_terminal_bytes_go_both_ways_and_the_end_leaves() -> None:
     assert {packet[:1] for packet in packets} == {b"i"} and max(map(len, packets)) <= 8192
     assert out == b"\x1b]52;c;aGk=\x07said\x1b[6n\r\nlast\r\n"
     assert end == ["detached", 0]
+
+
+def test_what_was_piped_waits_for_a_program_that_takes_nothing_yet() -> None:
+    """To close would lose it: the monitor hears no viewer that types while much waits."""
+    monitor, viewer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    given = json.dumps({"look": False, "raw": False, "leave": 29})
+    process = subprocess.Popen(
+        [sys.executable, "-c", VIEW.replace("there =", "import client.terminal as of; "
+         "of.LEAVING = 0.01; there ="), str(viewer.fileno()), given, "2"], cwd=HOUSE,
+        stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=(viewer.fileno(),),
+    )  # fmt: skip
+    viewer.close()
+    monitor.settimeout(TIMEOUT)
+    assert monitor.recv(99) == b"d"
+    assert not readable([monitor.fileno()], 0.3)  # nor closed
+    monitor.close()
+    assert json.loads(process.communicate(timeout=TIMEOUT)[1]) == ["detached", 0]
+
+
+def test_what_ends_with_its_terminal_does_not_go_on_if_that_is_gone_by_now() -> None:
+    packets, _, end = piped(b"", ends=True)
+    assert (packets, end) == ([], ["", signal.SIGHUP])
 
 
 # what goes along, and what is refused
@@ -436,8 +511,9 @@ def test_variables_go_along_if_nobody_could_do_harm(monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv(name, value)
     assert terminal.carried() == ["LANG=de_DE.UTF-8", "LC_ALL=C", "TERM=xterm-256color"]
     assert terminal.carried(["TERM=vt100"]) == ["LANG=de_DE.UTF-8", "LC_ALL=C"]
-    monkeypatch.setenv("TERM", "xterm\n")
-    assert terminal.carried() == ["LANG=de_DE.UTF-8", "LC_ALL=C"]
+    for strange in ("xterm\n", "", "unheard-of", ".", "..", "/etc/passwd"):
+        monkeypatch.setenv("TERM", strange)
+        assert terminal.carried() == ["LANG=de_DE.UTF-8", "LC_ALL=C"]
 
 
 @pytest.mark.parametrize(
@@ -449,15 +525,19 @@ def test_variables_go_along_if_nobody_could_do_harm(monkeypatch: pytest.MonkeyPa
         (["spawn", "--tty", "--mode", "turn", "new", "--", "true"], 2, "the mode is turn"),
         (["attach", "--leave-key", "x", "--look", "x"], 2, '"x" is not a key such as ^] or ^A'),
         (["attach", "nobody"], 69, 'no agent "nobody"'),
-        (["attach", "fresh"], 69, "its status is new; start it: ctx start fresh"),
+        (["attach", "fresh"], 69, "its status is new; start it: ctx start fresh\n"),
+        (["attach", "x/none"], 69, 'no task "none"'),
         (["attach", "gone"], 69, "its status is dead; see: ctx log gone"),
+        (["enter", "nobody"], 69, 'no agent "nobody"'),
+        (["enter", "fresh"], 69, "its status is new; start it: ctx start fresh\n"),
+        (["enter", "gone"], 69, "its status is dead; see: ctx log gone"),
     ],
 )
 def test_what_is_wrong_is_said(
     root: FakeRoot, run: Run, words: list[str], status: int, said: str
 ) -> None:
     root.agent("x", status="busy")
-    root.agent("fresh", status="new")
+    (root.agent("fresh", status="new", mode="once") / "tty").write_text("80x24\n")
     root.agent("gone", status="dead")
     assert run(*words)[0] == status
     assert said in run(*words)[2]
@@ -503,3 +583,12 @@ def test_a_size_is_given_after_an_equals_sign_only() -> None:
     for words, size in ((["--tty"], ""), (["--tty=100x30"], "100x30"), ([], None)):
         _, args = parse_command(["spawn", *words, "coder", "--", "bash", "--tty"])
         assert (args.tty, args.words, args.program) == (size, ["coder"], ["bash", "--tty"])
+
+
+def test_signals_wait_until_there_is_a_terminal() -> None:
+    terminal.hold_signals()
+    signal.raise_signal(signal.SIGHUP)
+    restore, woken = terminal.watch_signals()
+    assert os.read(woken, 10) == bytes([signal.SIGHUP])
+    restore()
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from client.installed.model import SORTS, Agent, Snapshot, Usage, View, lines, percent, size, told
+from client.installed.model import (
+    BY_METER,
+    SORTS,
+    Agent,
+    Snapshot,
+    Usage,
+    View,
+    lines,
+    percent,
+    size,
+    told,
+)
 
 
 def agent(name: str, status: str = "busy", **more: Any) -> Agent:
@@ -58,19 +69,25 @@ def test_siblings_are_sorted_by_what_they_use() -> None:
     used["d"] = Usage(5.0, 900, 1)  # of before its end
     assert shown(family, View("cpu"), **used) == ["b", "a", "c", "d"]
     assert shown(family, View("memory"), **used) == ["a", "c", "b", "d"]
+    used = {"a": Usage(0.1, 300, 1, 5, 0.5), "b": Usage(0.9, 100, 1, 9, 0.2),
+            "c": Usage(None, 200, 1)}  # fmt: skip
+    assert shown(family, View("tokens"), **used) == ["b", "a", "c", "d"]
+    assert shown(family, View("cost"), **used) == ["a", "b", "c", "d"]
     since = (("a", 1), ("b", 3), ("c", 2))
     made = (agent(name, since=f"2026-11-25T00:00:0{second}.000Z") for name, second in since)
     family = snapshot(*made)
     assert shown(family, View("change")) == ["b", "c", "a"]
 
 
-def test_the_key_goes_round() -> None:
+@pytest.mark.parametrize("metered", [True, False])
+def test_the_key_goes_round(metered: bool) -> None:
     view = View()
+    wanted = [sort for sort in SORTS if metered or sort not in BY_METER]
     seen = []
-    for _ in SORTS:
+    for _ in wanted:
         seen.append(view.sort)
-        view.next_sort()
-    assert tuple(seen) == SORTS
+        view.next_sort(metered)
+    assert seen == wanted
     assert view.sort == SORTS[0]
 
 
