@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,12 +26,19 @@ from typing import Final
 
 CHECKOUT: Final = Path(__file__).resolve().parents[1]
 CONTRIB: Final = CHECKOUT / "contrib"
-#: the path of programs in contrib/systemd
-UNITS_SAY: Final = "/usr/local/bin/"
+#: the path of programs in units, which some leave to systemd
+UNITS_SAY: Final = re.compile("^(Exec[A-Za-z]+=)(/usr/local/bin/)?(?=ctx)", re.MULTILINE)
+#: a unit of ctxfs's own beside examples of units for other programs
+METER: Final = "proxy/ctxfs-meter.service"
 #: what is not for an installed system, or is installed elsewhere
 NOT_EXAMPLES: Final = ("agents", "completion", "demo", "generate", "systemd")
 MANIFEST: Final = "manifest"
-PROGRAMS: Final = {"ctxd": "ctxfs.daemon", "ctx": "client.start"}
+PROGRAMS: Final = {
+    "ctxd": "ctxfs.daemon",
+    "ctx": "client.start",
+    "ctxfs-meter": "runtime.metering.main",
+    "ctxfs-web-list": "client.installed.weblist",
+}
 #: where each shell looks for the completion of ctx, by the name of the file in contrib/completion
 COMPLETIONS: Final = {
     "ctx.bash": "share/bash-completion/completions/ctx",
@@ -116,9 +124,11 @@ def files(places: Places) -> Iterator[File]:
     for name, module in PROGRAMS.items():
         text = PROGRAM.format(python=places.home / "bin/python3", module=module)
         yield File(places.prefix / "bin" / name, text.encode(), 0o755)
-    for kind, to in (("*.service", places.units), ("user/*.service", places.user_units)):
-        for unit in sorted((CONTRIB / "systemd").glob(kind)):
-            text = unit.read_text().replace(UNITS_SAY, f"{places.prefix}/bin/")
+    units = {"systemd/*.service": places.units, METER: places.units,
+             "systemd/user/*.service": places.user_units}
+    for kind, to in units.items():
+        for unit in sorted(CONTRIB.glob(kind)):
+            text = UNITS_SAY.sub(rf"\g<1>{places.prefix}/bin/", unit.read_text())
             yield File(to / unit.name, text.encode())
     for kind in MADE:
         to = places.prefix / f"lib/{kind}.d/ctxfs.conf"
@@ -227,7 +237,8 @@ def install(places: Places, options: argparse.Namespace) -> None:
             else:
                 subprocess.run(told, check=True)
         if old:
-            print("a ctxd that runs already goes on as it was, until: ctx reexec")
+            print("a ctxd that runs already goes on as it was, until: ctx reexec; and a meter, "
+                  "until: systemctl restart ctxfs-meter")
 
 
 def _warn_of_closed_directories(interpreter: str) -> None:

@@ -20,6 +20,7 @@ from ctxfs.tools.tool import Does
 from ctxfs.tree.items import ItemLayout
 from ctxfs.tree.rows import Control, PathControl, Shown
 from runtime.kernel.cgroups import CONTROLLERS
+from runtime.records.change import EVENT_TYPES
 from runtime.records.items import (
     ASK_MOVES,
     PRIORITIES,
@@ -115,6 +116,7 @@ WORDS: Final[dict[str, tuple[str, Any]]] = {
     ),
     "MOUNT_MODES": ("what a line of `mount` allows", mounts.MODES),
     "PRIORITIES": ("of messages, the most urgent one first", PRIORITIES),
+    "EVENT_TYPES": ("the types of events", EVENT_TYPES),
     "SESSION_ENDS": (
         "the states of a session whose agent has ended",
         tuple(dict.fromkeys(SESSION_STATES.values())),
