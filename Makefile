@@ -4,7 +4,7 @@ VENV    := .venv
 PYTHON  := $(VENV)/bin/python
 STAMP   := $(VENV)/.complete
 NATIVE  := runtime/native
-PROGRAMS := $(addprefix $(NATIVE)/,binder carry census enter feed gather guard keeper launcher lend look monitor relay release stage sweep tree view walk)
+PROGRAMS := $(basename $(wildcard $(NATIVE)/*.c))
 # not CFLAGS, which who packs exports for what pip compiles
 NATIVE_CFLAGS := -std=gnu11 -O2 -Wall -Wextra -Werror
 # A static program of musl starts three times as fast as one of glibc, and takes a fraction of
@@ -24,9 +24,9 @@ BUILT   := build/for-$(subst /,-,$(INTERPRETER))
 PLACES  := --destdir '$(DESTDIR)' --prefix '$(PREFIX)' \
 	$(and $(UNITDIR),--units '$(UNITDIR)') $(and $(USERUNITDIR),--user-units '$(USERUNITDIR)')
 
-.PHONY: help setup programs build install uninstall deb demo test test-unit test-faults \
-	test-hostile test-systemd test-vm test-upgrade test-load test-clients test-proxy test-mcp \
-	soak fuzz mutate lint bench chart man words schema clean
+.PHONY: help setup programs build install uninstall deb demo test test-abreast test-unit \
+	test-faults test-hostile test-systemd test-vm test-upgrade test-load test-clients test-proxy test-web \
+	test-mcp test-nodes soak fuzz mutate lint bench chart man words schema clean
 
 help:
 	@echo "make setup   create .venv with ctxd and ctx; install missing packages"
@@ -43,6 +43,8 @@ help:
 	@echo "make test-load     run many well-behaved users (SECONDS=300)"
 	@echo "make test-clients  have Claude Code, Codex and Gemini CLI be agents (installs 1.2 GB from npm)"
 	@echo "make test-proxy    test the proxy that adds keys, and events from outside (contrib/proxy, webhook)"
+	@echo "make test-web      test the proxy that reaches the hosts of lists (contrib/web)"
+	@echo "make test-nodes    test links to other machines: by ssh between networks, by Slurm, cut and slow"
 	@echo "make test-mcp      speak to ctx mcp with the client of the protocol's SDK"
 	@echo "make mutate        list small faults in the source that no test finds (NUMBER=60, SEED=1)"
 	@echo "make soak          start and kill agents and daemons at random (SECONDS=3600, SEED=1)"
@@ -101,12 +103,15 @@ demo: $(STAMP) $(PROGRAMS)
 # Most tests wait for processes, so use two workers per processor.
 WORKERS := $(shell expr `nproc` \* 2)
 
-# Collecting beside the lint compiles the tests once, rather than in each worker at the same time.
-# Tests that measure how long others wait run alone.
+# Lint has what the tests leave of the processors. Tests that measure how long others wait run alone.
 test: $(STAMP) $(PROGRAMS)
-	$(PYTHON) -m pytest --collect-only -q > /dev/null 2>&1 & $(MAKE) --no-print-directory lint && wait
-	$(PYTHON) -m pytest -n $(WORKERS) --dist worksteal -m "not long and not alone" $(TESTS)
+	$(MAKE) --no-print-directory -j 2 lint test-abreast
 	$(PYTHON) -m pytest -m "not long and alone" $(or $(TESTS),tests/mount tests/system)
+
+# Collecting before compiles the tests once, rather than in each worker at the same time.
+test-abreast: $(STAMP) $(PROGRAMS)
+	@$(PYTHON) -m pytest --collect-only -q > /dev/null 2>&1 || true
+	$(PYTHON) -m pytest -n $(WORKERS) --dist worksteal -m "not long and not alone" $(TESTS)
 
 mutate: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m tests.mutate --number $(or $(NUMBER),60) --seed $(or $(SEED),1) $(TESTS)
@@ -125,7 +130,7 @@ test-hostile: $(STAMP) $(PROGRAMS)
 test-systemd: $(STAMP) $(PROGRAMS) deb
 	sh tests/systemd/packages.sh systemd-nspawn:systemd-container \
 		/lib/systemd/system/dbus.socket:dbus nginx:nginx-light curl:curl adduser:adduser \
-		webhook:webhook openssl:openssl \
+		webhook:webhook openssl:openssl squid:squid nft:nftables \
 		/usr/lib/python3/dist-packages/psutil:python3-psutil \
 		/usr/lib/python3/dist-packages/yaml:python3-yaml
 	$(PYTHON) -m tests.systemd
@@ -147,11 +152,24 @@ test-clients: $(STAMP) $(PROGRAMS)
 
 test-proxy: $(STAMP) $(PROGRAMS)
 	sh tests/systemd/packages.sh nginx:nginx-light openssl:openssl curl:curl webhook:webhook
-	$(PYTHON) -m pytest tests/system/test_proxy.py tests/system/test_webhook.py
+	$(PYTHON) -m pytest tests/system/test_proxy.py tests/system/test_metered_proxy.py \
+		tests/system/test_webhook.py
+
+test-web: $(STAMP) $(PROGRAMS)
+	sh tests/systemd/packages.sh squid:squid nft:nftables ip:iproute2 openssl:openssl curl:curl \
+		git:git npm:npm /lib/systemd/systemd-socket-proxyd:systemd \
+		/usr/lib/python3/dist-packages/pip:python3-pip
+	$(PYTHON) -m pytest -rs tests/system/test_web.py
 
 test-mcp: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[mcp]'
 	$(PYTHON) -m pytest -m "long or not long" tests/system/test_mcp_sdk.py tests/system/test_mcp.py
+
+# two workers for each processor, since most tests wait until a lease is over
+test-nodes: $(STAMP) $(PROGRAMS)
+	sh tests/systemd/packages.sh sshd:openssh-server ssh:openssh-client ip:iproute2 \
+		slurmd:slurmd slurmctld:slurmctld srun:slurm-client munged:munge
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile -m long -rs $(or $(TESTS),tests/nodes)
 
 soak: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m tests.soak $(or $(SECONDS),3600) $(or $(SEED),1)
