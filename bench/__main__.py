@@ -14,8 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from bench.files import LISTED
 from bench.measure import Ratio, Unit
-from bench.rows import LISTED, ROWS, Row
+from bench.rows import ROWS, Row
 from bench.setting import SettingError, prepared
 
 _NAMES: Final = tuple(row.name for row in ROWS)

@@ -121,10 +121,12 @@ def agent(setting: Setting, name: str) -> Iterator[str]:
 
 
 @contextmanager
-def running_agent(setting: Setting) -> Iterator[tuple[str, int]]:
+def running_agent(setting: Setting, **files: bytes) -> Iterator[tuple[str, int]]:
     """(name, pid of its program) of an agent that runs until it is left, with what it owns."""
     name = fresh_name()
     directory = make(setting, name, b"sleep infinity\n")
+    for file, data in files.items():
+        write(f"{directory}/{file}", data)
     try:
         start(directory)
         await_busy(directory)

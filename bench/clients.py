@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.agents import fresh_name, running_agent, whole_life
-from bench.measure import Side
+from bench.measure import Side, Sides
 from bench.reference.commands import finish, spawn
 from bench.reference.supervisors import podman
 from bench.setting import Setting, another_daemon
@@ -36,7 +36,7 @@ def _python(program: str) -> list[str]:
     return [shutil.which("python3", path=os.defpath) or "python3", "-I", "-S", "-c", program]
 
 
-def spawn_sides(setting: Setting, stack: ExitStack) -> tuple[Side, list[Side]]:
+def spawn_sides(setting: Setting, stack: ExitStack) -> Sides:
     def call() -> None:
         words = ["spawn", "--wait", "--rm", fresh_name(), "--", "true"]
         finish(spawn(_command(setting, *words), quiet=True))
@@ -48,7 +48,7 @@ def spawn_sides(setting: Setting, stack: ExitStack) -> tuple[Side, list[Side]]:
     return Side(name="ctx spawn", call=call), references
 
 
-def ps_sides(setting: Setting, stack: ExitStack) -> tuple[Side, list[Side]]:
+def ps_sides(setting: Setting, stack: ExitStack) -> Sides:
     calm = stack.enter_context(another_daemon(setting))
     for _ in range(FEW):
         os.mkdir(f"{calm.ctx}/agent/{fresh_name()}.d")
@@ -56,7 +56,7 @@ def ps_sides(setting: Setting, stack: ExitStack) -> tuple[Side, list[Side]]:
     return Side(name="ctx ps", call=lambda: finish(spawn(_command(calm, "ps")))), [reference]
 
 
-def mcp_sides(setting: Setting, stack: ExitStack) -> tuple[Side, list[Side]]:
+def mcp_sides(setting: Setting, stack: ExitStack) -> Sides:
     directory, _ = stack.enter_context(running_agent(setting))
     name = Path(directory).name.removesuffix(".d")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.agents import await_busy, await_end, fresh_name, make, start, write
-from bench.measure import Episode, Pair, Part, Side, undisturbed
+from bench.measure import Episode, Pair, Part, Side, Sides, undisturbed
 from bench.setting import Setting
 
 #: where an agent has the backing filesystem in its view
@@ -89,14 +89,14 @@ def _create_side(name: str, directory: Path, stack: ExitStack) -> Side:
     return Side(name=name, call=call)
 
 
-def create_sides(setting: Setting, stack: ExitStack) -> tuple[Side, list[Side]]:
+def create_sides(setting: Setting, stack: ExitStack) -> Sides:
     """Files of their own names, created, written and closed."""
     tree = _space(setting, stack)
     direct = _create_side("backing", _direct(setting, tree), stack)
     return _create_side("shared", tree, stack), [direct]
 
 
-def agent_sides(setting: Setting, stack: ExitStack) -> tuple[Side, list[Side]]:
+def agent_sides(setting: Setting, stack: ExitStack) -> Sides:
     """The same in an agent's view."""
     pid, tree = _agent(setting, stack)
     direct = _create_side("backing", _direct(setting, tree), stack)

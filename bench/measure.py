@@ -38,6 +38,10 @@ class Side:
     call: Callable[[], object]
 
 
+#: what a row is about, and its references
+Sides = tuple[Side, list[Side]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Episode:
     """Something that is done once a round; ``run`` returns what it measured, each by its name."""

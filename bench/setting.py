@@ -6,16 +6,18 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final
 
+from bench.measure import Sides
 from runtime.errors import StartupError
 from runtime.kernel import linux
 from runtime.kernel.cgroups import Cgroup, find_root
@@ -68,12 +70,25 @@ class Setting:
         return self.base / "db"
 
 
-def _read_until_ready(errors: IO[bytes], process: subprocess.Popen[bytes]) -> None:
+#: a row's sides; what undoes what they need is put on the stack
+MakeSides = Callable[[Setting, ExitStack], Sides]
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
+        connection.connect(str(path))
+        return True
+    return False
+
+
+def _read_until_ready(
+    errors: IO[bytes], process: subprocess.Popen[bytes], path: Path | None
+) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         errors.seek(0)
         text = errors.read().decode(errors="replace")
-        if "ready" in text.splitlines():
+        if "ready" in text.splitlines() or (path and _listens(path)):
             return
         if process.poll() is not None:
             raise SettingError(f"{process.args!r} ended: {text.strip() or process.returncode}")
@@ -82,8 +97,11 @@ def _read_until_ready(errors: IO[bytes], process: subprocess.Popen[bytes]) -> No
 
 
 @contextmanager
-def _running(command: list[str], errors: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that says ``ready`` on standard error; ended by its pid with SIGTERM."""
+def serving(
+    command: list[str], errors: Path, path: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that says ``ready`` on standard error, or listens at a socket; ended by its pid with
+    SIGTERM."""
     with open(errors, "w+b", buffering=0) as file:
         # ends with the bench even if that is killed; Ctrl-C reaches the bench alone
         process = subprocess.Popen(
@@ -95,7 +113,7 @@ def _running(command: list[str], errors: Path) -> Iterator[subprocess.Popen[byte
             cwd=Path(__file__).parent.parent,
         )
         try:
-            _read_until_ready(file, process)
+            _read_until_ready(file, process, path)
             yield process
         finally:
             process.send_signal(signal.SIGTERM)
@@ -140,28 +158,35 @@ def _own_cgroup(suffix: str) -> Cgroup:
         raise SettingError(str(error)) from None
 
 
+def installed(program: str) -> str:
+    path = Path(sys.executable).parent / program
+    if not path.exists():
+        raise SettingError(f"{path} is missing: run make setup")
+    return str(path)
+
+
 @contextmanager
-def _with_daemon(setting: Setting) -> Iterator[Setting]:
-    program = Path(sys.executable).parent / "ctxd"
-    if not program.exists():
-        raise SettingError(f"{program} is missing: run make setup")
-    command = [str(program), "--mount", str(setting.ctx), "--cgroup", str(setting.cgroup.path)]
+def _with_daemon(setting: Setting, config: str = "") -> Iterator[Setting]:
+    settings = setting.base / "config.yaml"
+    settings.write_text(config)
+    command = [installed("ctxd"), "--mount", str(setting.ctx), "--cgroup", str(setting.cgroup.path)]
     command += ["--state", str(setting.base / "state"), "--runtime", str(setting.base / "run")]
-    command += ["--config", "/dev/null", "--log-level", "warning"]
-    with _running(command, setting.base / "ctxd.log") as ctxd:
+    command += ["--config", str(settings), "--log-level", "warning"]
+    with serving(command, setting.base / "ctxd.log") as ctxd:
         yield replace(setting, daemon=ctxd.pid)
 
 
 @contextmanager
-def another_daemon(setting: Setting) -> Iterator[Setting]:
-    """One that nobody used before, with nothing but its own mount, state and cgroup."""
+def another_daemon(setting: Setting, config: str = "") -> Iterator[Setting]:
+    """One that nobody used before, with nothing but its own mount, state, cgroup and settings."""
     base = Path(tempfile.mkdtemp(prefix="another-", dir=setting.base))
     with ExitStack() as stack:
         stack.callback(_remove_tree, base)
         base.chmod(0o755)
         cgroup = _own_cgroup(f"-{base.name}")
         stack.callback(_remove_cgroup, cgroup)
-        yield stack.enter_context(_with_daemon(Setting(base=base, cgroup=cgroup)))
+        own = Setting(base=base, cgroup=cgroup)
+        yield stack.enter_context(_with_daemon(own, config))
 
 
 @contextmanager
@@ -192,5 +217,5 @@ def prepared(*, many: int) -> Iterator[Setting]:
         ):
             server = [sys.executable, "-m", f"bench.reference.{name}", str(point)]
             server += ["--timeout", _TIMEOUT, *words]
-            stack.enter_context(_running(server, setting.base / f"{point.name}.log"))
+            stack.enter_context(serving(server, setting.base / f"{point.name}.log"))
         yield stack.enter_context(_with_daemon(setting))

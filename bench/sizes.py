@@ -82,6 +82,13 @@ def agents_sizes(setting: Setting) -> Episode:
                 found["daemon, running"] = (_pss(fresh.daemon) - memory) / _RUNNING
                 besides = _inside(fresh.cgroup.path) - before - programs - {fresh.daemon}
                 found["besides"] = sum(map(_pss, besides)) / _RUNNING
+                before |= besides | programs
+                at_terminals = {
+                    stack.enter_context(running_agent(fresh, tty=b"80x24\n"))[1]
+                    for _ in range(_RUNNING)
+                }
+                besides = _inside(fresh.cgroup.path) - before - at_terminals - {fresh.daemon}
+                found["besides, terminal"] = sum(map(_pss, besides)) / _RUNNING
         return found
 
     return Episode(name="agents", run=run)
@@ -160,6 +167,10 @@ def size_pairs(setting: Setting) -> list[Pair]:
     return [
         *(pair("size-cell", "idle", "besides", other) for other in _others(setting)),
         pair("size-cell", "idle", "besides", _constant(260 << 10)),
+        pair(
+            "size-terminal", "terminal", "besides, terminal",
+            Part(name="idle", episode=agents, time="besides"),
+        ),
         pair("size-daemon", "new", "daemon, new", _constant(3 << 10)),
         pair("size-daemon", "running", "daemon, running", _constant(22 << 10)),
         pair("size-disk", "new", "disk, new", _constant(34 << 10)),

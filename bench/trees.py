@@ -11,16 +11,21 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from bench.agents import await_busy, directory_of, fresh_name, make, running_agent, start, write
-from bench.measure import Episode, undisturbed
+from bench.measure import Episode, Pair, Part, Ratio, compare_episodes, undisturbed
 from bench.reference.commands import spawn
 from bench.setting import Setting
 from runtime.kernel import cgroups
 
+#: children of the smaller and of the larger tree that is ended
+SMALL: Final = 100
+LARGE: Final = 1000
+#: children of one that is ended before, untimed
+_WARMING: Final = 5
 _EMPTY_SECONDS: Final = 60.0
 #: longer than worker threads wait for more work before they end
 _SETTLE_SECONDS: Final = 11.0
@@ -229,8 +234,13 @@ def _cpu_time(setting: Setting) -> int:
         path = cgroups.path_of(pid)
         if path is not None and not path.startswith(f"{inside}/"):
             with suppress(OSError):  # it has ended since
-                used += time.clock_gettime_ns(~pid << 3 | _CPUCLOCK_SCHED)
+                used += cpu_clock(pid)
     return used
+
+
+def cpu_clock(pid: int) -> int:
+    """Nanoseconds of processor time that a process has used."""
+    return time.clock_gettime_ns(~pid << 3 | _CPUCLOCK_SCHED)
 
 
 def _children(pid: int) -> list[int]:
@@ -256,3 +266,57 @@ def idling(setting: Setting, name: str) -> Episode:
 def settle() -> None:
     """Until what the work before needed, threads say, has gone."""
     time.sleep(_SETTLE_SECONDS)
+
+
+# the rows
+
+
+def _end_pairs(setting: Setting, size: int, *, suffix: str = "") -> list[Pair]:
+    parent, kill = killed_parent(setting, size), killed_cgroup(setting, size)
+    return [
+        Pair(
+            row=f"end-{time}{suffix}",
+            subject=Part(name="parent", episode=parent, time=time),
+            reference=Part(name="cgroup.kill", episode=kill, time="gone"),
+        )
+        for time in ("gone", "recorded")
+    ]
+
+
+def measure_end(row: str, setting: Setting, rounds: int) -> list[Ratio]:
+    killed_parent(setting, _WARMING).run()
+    pairs = _end_pairs(setting, SMALL)
+    plain = Part(name="plain processes", episode=killed_plain(setting, SMALL), time="gone")
+    pairs.append(replace(pairs[0], reference=plain))
+    return compare_episodes(pairs, rounds)
+
+
+def measure_end_large(row: str, setting: Setting, rounds: int) -> list[Ratio]:
+    small, large = _end_pairs(setting, SMALL), _end_pairs(setting, LARGE, suffix=f"-{LARGE}")
+    growths = [
+        (f"{less.row}-growth", more.subject, less.subject)
+        for more, less in zip(large, small, strict=True)
+    ]
+    growths.append(("end-kill-growth", large[0].reference, small[0].reference))
+    for name, more, less in growths:
+        large.append(
+            Pair(
+                row=name,
+                subject=replace(more, name=f"1 of {LARGE}", time=f"{more.time}/child"),
+                reference=replace(less, name=f"1 of {SMALL}", time=f"{less.time}/child"),
+            )
+        )
+    killed_parent(setting, _WARMING).run()
+    return compare_episodes(large, rounds)
+
+
+def measure_idle(row: str, setting: Setting, rounds: int) -> list[Ratio]:
+    def pairs(name: str) -> list[Pair]:
+        used = Part(name=name, episode=idling(setting, name), time="cpu")
+        return [Pair(row=row, subject=used, reference=replace(used, name="one CPU", time="wall"))]
+
+    settle()
+    found = compare_episodes(pairs("0 agents"), rounds)
+    with running_tree(setting, LARGE):
+        settle()
+        return found + compare_episodes(pairs(f"{LARGE} agents"), rounds)

@@ -7,6 +7,7 @@ would change with it, and its ratio would tell nothing of the change.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Final
@@ -38,6 +39,12 @@ def root_agent(shared: Path) -> list[str]:
     drop = ["setpriv", "--reuid", str(AGENT_ID), "--regid", str(AGENT_ID), "--clear-groups"]
     drop += ["--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all"]
     return [*drop, *bubblewrap(*view)]
+
+
+def at_terminal(shared: Path, program: list[str]) -> list[str]:
+    """A root agent at the terminal of script(1), with which it ends."""
+    command = [word for word in root_agent(shared) if word != "--new-session"]
+    return ["script", "-qec", shlex.join([*command, "--die-with-parent", *program]), "/dev/null"]
 
 
 def inside(pid: int) -> list[str]:
