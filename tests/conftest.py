@@ -51,6 +51,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "guard" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.alone)
         layer = item.path.relative_to(Path(__file__).parent).parts[0]
+        if layer == "nodes":  # make test-nodes
+            item.add_marker(pytest.mark.long)
+            layer = "system"
         if layer not in ("mount", "system"):
             if item.get_closest_marker("alone"):
                 raise pytest.UsageError(f"{item.nodeid} is marked alone: make test looks for such "

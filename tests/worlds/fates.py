@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
 from runtime.kernel import linux
 from tests.worlds.daemon import TIMEOUT, Daemon, wait_status, wait_until
 from tests.worlds.invariants import Crashed, Invariants, Operator
+from tests.worlds.nodes import CTX, node, through
 
 CRASH_AT: Final = "CTXD_CRASH_AT"
 SLEEP: Final = "sleep 1000"
@@ -29,8 +31,14 @@ class Scene:
         with open(self.daemon.base / "config.yaml", "a") as config:
             socket = self.daemon.base / "api.sock"
             config.write(f"networks: {{api: {{socket: {socket}, port: {PORT}}}}}\n")
+            # where the one is that a stage has beside this one
+            where = f"{self.daemon.base}/other"
+            command = through([str(CTX)], f'exec "$1" --root "$(cat {where})" peer')
+            config.write(f"nodes: {json.dumps({'other': node(command, lease='1m')})}\n")
         self.operator = Operator(self.daemon)
         self.invariants = Invariants(self.daemon)
+        #: what a stage has beside it
+        self.beside = ExitStack()
         #: what a stage wants to hold in the end, however far it got
         self.after: list[Callable[[], None]] = []
         self.crash_at = crash_at
@@ -101,7 +109,8 @@ def scene_of(crash_at: str = "") -> Iterator[Scene]:
     finally:
         scene.invariants.close()
         scene.arm("")
-        scene.daemon.close()
+        with scene.beside:
+            scene.daemon.close()
 
 
 def inside(*lines: str) -> str:

@@ -14,7 +14,9 @@ parent is below a daemon and in no agent's leaf: out of a leaf nobody leads but 
 is elsewhere has to be moved, by root too, and is seen when it executes something.
 A process that is gone by then is judged by what was last known of it. A child of the daemon's
 own may be placed elsewhere by the launcher, and is not judged if it is gone at once, unless the
-daemon is long ready, and alive.
+daemon is long ready, and alive. It is gone, too, if its pid is that of one that began after what is
+told: on a busy machine that may be told when all pids were used once more, some of them by
+threads of the daemon.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,11 +43,11 @@ _CN_IDX_PROC: Final = 1
 _LISTEN: Final = 1
 _IGNORE: Final = 2
 _FORK: Final = 1
-_EXEC: Final = 2
+EXEC: Final = 2
 _SO_ATTACH_FILTER: Final = 26
 _SO_RCVBUFFORCE: Final = 33
 #: netlink header, connector header; then the event: what it is, a processor, the time, pids
-_EVENT: Final = struct.Struct("=20x16xI4x8xIIII")
+EVENT: Final = struct.Struct("=20x16xI4xQIIII")
 #: a burst of 80,000 events fits, for a machine that is too busy to let this one look
 _BUFFER: Final = 64 << 20
 #: what the daemon starts to stay with it
@@ -56,6 +59,8 @@ _HOUSE_NAMES: Final = frozenset({*_HOUSE, *(f"ctx-{name}" for name in _HOUSE)})
 _MOUNTING: Final = ("fusermount3", "fusermount", "mount", "umount")
 #: nobody's: who tries at the daemon's start whether a sandbox can be made
 _NOBODY: Final = 65534
+#: in which proc(5) tells when a process began, in nanoseconds
+_TICK: Final = 10**9 // os.sysconf("SC_CLK_TCK")
 #: of the machine's first PID namespace (linux/proc_ns.h)
 _FIRST_PIDS: Final = 0xEFFFFFFC
 
@@ -64,7 +69,7 @@ def _filter() -> bytes:
     """Lets through what is looked at, forks of whole processes and execs: a program of
     struct sock_filter, for which numbers are in the network's order."""
     told, child_thread, child = 36, 60, 64
-    fork, exec_ = (socket.htonl(what) for what in (_FORK, _EXEC))
+    fork, exec_ = (socket.htonl(what) for what in (_FORK, EXEC))
     load, equal, equal_x, to_x, answer = 0x20, 0x15, 0x1D, 0x07, 0x06
     steps = (
         (load, 0, 0, told),
@@ -136,13 +141,13 @@ class Place:
     def has_executed(self, pid: int, path: str, gone: bool) -> None:
         if pid == self.pid:
             return  # it begins anew
-        program = _program(pid)
+        program = "" if gone else _program(pid)
         if path != self.own:
             self._check_ids(pid, program, path, "ran")
         elif not program:
             # one that has exited has a name, and no file any more; one that was waited for, too,
             # perhaps since its cgroup was looked up, has neither
-            name = _name(pid)
+            name = "" if gone else _name(pid)
             if self._rootless and name in _MOUNTING:
                 return
             if name in _HOUSE_NAMES and not self._daemon_lives():
@@ -159,8 +164,9 @@ class Place:
         )
 
     def _check_ids(self, pid: int, program: str, path: str, verb: str) -> None:
-        # an ordinary user's agents have the daemon's
-        if self._rootless or not program or program.startswith(self._programs):
+        # an ordinary user's agents have the daemon's, and commands of links those of an account
+        linked = path.removeprefix(self.root).startswith("/link/")
+        if self._rootless or linked or not program or program.startswith(self._programs):
             return
         with suppress(FileNotFoundError, ProcessLookupError):
             if (uid := os.stat(f"/proc/{pid}").st_uid) not in (0, _NOBODY):
@@ -284,7 +290,7 @@ class Watch:
                 pid = 0
                 continue
             try:
-                what, *numbers = _EVENT.unpack_from(self._socket.recv(4096))
+                what, _, *numbers = EVENT.unpack_from(self._socket.recv(4096))
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise
@@ -305,21 +311,25 @@ class Watch:
         with self._lock:
             while self.is_on:
                 try:
-                    what, *numbers = _EVENT.unpack_from(
-                        self._socket.recv(4096, socket.MSG_DONTWAIT).ljust(_EVENT.size, b"\0")
-                    )
+                    event = self._socket.recv(4096, socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     return
                 except OSError:  # ENOBUFS: what was known of who may be wrong now
                     self.lost += 1
                     self._known.clear()
                     continue
-                if what == _FORK:
-                    self._forked(numbers[3], numbers[1])
-                else:
-                    self._executed(numbers[1])
+                self.tell(event.ljust(EVENT.size, b"\0"))
 
-    def _forked(self, pid: int, parent: int) -> None:
+    def tell(self, event: bytes) -> None:
+        """What has happened, as the kernel says it."""
+        what, when, *numbers = EVENT.unpack_from(event)
+        with self._lock:
+            if what == _FORK:
+                self._forked(numbers[3], numbers[1], when)
+            else:
+                self._executed(numbers[1], when)
+
+    def _forked(self, pid: int, parent: int, when: int) -> None:
         above = self._known.get(parent)
         if above is None:
             self._known.pop(pid, None)  # of another one that had this pid
@@ -327,7 +337,7 @@ class Watch:
         if "/agent-" in above:
             self._known[pid] = above
             return
-        path = _path_of(pid)
+        path = self._find(pid, when)
         if path is None:
             place = self._places.get(_first(above))
             if place is None or place.pid == parent:
@@ -338,13 +348,19 @@ class Watch:
         if (place := self._note(pid, path)) is not None:
             place.was_forked(pid, parent, path)
 
-    def _executed(self, pid: int) -> None:
+    def _executed(self, pid: int, when: int) -> None:
         if not self._places:
             return  # without opening a file: a test may be counting those of this process
-        found = _path_of(pid)
+        found = self._find(pid, when)
         path = self._known.get(pid, "") if found is None else found
         if (place := self._note(pid, path)) is not None:
             place.has_executed(pid, path, found is None)
+
+    def _find(self, pid: int, when: int) -> str | None:
+        """The v2 cgroup of a process to which something happened at a time; None if it is gone."""
+        path = _path_of(pid)
+        is_looked_at = path is not None and _first(path) in self._places
+        return None if is_looked_at and _began(pid) > when else path
 
     def _note(self, pid: int, path: str) -> Place | None:
         """The place that is to judge; None for what is somewhere else, or in an agent's leaf."""
@@ -386,6 +402,17 @@ def _path_of(pid: int) -> str | None:
             if line.startswith(b"0::"):
                 return os.fsdecode(line[3:]).removesuffix(" (deleted)")
     return None
+
+
+def _began(pid: int) -> int:
+    """When a process or thread began, by the clock of the kernel's events, or a tick before, in
+    nanoseconds; 0 if it is gone."""
+    awake = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    asleep = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - awake
+    with suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return int(stat.rpartition(")")[2].split()[19]) * _TICK - asleep
+    return 0
 
 
 def _program(pid: int) -> str:

@@ -8,7 +8,7 @@ It is a port as ``runtime.cell.port`` is one. What becomes of a program is told 
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ import trio
 from runtime.authority.loop import Gentle
 from runtime.cell.cell import Command, Places
 from runtime.cell.inlet import Inlet
-from runtime.cell.port import Execution, LiveCell, Port
+from runtime.cell.port import Execution, Host, LiveCell, Port
 from runtime.cell.record import VERSION, Facts, RunRecord
 from runtime.cell.sources import Looker
 from runtime.cell.starting import Starter
@@ -29,6 +29,7 @@ from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.inotify import Wakeup, Watcher
 from runtime.kernel.processes import Census, Used
 from runtime.kernel.processes import Place as Looked
+from runtime.life.elsewhere import Elsewhere
 from runtime.life.streams import Streams
 from runtime.life.supervisor import Supervisor
 from runtime.records.model import Agent
@@ -114,6 +115,9 @@ class _NoFiles:
     def watching(self, path: Path, wakeup: Wakeup) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def watching_present(self, wakeup: Wakeup, *paths: Path) -> AbstractContextManager[None]:
+        return nullcontext()
+
 
 class Machine(Port):
     """``obedient`` programs end when they are told to. Where it is ``crowded``, what is killed
@@ -161,6 +165,9 @@ class Machine(Port):
 
     def held(self, execution: Execution) -> None:
         self._say(execution, held=True, keeper=next(self._pids))
+
+    def lease_over(self, cell: LiveCell, **facts: Any) -> None:
+        self._say(cell, lease_over=True, **facts)
 
     def ended(
         self, execution: Execution, *, code: int | None = None, signal: int | None = None
@@ -251,10 +258,10 @@ class Machine(Port):
 
     def _taken(self, execution: Execution, viewer: Viewer) -> None:
         """The monitor has its end, and tells that."""
-        key = execution.facts.key, viewer.number
+        key = execution.facts.key, viewer.visit.number
         self.viewers[key] = replace(viewer, end=viewer.end.dup())
         record = execution.record()
-        self._say(execution, viewers={**record.viewers, viewer.number: viewer.uid})
+        self._say(execution, viewers={**record.viewers, viewer.visit.number: viewer.visit.uid})
 
     def left(self, execution: Execution, number: int, reason: str, **facts: Any) -> None:
         """The monitor tells that a viewer has left."""
@@ -349,9 +356,13 @@ class _NoProcess(Census):
 
 
 def supervisor_on(
-    machine: Machine, world: World, nursery: trio.Nursery, kind: type[Supervisor] = Supervisor
+    machine: Machine,
+    world: World,
+    nursery: trio.Nursery,
+    kind: type[Supervisor] = Supervisor,
+    elsewhere: Callable[[Host], Elsewhere] = lambda host: Elsewhere(),
 ) -> Supervisor:
     """The supervisor of the agents of a world, whose programs run on a machine in memory."""
     host = host_with(agents=world.agents, places=places_in(world), nursery=nursery, port=machine)
     streams = Streams(Gentle(world.agents.accounts.time))
-    return kind(host, MemoryStarter(machine), _NoProcess(), streams)
+    return kind(host, MemoryStarter(machine), _NoProcess(), streams, elsewhere(host))

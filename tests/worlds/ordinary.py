@@ -206,6 +206,13 @@ class OrdinaryDaemon(Daemon):
             self.cgroup.remove()
 
 
+class AskedDaemon(OrdinaryDaemon):
+    """One whose user runs the client."""
+
+    def ctx(self, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        return self.do(lambda: super(AskedDaemon, self).ctx(*arguments, **more))
+
+
 @contextmanager
 def ordinary_daemon(**options: Any) -> Iterator[OrdinaryDaemon]:
     daemon = OrdinaryDaemon(**options)

@@ -20,13 +20,15 @@ STATE = "#{alternate_on} #{cursor_flag} #{mouse_any_flag} #{keypad_cursor_flag} 
 class Terminal:
     """A shell in a terminal of some columns and lines."""
 
-    def __init__(self, columns: int, lines: int, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, columns: int, lines: int, environment: Mapping[str, str], shell: Sequence[str]
+    ) -> None:
         self.directory = tempfile.TemporaryDirectory(prefix=f"{MARK}-", dir="/tmp")
         self.socket = f"{self.directory.name}/tmux"
         size = ("-x", str(columns), "-y", str(lines))
         kept = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "PS1": "$ ", "HOME": "/nonexistent"}
         command = ["env", "-i", *(f"{key}={text}" for key, text in {
-            **kept, "TERM": "screen-256color", **environment}.items()), "sh"]
+            **kept, "TERM": "screen-256color", **environment}.items()), *shell]
         self.tmux("-f", "/dev/null", "new-session", "-d", *size, *command)
 
     def tmux(self, *words: str) -> str:
@@ -92,12 +94,13 @@ class Terminal:
 
 @contextmanager
 def terminal(
-    columns: int = 80, lines: int = 24, environment: Mapping[str, str] | None = None
+    columns: int = 80, lines: int = 24, environment: Mapping[str, str] | None = None,
+    shell: Sequence[str] = ("sh",),
 ) -> Iterator[Terminal]:
     """A terminal; without tmux the test is skipped, aloud."""
     if shutil.which("tmux") is None:
         pytest.skip("needs tmux: apt-get install tmux")
-    opened = Terminal(columns, lines, environment or {})
+    opened = Terminal(columns, lines, environment or {}, shell)
     try:
         opened.wait_for("$")
         yield opened

@@ -23,9 +23,24 @@ from typing import Any, Final
 import pytest
 
 from runtime.kernel.cgroups import Cgroup
-from tests.worlds.daemon import AGENT_UID, alive, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.daemon import (
+    AGENT_UID,
+    TIMEOUT,
+    Daemon,
+    alive,
+    daemon_of,
+    read,
+    wait_dead,
+    wait_status,
+    wait_until,
+    write,
+)
 from tests.worlds.fates import PORT, SLEEP, Scene
 from tests.worlds.histories import kept_histories
+from tests.worlds.invariants import Crashed
+from tests.worlds.leads import put
+from tests.worlds.nodes import node, peer
+from tests.worlds.scripted import ScriptedLead
 from tests.worlds.viewers import Viewer
 
 #: waits for the scene's gate to open
@@ -472,6 +487,112 @@ _ASKER: Final = (
 )
 
 
+def _link(scene: Scene, lead: Daemon, host: Daemon, name: str) -> None:
+    """Whichever dies meanwhile, they know each other afterwards, by one link."""
+
+    def known() -> None:
+        again = lead.ctx("nodes", "check", name)
+        assert again.returncode == 0, again.stdout + again.stderr
+        kept = json.loads((lead.state / "peers.json").read_text())
+        there = json.loads((host.state / "peers.json").read_text())
+        assert set(kept["hosts"].values()) <= set(there["leads"])
+        engines = lead.cgroup.path.glob("link/*/cgroup.procs")
+        assert len([pid for procs in engines for pid in procs.read_text().split()]) == 1
+
+    scene.after.append(known)
+    done = lead.ctx("nodes", "check", name)
+    if done.returncode and scene.daemon.has_ended(TIMEOUT):
+        raise Crashed
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def linked(scene: Scene) -> None:
+    """A link from the daemon to another one."""
+    other = scene.beside.enter_context(daemon_of())
+    (scene.daemon.base / "other").write_text(str(other.root))
+    _link(scene, scene.daemon, other, "other")
+
+
+def linked_to(scene: Scene) -> None:
+    """A link from another daemon to this one."""
+    nodes = {"here": node(peer(scene.daemon))}
+    other = scene.beside.enter_context(daemon_of(config=f"nodes: {json.dumps(nodes)}\n"))
+    _link(scene, other, scene.daemon, "here")
+
+
+def placed_here(scene: Scene) -> None:
+    """An agent of another machine: whatever dies, its lead is told once what becomes of it."""
+    lead, agent = ScriptedLead(scene.daemon, lease=60.0), "a" * 16
+    before = lead.lost
+    scene.beside.callback(lead.close)
+
+    def stop() -> None:
+        said = {"by": "agent:boss", "reason": "enough", "outcome": "cancelled"}
+        lead.until(lambda: "busy" in lead.statuses(agent), "it runs")
+        lead.say("verb", agent, verb="stop", **said)
+
+    def over() -> None:
+        lead.lost = before
+        if lead.stream.sent == 2:
+            stop()
+        ended = lead.ended(agent)
+        assert (ended["outcome"], ended["reason"]) == ("cancelled", "enough")
+        assert lead.statuses(agent) == ["starting", "busy"]
+        assert lead.told("refused", agent) == []
+        lead.say("forget", agent)
+        there = scene.daemon.agent_dir("x@one")
+        lead.until(lambda: not there.exists(), "it is forgotten")
+
+    def lost() -> None:
+        if scene.daemon.has_ended(TIMEOUT):
+            raise Crashed
+
+    scene.after.append(over)
+    lead.lost = lost
+    lead.say("put", agent, **put(config={"exec": "sleep 1000"}))
+    lead.say("start", agent)
+    stop()
+    lead.ended(agent)
+
+
+def placed(scene: Scene) -> None:
+    """Agents of the daemon, at another one: one that ends by itself, and one that is stopped. Each
+    ends once, as the lead says, and nothing of them is left at the host."""
+    lead, host = scene.daemon, scene.beside.enter_context(daemon_of())
+    (lead.base / "other").write_text(str(host.root))
+    far, halted = lead.agent_dir("far"), lead.agent_dir("halted")
+
+    def ended() -> None:
+        with contextlib.suppress(OSError):  # it may have been heard
+            write(halted / "ctl", "stop")
+        for directory, outcome, reason in (
+            (far, "error", "exit:3"), (halted, "cancelled", "operator_stop")
+        ):  # fmt: skip
+            if not directory.exists() or read(directory, "status") == "new\n":
+                continue  # the daemon died before
+            wait_dead(directory)
+            assert read(directory, "outcome").strip() == outcome, read(directory, "reason")
+            assert read(directory, "reason").strip() == reason
+            told = [event["type"] for event in lead.events(directory.name[:-2])]
+            assert told.count("run.end") <= 1
+        wait_until(lambda: not [*(host.root / "agent").iterdir()], "no copy is left at the host")
+
+    def is_so(directory: Path, status: str) -> None:
+        scene.wait_until(lambda: read(directory, "status").strip() == status, f"it is {status}")
+
+    def begin() -> None:
+        for directory, command in ((far, "sh -c 'echo up; exit 3'"), (halted, SLEEP)):
+            lead.make(directory.name[:-2], placement="node=other", exec=command)
+            write(directory / "ctl", "start")
+
+    scene.after.append(ended)
+    scene.do(begin)
+    is_so(halted, "busy")
+    scene.do(lambda: write(halted / "ctl", "stop"))
+    is_so(halted, "dead")
+    is_so(far, "dead")
+
+
 def asked(scene: Scene) -> None:
     """A question; whether or not its operator was told, it is answered once."""
     directory = agent(scene, "asker", "once", f"sh -c {shlex.quote(_ASKER)}")
@@ -675,3 +796,46 @@ def visited(scene: Scene) -> None:
     with scene.do(lambda: Viewer(scene.daemon, "shell", hangup=True)):
         """It closes without a word."""
     scene.wait("shell", "dead")
+
+
+def _is_heard(scene: Scene, viewer: Viewer) -> None:
+    try:
+        viewer.enter("echo $((6*7))\n")
+        viewer.wait_for("42")
+    except (AssertionError, OSError):
+        if scene.daemon.has_ended(TIMEOUT):  # before there was a terminal
+            raise Crashed from None
+        raise
+
+
+def tied(scene: Scene) -> None:
+    """A program begins with who looks at its terminal, and goes with them."""
+    directory = scene.daemon.agent_dir("tied")
+
+    scene.after.append(lambda: wait_until(lambda: not directory.exists(), "it is removed"))
+    scene.do(lambda: scene.daemon.make("tied", "sh", tty="80x24"))
+    wanted = {"start": True, "hangup": True, "remove": True}
+    with scene.do(lambda: Viewer(scene.daemon, "tied", **wanted)) as viewer:
+        _is_heard(scene, viewer)
+    scene.wait_until(lambda: not directory.exists(), "it is removed")
+
+
+def entered(scene: Scene) -> None:
+    """So does one in an agent that goes on."""
+    host = agent(scene, "host", "turn")
+    scene.wait("host", "idle")
+    directory = host / "task" / "enter-1"
+
+    def gone() -> None:
+        wait_status(host, "idle")
+        wait_until(lambda: not directory.exists(), "it is removed")
+        assert not ends(scene, "host"), "no message tells of it"
+
+    scene.after.append(gone)
+    scene.do(directory.mkdir)
+    for file, text in {"cmd": "sh", "tty": "80x24"}.items():
+        scene.do(lambda f=file, t=text: write(directory / f, t))  # type: ignore[misc]
+    wanted = {"start": True, "hangup": True, "remove": True}
+    with scene.do(lambda: Viewer(scene.daemon, "host", task="enter-1", **wanted)) as viewer:
+        _is_heard(scene, viewer)
+    scene.wait_until(lambda: not directory.exists(), "it is removed")

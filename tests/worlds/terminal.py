@@ -6,24 +6,34 @@ import contextlib
 import fcntl
 import os
 import pty
+import shlex
 import signal
 import struct
 import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.worlds.daemon import TIMEOUT
+from tests.worlds.emulator import Emulator
 from tests.worlds.readiness import readable
 
 
 class Terminal:
-    """A process in a session of its own, whose terminal is a pair of descriptors."""
+    """A process in a session of its own, whose terminal is a pair of descriptors; it answers if it
+    is an emulator."""
 
-    def __init__(self, command: list[str], env: Mapping[str, str], size: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        env: Mapping[str, str],
+        size: tuple[int, int] = (80, 24),
+        emulator: Emulator | None = None,
+    ) -> None:
+        self.emulator = emulator
         self._ours, theirs = pty.openpty()
         columns, lines = size
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
@@ -43,6 +53,8 @@ class Terminal:
         except OSError:  # EIO: nobody has the other side open any more
             return False
         self.shown += data.decode("utf-8", "surrogateescape")
+        if self.emulator is not None:
+            self.type(self.emulator.feed(data).decode())
         return bool(data)
 
     def wait_for(self, text: str, after: int = 0) -> None:
@@ -66,11 +78,17 @@ class Terminal:
                 self.type(typing)
         return self.process.wait(TIMEOUT)
 
+    def hang_up(self) -> None:
+        """As whoever closes a window."""
+        os.close(self._ours)
+        self._ours = -1
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
-        os.close(self._ours)
+        if self._ours >= 0:
+            self.hang_up()
 
 
 def _take_terminal() -> None:
@@ -80,10 +98,13 @@ def _take_terminal() -> None:
 
 @contextmanager
 def terminal(
-    root: Path, *arguments: str, size: tuple[int, int] = (80, 24), **env: str
+    root: Path, *arguments: str, size: tuple[int, int] = (80, 24), by: Sequence[str] = (),
+    **env: str,
 ) -> Iterator[Terminal]:
-    """The client of a mount, at work in a terminal."""
+    """The client of a mount, at work in a terminal; or on another machine, by ``ssh``."""
     command = [sys.executable, "-IS", str(root / "bin" / "ctx"), *arguments]
+    if by:
+        command = [*by, "-tt", shlex.join(["env", f"CTX_ROOT={root}", *command])]
     given = {"CTX_ROOT": str(root), "PATH": os.environ["PATH"], "TERM": "xterm", "LANG": "C.UTF-8"}
     made = Terminal(command, {**given, **env}, size)
     try:

@@ -26,6 +26,9 @@ from runtime.errors import WrongStateError
 from runtime.ids import RunId
 from runtime.life.streams import Streams
 from runtime.life.supervisor import Supervisor
+from runtime.peers.hosting import Hosting
+from runtime.peers.post import Post
+from runtime.peers.registrations import Registrations
 from runtime.records.items import Task
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
@@ -108,7 +111,9 @@ def refused(name: str) -> Iterator[None]:
 class Mounted:
     """Paths and descriptors over ``Operations``. Without a nursery nothing goes on by itself."""
 
-    def __init__(self, world: World, nursery: trio.Nursery | None = None) -> None:
+    def __init__(
+        self, world: World, nursery: trio.Nursery | None = None, machine: Machine | None = None
+    ) -> None:
         self.world = world
         self.identity = FixedIdentity(
             registry=world.agents.registry,
@@ -118,7 +123,7 @@ class Mounted:
         )
         world.agents.identity = self.identity
         self.agents = world.agents
-        self.machine = Machine()
+        self.machine = machine or Machine()
         beside = nursery or cast(trio.Nursery, _Nobody())
         self.supervisor = cast(Noted, supervisor_on(self.machine, world, beside, Noted))
         places = places_in(world)
@@ -132,6 +137,7 @@ class Mounted:
                 places, native("tree"), Children(), world.agents.spaces, world.agents.disk.look
             ),
             supervisor=self.supervisor,
+            links=SimpleNamespace(counted=dict),
             looker=EveryPath(),
             hierarchy=SimpleNamespace(root=SimpleNamespace(path=Path("/cg")), mount=Path("/cg")),
             loop=LoopMeter(),
@@ -252,6 +258,16 @@ def sockets_of(mounted: Mounted, nursery: trio.Nursery, **given: Any) -> Sockets
         streams=Streams(Gentle(agents.accounts.time)),
         windows=mounted.supervisor.windows,
         replays=Replays(agents.sessions),
+        links=cast(
+            Any,
+            SimpleNamespace(of=lambda _: [], opened=_refuse, setting=dict, forget=lambda *_: None),
+        ),
+        hosting=Hosting(
+            agents,
+            Registrations(mounted.base.runtime.places.state, 60.0),
+            Post(agents.store),
+            cast(Any, None),
+        ),
         refusals=mounted.base.reasons.recent,
         reexecute=_refuse,
         complaints=_refuse,

@@ -1,0 +1,84 @@
+"""A lead and hosts at its nodes, with a wire to each (``wires.py``), and agents placed there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from tests.worlds.daemon import Daemon, daemon_of, end_process, wait_until, write
+from tests.worlds.nodes import Lead, lead_of, node, peer
+from tests.worlds.wires import Wire, wire
+
+_SETTINGS: Final = "grace: 300ms\n"
+
+
+@dataclass
+class Three:
+    lead: Lead
+    hosts: dict[str, Daemon]
+    wires: dict[str, Wire]
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+    @property
+    def daemon(self) -> Daemon:
+        return self.lead.daemon
+
+    def place(self, program: str, where: str = "n2", **files: str) -> Path:
+        """A placed agent that has been started."""
+        name = f"x{next(self.numbers)}"
+        directory = self.daemon.make(name)
+        write(directory / "placement", f"node={where}")
+        for file, text in {**files, "exec": f"sh -c '{program}'"}.items():
+            write(directory / file, text)
+        write(directory / "ctl", "start")
+        return directory
+
+    def there(self, directory: Path, where: str = "n2") -> Path:
+        """The directory of a placed agent at its host."""
+        return self.hosts[where].agent_dir(f"{directory.name.removesuffix('.d')}@one")
+
+    def runs(self, directory: Path, where: str = "n2") -> bool:
+        """Whether a process of it is left."""
+        name = self.there(directory, where).name.removesuffix(".d")
+        found = self.hosts[where].cgroup.path.glob(f"user-*/agent-{name}/**/cgroup.procs")
+        return any(procs.read_text() for procs in found)
+
+    def go(self, directory: Path, where: str = "n2") -> None:
+        """Has the program go on that waits for a sleep(1) to end."""
+        name = self.there(directory, where).name.removesuffix(".d")
+        leaves = f"user-*/agent-{name}/**/cgroup.procs"
+
+        def sleeps() -> list[int]:
+            found = []
+            for procs in self.hosts[where].cgroup.path.glob(leaves):
+                for pid in procs.read_text().split():
+                    with suppress(FileNotFoundError):  # what it does before that
+                        if Path(f"/proc/{pid}/comm").read_text() == "sleep\n":
+                            found.append(int(pid))
+            return found
+
+        wait_until(sleeps, "it sleeps")
+        for pid in sleeps():
+            end_process(pid)
+
+    def gone(self, directory: Path, where: str = "n2") -> None:
+        wait_until(lambda: not self.runs(directory, where), "nothing of it runs")
+
+
+@contextmanager
+def three_of(**leases: str) -> Iterator[Three]:
+    """Nodes by these names, each with its lease."""
+    with ExitStack() as stack:
+        hosts, wires = {}, {}
+        for name in leases:
+            config = f"node_name: at-{name}\n{_SETTINGS}"
+            hosts[name] = stack.enter_context(daemon_of(config=config))
+            path = f"{hosts[name].base}/wire"
+            wires[name] = stack.enter_context(wire(path, peer(hosts[name])))
+        nodes = {name: node(wires[name].command, lease=lease) for name, lease in leases.items()}
+        lead = stack.enter_context(lead_of(nodes, f"node_name: one\n{_SETTINGS}"))
+        yield Three(lead, hosts, wires)
