@@ -29,7 +29,7 @@ static void take_all(size_t i)
 
 	while (others[i] >= 0 && (n = recv(others[i], packet, sizeof packet, MSG_DONTWAIT)) > 0) {
 		assert(n <= PACKET_MAX);
-		assert(strchr("motlnx", packet[0]));
+		assert(strchr("motlnqx", packet[0]));
 	}
 }
 
@@ -42,8 +42,7 @@ static void go(size_t i)
 		close(others[i]);
 		others[i] = -1;
 		assert(hear_viewer(&terminal, v, true) != STAYS);
-		close(v->fd);
-		v->fd = -1;
+		let_go(&terminal, v);
 	}
 }
 
@@ -80,6 +79,7 @@ static void check(void)
 	assert(terminal.typed <= sizeof terminal.input);
 	assert(terminal.cols <= SIDE_MAX && terminal.rows <= SIDE_MAX);
 	assert(terminal.modes.kept <= sizeof terminal.modes.tail);
+	assert(!terminal.last || (terminal.last->fd >= 0 && !terminal.last->look));
 	for (size_t i = 0; i < VIEWERS_MAX; i++) {
 		const struct viewer *v = &terminal.viewers[i];
 
