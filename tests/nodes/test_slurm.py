@@ -1,0 +1,172 @@
+"""Links by srun(1), in a cluster of two nodes on this machine (slurm-lab.sh)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.worlds.apart import DaemonIn
+from tests.worlds.daemon import (
+    MARK,
+    TIMEOUT,
+    Daemon,
+    daemon_of,
+    end_process,
+    read,
+    running,
+    wait_dead,
+    wait_status,
+    wait_until,
+    write,
+)
+from tests.worlds.nodes import Lead, node, peer
+
+_MISSING = [each for each in ("slurmd", "slurmctld", "srun", "munged") if not shutil.which(each)]
+pytestmark = pytest.mark.skipif(
+    bool(_MISSING), reason=f"needs {', '.join(_MISSING)}: make test-nodes installs them"
+)
+#: Slurm starts a step within seconds
+_LEASE = "15s"
+_LAB = Path(__file__).with_name("slurm-lab.sh")
+
+
+class Lab:
+    """The cluster. Its first machine has the controller."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.environment = {**os.environ, "LAB": str(directory)}
+
+    def run(self, *words: str) -> str:
+        done = subprocess.run(["bash", _LAB, *words], env=self.environment, timeout=4 * TIMEOUT,
+                              text=True, stdout=subprocess.PIPE, check=True)  # fmt: skip
+        return done.stdout
+
+    def enter(self, command: Sequence[str]) -> list[str]:
+        """What becomes a command on the first machine."""
+        return ["nsenter", "--net=/run/netns/lab-c", "--", *command]
+
+    def jobs(self) -> list[str]:
+        return self.run("at", "0", "squeue", "-h", "-o", "%i").split()
+
+    def end_controller(self) -> None:
+        pid = int((self.directory / "ctl.pid").read_text())
+        end_process(pid)
+
+    def start_controller(self) -> None:
+        self.run("at", "0", "slurmctld", "-f", str(self.directory / "slurm.conf"))
+
+
+@dataclass
+class Cluster:
+    lab: Lab
+    lead: Lead
+    host: Daemon
+
+    def peers(self) -> list[int]:
+        """The pids of ``ctx peer`` at the host."""
+        found = []
+        wanted = [*map(str.encode, peer(self.host)), b""]
+        for directory in Path("/proc").glob("[0-9]*"):
+            try:
+                if (directory / "cmdline").read_bytes().split(b"\0")[-len(wanted) :] == wanted:
+                    words = (directory / "cmdline").read_bytes()
+                    found += [] if b"srun" in words else [int(directory.name)]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+        return found
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{MARK}-", dir="/run"))
+        lab = Lab(Path(name) / "lab")
+        stack.callback(lab.run, "stop")
+        lab.run("start", "2")
+        host = stack.enter_context(daemon_of(config="node_name: two\n"))
+        srun = [str(shutil.which("srun")), "-Q", "-N1", "-n1", "--unbuffered", "-w", "n2"]
+        env = {"SLURM_CONF": f"{lab.directory}/slurm.conf"}
+        row = node([*srun, *peer(host)], lease=_LEASE, env=env)
+        config = f"node_name: one\nnodes: {json.dumps({'n2': row})}\n"
+        daemon = stack.enter_context(running(DaemonIn(lab, config)))
+        yield Cluster(lab, Lead(daemon), host)
+
+
+def test_a_node_is_reached_by_a_step(cluster: Cluster) -> None:
+    status, said = cluster.lead.check("n2")
+    assert status == 0 and "two runs ctxd" in said, said
+    assert len(cluster.lab.jobs()) == 1 and len(cluster.peers()) == 1
+
+
+def test_a_step_that_is_cancelled_leaves_nothing_and_is_started_anew(cluster: Cluster) -> None:
+    cluster.lead.use("n2")
+    (job,), (before,) = cluster.lab.jobs(), cluster.peers()
+    cluster.lab.run("at", "0", "scancel", job)
+    wait_until(lambda: before not in cluster.peers(), "its process has ended")
+    cluster.lead.wait("up")
+    wait_until(lambda: len(cluster.peers()) == 1, "there is another one")
+    assert job not in cluster.lab.jobs()
+
+
+def test_a_link_needs_no_controller_once_it_is_open(cluster: Cluster) -> None:
+    cluster.lead.use("n2")
+    engines, seen = cluster.lead.engines(), cluster.lead.rows()["n2"]["seen"]
+    cluster.lab.end_controller()
+    try:
+        wait_until(lambda: cluster.lead.rows()["n2"]["seen"] > seen + 15, "it goes on for a lease")
+        assert cluster.lead.state() == "up" and cluster.lead.engines() == engines
+        for engine in engines:
+            end_process(engine)
+        wait_until(lambda: cluster.lead.state() != "up", "it is seen")
+        wait_until(lambda: not cluster.peers(), "nothing is left of it")
+        wait_until(lambda: "srun" in cluster.lead.rows()["n2"]["error"], "srun says why")
+    finally:
+        cluster.lab.start_controller()
+    cluster.lead.wait_reached()
+
+
+def test_an_agent_outlives_a_step_and_the_controller(cluster: Cluster) -> None:
+    daemon = cluster.lead.daemon
+    directory = daemon.make("far", "sh -c 'sleep 1000'", placement="node=n2")
+    write(directory / "ctl", "start")
+    wait_status(directory, "busy")
+
+    def pids() -> list[str]:
+        found = cluster.host.cgroup.path.glob("user-*/agent-far@*/**/cgroup.procs")
+        return [pid for procs in found for pid in procs.read_text().split()]
+
+    before = pids()
+    assert before
+    cluster.lab.end_controller()
+    cluster.lab.start_controller()
+    (peer_of,) = cluster.peers()
+    for job in cluster.lab.jobs():
+        cluster.lab.run("at", "0", "scancel", job)
+    wait_until(lambda: peer_of not in cluster.peers(), "its process has ended")
+    cluster.lead.wait_reached()
+    assert pids() == before, "it is not in the step, and goes on"
+    write(directory / "ctl", "stop")
+    wait_dead(directory)
+    assert not pids() and read(directory, "outcome") == "cancelled\n"
+
+
+def test_a_cable_is_pulled(cluster: Cluster) -> None:
+    """The last one: until Slurm has the node in use again is its own affair."""
+    cluster.lead.use("n2")
+    (before,) = cluster.peers()
+    cluster.lab.run("cut", "2")
+    try:
+        wait_until(lambda: cluster.lead.state() == "down", "nothing was heard for a lease")
+        wait_until(lambda: before not in cluster.peers(), "the host has given it up")
+    finally:
+        cluster.lab.run("heal", "2")

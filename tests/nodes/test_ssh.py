@@ -1,0 +1,351 @@
+"""Links by ssh(1) between networks of their own, whose cables are pulled."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.worlds.apart import Cable, DaemonIn, Network, Sshd, make_key, network, sshd_in
+from tests.worlds.daemon import (
+    TIMEOUT,
+    Daemon,
+    daemon_of,
+    end_process,
+    read,
+    running,
+    wait_dead,
+    wait_status,
+    wait_until,
+    write,
+)
+from tests.worlds.nodes import CTX, LEASE, Lead
+from tests.worlds.ordinary import UID, AskedDaemon
+
+#: somebody without rights who is known to this machine
+_LINK_USER = "nobody"
+_LEASE_SECONDS, _GRACE_SECONDS = 10.0, 0.3
+
+
+@dataclass
+class Far:
+    """A lead of root's, and a host at the other end of a cable."""
+
+    lead: Lead
+    host: Daemon
+    where: Network
+    cable: Cable
+    sshd: Sshd
+
+
+@contextmanager
+def _far(*, is_let_in: bool = True) -> Iterator[Far]:
+    with ExitStack() as stack:
+        here, there = stack.enter_context(network()), stack.enter_context(network())
+        cable = Cable(here, there)
+        host = stack.enter_context(daemon_of(config="node_name: two\ngrace: 300ms\n"))
+        sshd = stack.enter_context(sshd_in(there, cable.there))
+        lease = f"{_LEASE_SECONDS:g}s"
+        nodes = {"n2": {"ssh": cable.there, "users": {"root": "root"}, "lease": lease}}
+        config = f"node_name: one\nlink_user: {_LINK_USER}\nnodes: {json.dumps(nodes)}\n"
+        daemon = DaemonIn(here, config)
+        owned = pwd.getpwnam(_LINK_USER).pw_uid
+        directory = daemon.state / "ssh"
+        directory.mkdir(parents=True, mode=0o700)
+        key = make_key(directory / "key", uid=owned)
+        (directory / "known_hosts").write_text(sshd.known)
+        os.chown(directory, owned, owned)
+        if is_let_in:
+            sshd.authorize(key, host.root)
+        stack.enter_context(running(daemon))
+        yield Far(Lead(daemon), host, here, cable, sshd)
+
+
+@pytest.fixture(scope="module")
+def far() -> Iterator[Far]:
+    with _far() as made:
+        yield made
+
+
+def test_a_node_is_reached(far: Far) -> None:
+    status, said = far.lead.check("n2")
+    assert status == 0 and "two runs ctxd" in said, said
+
+
+def test_a_link_ends_with_its_cable_and_comes_back(far: Far) -> None:
+    far.lead.use("n2")
+    wait_until(lambda: len(far.sshd.peers()) == 1, "what tried the key has gone")
+    (engine,), (peer,) = far.lead.engines(), far.sshd.peers()
+    far.cable.pull()
+    try:
+        wait_until(lambda: far.lead.state() == "down", "nothing was heard for a lease")
+        error = far.lead.rows()["n2"]["error"]
+        assert error.startswith("nothing was heard for 10 s"), error
+        wait_until(lambda: peer not in far.sshd.peers(), "the host has seen it, too")
+    finally:
+        far.cable.plug()
+    far.lead.wait("up")
+    assert engine not in far.lead.engines()
+    wait_until(lambda: len(far.sshd.peers()) == 1, "one connection is left")
+
+
+def test_a_cable_that_is_back_in_time_is_not_noticed(far: Far) -> None:
+    far.lead.use("n2")
+    engines = far.lead.engines()
+    for _ in range(5):
+        far.cable.pull()
+        seen = far.lead.rows()["n2"]["seen"]
+        far.cable.plug()
+        wait_until(lambda s=seen: far.lead.rows()["n2"]["seen"] > s, "it is heard again")  # type: ignore[misc]
+    assert far.lead.engines() == engines
+
+
+@contextmanager
+def _file(path: Path, text: str) -> Iterator[None]:
+    before = path.read_text()
+    path.write_text(text)
+    try:
+        yield
+    finally:
+        path.write_text(before)
+
+
+def _complaint(far: Far) -> str:
+    """Of a connection that is made anew."""
+    for engine in far.lead.engines():
+        end_process(engine)
+    wait_until(lambda: far.lead.state() != "up", "it is seen")
+    status, said = far.lead.check("n2")
+    assert status == 1 and said.startswith("FAIL n2: ") and said.count("\n") == 1, said
+    return said.removeprefix("FAIL n2: ").strip()
+
+
+def test_what_is_wrong_is_said(far: Far) -> None:
+    far.lead.use("n2")
+    ours, theirs = far.lead.daemon.state / "ssh", far.sshd.directory
+    other = make_key(theirs / "other")
+    keys = f"{ours}/known_hosts"
+    with _file(ours / "known_hosts", f"{far.cable.there} {other}"):
+        said = _complaint(far)
+        assert said.startswith(f"Host key for {far.cable.there} has changed") and keys in said, said
+    with _file(ours / "known_hosts", ""):
+        said = _complaint(far)
+        assert said.startswith("No ED25519 host key is known for") and keys in said, said
+    let_in = (theirs / "authorized_keys").read_text()
+    with _file(theirs / "authorized_keys", ""):
+        said = _complaint(far)
+        assert said.startswith(f"root@{far.cable.there}: Permission denied (publickey"), said
+        assert said.endswith(f"the key in {ours} is to be in authorized_keys there"), said
+    with _file(theirs / "authorized_keys", let_in.replace(str(CTX), "ctx")):
+        said = _complaint(far)
+        assert "ctx: command not found: install ctxfs there" in said, said
+    far.host.kill()
+    said = _complaint(far)
+    assert f"the ctxd of {far.host.root} died" in said, said
+    far.host.start()
+    far.cable.pull()
+    said = _complaint(far)
+    assert said.startswith("ssh: connect to host") and "is the machine up" in said, said
+    far.cable.plug()
+    far.lead.wait("up")
+
+
+def test_a_key_is_for_nothing_but_the_daemon(far: Far) -> None:
+    """Whatever is asked for with it, also by whoever has stolen it."""
+    key, known = (far.lead.daemon.state / "ssh" / name for name in ("key", "known_hosts"))
+    begin = [
+        "ssh", "-F", "none", "-oBatchMode=yes", f"-oUserKnownHostsFile={known}", "-i", str(key),
+        "-l", "root",
+    ]  # fmt: skip
+    for words in (["-T", far.cable.there, "id"], ["-T", far.cable.there]):
+        with subprocess.Popen(
+            far.where.enter([*begin, *words]), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as stolen:
+            assert stolen.stdin is not None and stolen.stdout is not None
+            assert stolen.stdout.readline().startswith(b"ctxfs-peer ")
+            stolen.stdin.close()
+            assert stolen.stdout.read() == b""
+    forward = ["-N", "-oExitOnForwardFailure=yes", "-R", "10022:127.0.0.1:22", far.cable.there]
+    done = subprocess.run(far.where.enter([*begin, *forward]), stdin=subprocess.DEVNULL,
+                          capture_output=True, timeout=TIMEOUT, check=False)  # fmt: skip
+    assert done.returncode == 255 and b"forwarding failed" in done.stderr, done
+
+
+# without root
+
+
+class UserDaemonIn(AskedDaemon):
+    """A daemon of an ordinary user, who has a home, in a network of its own."""
+
+    executed = True
+
+    def __init__(self, where: Network, config: str) -> None:
+        super().__init__(config=config)
+        self._where = where
+        self.keys = self.home / ".ssh"
+        self.keys.mkdir(mode=0o700)
+        os.chown(self.keys, UID, UID)
+        # ssh(1) looks for it there, rather than in HOME
+        named = f"sed 's|^ordinary.*|ordinary:x:{UID}:{UID}::{self.home}:/bin/sh|' /etc/passwd"
+        script = f'new=$({named}) && echo "$new" > /etc/passwd'
+        enter = ["nsenter", f"--mount=/proc/{self.user[0]}/ns/mnt"]  # type: ignore[index]
+        subprocess.run([*enter, "sh", "-c", script], check=True)
+
+    def command(self, *more: str) -> list[str]:
+        return self._where.enter(super().command(*more))
+
+    def ssh(self, *words: str) -> int:
+        """What the user types; its status."""
+        command = self._where.enter(self.run_as_user("ssh", *words))
+        return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL, timeout=TIMEOUT, check=False).returncode
+
+    def note(self, name: str, text: str) -> None:
+        """A file in the user's ``~/.ssh``."""
+        (self.keys / name).write_text(text)
+        os.chown(self.keys / name, UID, UID)
+
+
+_OWN_CONFIG: Final = """\
+Host *
+  IdentityFile {home}/.ssh/id
+  UserKnownHostsFile {home}/.ssh/known_hosts
+Host hop
+  HostName {hop}
+  User root
+Host far shared
+  HostName {far}
+  Port {port}
+  User ordinary
+  ProxyJump hop
+Host shared
+  ControlPath {home}/.ssh/master
+"""
+_PORT: Final = 2222
+
+
+@dataclass
+class Own:
+    """A user's daemon that is its own node, which is reached over another machine."""
+
+    lead: Lead
+    daemon: UserDaemonIn
+    cable: Cable
+    sshd: Sshd
+
+    def connections(self) -> int:
+        return self.sshd.log.read_text().count("Accepted publickey")
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Own]:
+    with ExitStack() as stack:
+        here, hop, there = (stack.enter_context(network()) for _ in range(3))
+        first, second = Cable(here, hop), Cable(hop, there, 2)
+        nodes = {name: {"ssh": name, "lease": LEASE} for name in ("far", "shared")}
+        daemon = UserDaemonIn(here, f"node_name: own\nnodes: {json.dumps(nodes)}\n")
+        with running(daemon):
+            jump = stack.enter_context(sshd_in(hop, first.there))
+            ids = daemon.run_as_user()
+            sshd = stack.enter_context(
+                sshd_in(there, second.there, ids=ids, uid=UID, port=_PORT)
+            )
+            key = make_key(daemon.keys / "id", uid=UID)
+            (jump.directory / "authorized_keys").write_text(key)
+            sshd.authorize(key, daemon.root)
+            daemon.note("known_hosts", jump.known + sshd.known)
+            daemon.note("config", _OWN_CONFIG.format(
+                home=daemon.home, hop=first.there, far=second.there, port=_PORT
+            ))  # fmt: skip
+            yield Own(Lead(daemon), daemon, second, sshd)
+            daemon.ssh("-O", "exit", "shared")
+
+
+def test_a_user_has_the_ssh_that_the_user_has(own: Own) -> None:
+    """With its configuration, keys, and a machine between."""
+    status, said = own.lead.check("far")
+    assert status == 0 and "own runs ctxd" in said, said
+    own.cable.pull()
+    try:
+        wait_until(lambda: own.lead.state("far") == "down", "nothing was heard for a lease")
+    finally:
+        own.cable.plug()
+    own.lead.wait("up", "far")
+
+
+def test_a_connection_that_is_shared_and_gone_is_not_made(own: Own) -> None:
+    before = own.connections()
+    status, said = own.lead.check("shared")
+    assert status == 1 and f"connect({own.daemon.keys}/master)" in said, said
+    assert said.strip().endswith(": log in, no connection is open that is shared"), said
+    assert own.daemon.ssh("-f", "-N", "-M", "shared") == 0
+    own.lead.use("shared")
+    assert own.connections() == before + 1, "it is the user's"
+    own.daemon.ssh("-O", "exit", "shared")
+    own.lead.wait("down", "shared")
+    status, said = own.lead.check("shared")
+    assert status == 1 and "log in" in said, said
+    assert own.connections() == before + 1
+
+
+# agents
+
+
+def _placed(daemon: Daemon, name: str, program: str) -> Path:
+    """An agent at n2 that runs."""
+    directory = daemon.make(name, program, placement="node=n2")
+    write(directory / "ctl", "start")
+    wait_status(directory, "busy")
+    return directory
+
+
+def _left(host: Daemon, name: str) -> list[str]:
+    """The processes that an agent has at its host."""
+    found = host.cgroup.path.glob(f"user-*/agent-{name}@*/**/cgroup.procs")
+    return [pid for procs in found for pid in procs.read_text().split()]
+
+
+def test_an_agent_at_the_other_end_gives_back_what_it_made(far: Far) -> None:
+    directory = _placed(far.lead.daemon, "there", "sh -c 'echo up; cat $CTX_SELF/wait'")
+    wait_until(lambda: read(directory, "out") == "up\n", "it is heard")
+    write(directory / "ctl", "stop")
+    wait_dead(directory)
+    assert read(directory, "outcome") == "cancelled\n" and not _left(far.host, "there")
+
+
+def test_an_agent_behind_a_cable_that_is_pulled_is_gone_in_time(far: Far) -> None:
+    directory = _placed(far.lead.daemon, "cut", "sh -c 'trap : TERM; while :; do sleep 1; done'")
+    far.cable.pull()
+    began = time.monotonic()
+    try:
+        wait_until(lambda: not _left(far.host, "cut"), "nothing of it runs")
+        assert time.monotonic() - began < _LEASE_SECONDS + _GRACE_SECONDS + 2
+        assert read(directory, "status") == "busy\n"
+    finally:
+        far.cable.plug()
+    wait_dead(directory, timeout=90)
+    assert read(directory, "outcome") == "interrupted\n"
+    assert read(directory, "reason") in ("lease_over\n", "runtime_lost\n")
+
+
+def test_an_agent_outlives_what_led_to_it(far: Far) -> None:
+    directory = _placed(far.lead.daemon, "on", "sh -c 'sleep 1000; echo went'")
+    pids = _left(far.host, "on")
+    for _ in range(2):
+        for engine in far.lead.engines():
+            end_process(engine)
+        wait_until(lambda: not far.lead.engines(), "it is gone")
+        far.lead.wait("up")
+    assert _left(far.host, "on") == pids
+    write(directory / "ctl", "kill")
+    wait_dead(directory)
+    assert not _left(far.host, "on")
