@@ -152,10 +152,11 @@ HANG = {"shell": "echo $$ > hangs; exec tail -f /dev/null"}
 
 def hangs(user: User) -> int:
     """The pid, in its cell, of the command of a run that does not end."""
-    wait_until(lambda: (user.project / "hangs").exists(), "its command runs", timeout=SECONDS)
-    pid = (user.project / "hangs").read_text()
-    (user.project / "hangs").unlink()
-    return int(pid)
+    path = user.project / "hangs"
+    wait_until(lambda: path.exists() and path.read_text(), "its command runs", timeout=SECONDS)
+    pid = int(path.read_text())
+    path.unlink()
+    return pid
 
 
 def test_the_list_of_recipes_says_that_only_a_network_is_missing(user: User) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from tests.clients.conftest import Model
 from tests.clients.test_clients import CLIS, Cli, User, scripted
-from tests.system.test_proxy import HOSTS, KEY, certify, nginx
+from tests.system.test_proxy import HOSTS, KEY, nginx
 from tests.worlds.daemon import daemon_of, read
+from tests.worlds.lists import certify
 
 pytestmark = pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is missing")
 

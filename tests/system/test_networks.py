@@ -108,7 +108,7 @@ class Inside:
         self._listening.listen()
         self._listening.settimeout(TIMEOUT)
         #: what an agent runs to be one
-        self.command = f"python3 /data/told.py /data/{name}.sock"
+        self.command = f"python3 /mnt/told.py /mnt/{name}.sock"
 
     def arrive(self) -> None:
         asked = self._kept.enter_context(self._listening.accept()[0])
@@ -143,7 +143,7 @@ class World:
         text = "".join(f"{line}\n" for line in lines).replace("LABEL", f"{name}_t")
         inside = self.inside(name)
         agent = self.daemon.run(
-            name, inside.command, mount=f"{self.data} /data rw", policy=text, **files
+            name, inside.command, mount=f"{self.data} /mnt rw", policy=text, **files
         )
         inside.arrive()
         return agent, inside
@@ -277,7 +277,7 @@ def test_an_abrupt_end_is_passed_on(world: World) -> None:
 def test_runs_and_tasks_of_a_held_cell_have_it_too(world: World) -> None:
     inside = world.inside("t")
     agent = world.daemon.run(
-        "t", inside.command, mode="turn", mount=f"{world.data} /data rw",
+        "t", inside.command, mode="turn", mount=f"{world.data} /mnt rw",
         policy="allow t_t network:api connect",
     )
     write(agent / "inbox", "go")
@@ -299,6 +299,13 @@ def test_with_the_hosts_network_there_is_the_socket_only(world: World) -> None:
     assert inside.do("os.environ.get('CTX_NET_API')") is None
     assert inside.do("tcp()") == "ECONNREFUSED"
     ask(world.connect(inside, "local()"), inside)
+
+
+def test_a_cell_with_the_root_of_the_host_has_a_network_too(world: World) -> None:
+    _, inside = world.run("a", LINE, iso="shared")
+    for how in ("tcp()", "local()"):
+        ask(world.connect(inside, how), inside)
+    assert os.listdir(networks.DIRECTORY) == [], "its own are not the host's"
 
 
 def test_nothing_else_is_reached(world: World) -> None:
@@ -395,9 +402,9 @@ def test_a_child_without_the_line_reaches_nothing(world: World) -> None:
     assert under.do("tcp()") == "ECONNREFUSED"
     assert under.do("local()") == "ENOENT"
     # the directory can be handed to it, as a descriptor
-    over.do("box = socket.socket(socket.AF_UNIX); box.bind('/data/box'); box.listen()")
-    over.do("os.chmod('/data/box', 0o777)")
-    under.do("box = local('/data/box')")
+    over.do("box = socket.socket(socket.AF_UNIX); box.bind('/mnt/box'); box.listen()")
+    over.do("os.chmod('/mnt/box', 0o777)")
+    under.do("box = local('/mnt/box')")
     over.do("given = box.accept()[0]; fd = os.open('/run/ctx/net', os.O_PATH)")
     over.do("socket.send_fds(given, [b'x'], [fd])")
     under.do("fd = socket.recv_fds(box, 1, 1)[1][0]")
@@ -773,6 +780,36 @@ def test_a_busy_socket_holds_up_no_other_network() -> None:
         server.sendall(b"you")
         assert inside.do("waits.recv(10)") == "you"
         wait_until(lambda: not _trouble(world, agent), "nothing is wrong any more")
+
+
+def test_programs_use_a_forward_proxy_which_knows_whose_they_are() -> None:
+    with world_of(lambda config: Daemon(config=config)) as world:
+        web = "header: proxy, kind: http_proxy"
+        (world.daemon.base / "config.yaml").write_text(
+            f"networks: {{api: {{socket: {world.api.path}, port: {PORT}, {web}}}, "
+            f"more: {{socket: {world.api.path}.more, port: {PORT + 1}, {web}}}}}\n"
+        )
+        os.kill(world.daemon.pid, signal.SIGHUP)
+        status = world.daemon.path("status")
+        wait_until(lambda: "kind.more=http_proxy" in status.read_text(), "it is read")
+        agent, inside = world.run("a", LINE, "allow LABEL network:more connect")
+        inside.do("import urllib.request")
+        ask = "urllib.request.urlopen('http://list.test/x', timeout=30).read().decode()"
+        inside.do(f"got = []; t = threading.Thread(target=lambda: got.append({ask})); t.start()")
+        server = world.api.accept()
+        said = b""
+        while not said[52:].endswith(b"\r\n\r\n"):
+            said += server.recv(1000)
+        incarnation = bytes.fromhex(read(agent, "incarnation").strip())
+        assert said[16:32] == bytes.fromhex("fd63747866730000") + incarnation
+        assert said[52:].startswith(b"GET http://list.test/x HTTP/1.1\r\n")
+        server.sendall(b"HTTP/1.0 200 OK\r\n\r\nhere")
+        server.close()
+        assert inside.do("t.join() or got") == ["here"]
+        sentence = "network:api is its proxy, HTTPS_PROXY and HTTP_PROXY: the first of api, more"
+        assert sentence in read(agent, "log")
+        _, plain = world.run("b", LINE, "allow LABEL network:default connect")
+        assert plain.do("[name for name in os.environ if name.upper().endswith('_PROXY')]") == []
 
 
 def _trouble(world: World, agent: Path) -> int:

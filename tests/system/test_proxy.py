@@ -1,14 +1,16 @@
 """The proxy that adds a key (contrib/proxy): what passes, with which key, and what does not.
 
 nginx runs with the files as they are, but for paths and the address of the API, which is a server
-of the test.
+of the test. All is so with and without a meter before it.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
 import http.client
 import http.server
+import json
 import os
 import shutil
 import signal
@@ -23,11 +25,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import yaml
 
-from client import doctor
+from client import networks
+from runtime.records.spent import SIZE, VERSION
 from tests.worlds.daemon import MARK, TIMEOUT, Daemon, read, running, wait_dead, wait_until
+from tests.worlds.lists import certify
+from tests.worlds.models import start_meter
 
 PROXY: Final = Path(__file__).resolve().parents[2] / "contrib" / "proxy"
+#: what a relay says first, of nobody
+GREETING: Final = bytes.fromhex("0d0a0d0a000d0a515549540a21210024") + bytes(36)
 JOURNAL: Final = "syslog:server=unix:/run/systemd/journal/dev-log,tag=ctxfs_proxy,nohostname"
 KEY: Final = "the-operators-own-key"
 HOSTS: Final = {
@@ -96,42 +104,34 @@ def _handler(api: Upstream) -> type[http.server.BaseHTTPRequestHandler]:
     return Handler
 
 
-def certify(directory: Path, *hosts: str) -> tuple[Path, Path]:
-    """A certificate for these hosts that signs itself, and its key."""
-    name = hosts[0]
-    certificate, key = directory / f"{name}.crt", directory / f"{name}.key"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *("-nodes", "-days", "2", "-subj", f"/CN={name}"),
-            *("-addext", f"subjectAltName={','.join(f'DNS:{host}' for host in hosts)}"),
-            *("-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=TIMEOUT,
-    )
-    return certificate, key
+@contextlib.contextmanager
+def serving(
+    certificate: Path, key: Path, handler: type[http.server.BaseHTTPRequestHandler]
+) -> Iterator[int]:
+    """A server that speaks TLS; yields its port."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True,
+                                        do_handshake_on_connect=False)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        thread.join(TIMEOUT)
+        server.server_close()
 
 
 @contextlib.contextmanager
 def upstream(certificate: Path, key: Path) -> Iterator[Upstream]:
     api = Upstream()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(api))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    server.socket = context.wrap_socket(server.socket, server_side=True,
-                                        do_handshake_on_connect=False)
-    api.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield api
-    finally:
-        api.go_on.set()
-        server.shutdown()
-        thread.join(TIMEOUT)
-        server.server_close()
+    with serving(certificate, key, _handler(api)) as api.port:
+        try:
+            yield api
+        finally:
+            api.go_on.set()
 
 
 @contextlib.contextmanager
@@ -174,10 +174,29 @@ def nginx(base: Path, port: int, trusted: Path) -> Iterator[Path]:
         process.wait(TIMEOUT)
 
 
+@contextlib.contextmanager
+def metered(base: Path, sockets: Path) -> Iterator[Path]:
+    """The meter before the proxy; yields the directory of its sockets."""
+    there = base / "meter"
+    there.mkdir()
+    text = (PROXY / "meter.yaml").read_text()
+    text = text.replace("/run/ctxfs-meter", str(there)).replace("/run/ctxfs-proxy", str(sockets))
+    config = base / "meter.yaml"
+    config.write_text(text)
+    process = start_meter(config)
+    try:
+        yield there
+    finally:
+        process.terminate()
+        process.communicate(timeout=TIMEOUT)
+
+
 @dataclass
 class Proxy:
     base: Path
+    #: where relays connect to, and how they are told to in the configuration
     sockets: Path
+    header: str
     api: Upstream
 
     def connect(self, name: str) -> http.client.HTTPConnection:
@@ -185,14 +204,27 @@ class Proxy:
         connection.sock = socket.socket(socket.AF_UNIX)
         connection.sock.settimeout(TIMEOUT)
         connection.sock.connect(str(self.sockets / f"{name}.sock"))
+        if self.header == "counters":
+            self._greet(connection.sock)
         return connection
+
+    def _greet(self, connection: socket.socket) -> None:
+        """As a relay does it, with new counters."""
+        with tempfile.TemporaryFile(dir=self.base) as file:
+            file.write(VERSION.to_bytes(8, "little").ljust(SIZE, b"\0"))
+            # no limits
+            os.pwrite(file.fileno(), b"\xff" * 16, 8192 + 128)
+            file.flush()
+            fds = array.array("i", [file.fileno()])
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
+            connection.sendmsg([GREETING], rights)
 
     def ask(
         self,
         name: str,
         method: str,
         path: str,
-        body: bytes = b"{}",
+        body: bytes = b'{"model": "m"}',
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, bytes]:
         self.api.go_on.set()
@@ -204,22 +236,24 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def proxy_of(*, trusted: bool = True) -> Iterator[Proxy]:
+def proxy_of(header: str, *, trusted: bool = True) -> Iterator[Proxy]:
     with tempfile.TemporaryDirectory(prefix=f"{MARK}-", dir="/tmp") as directory:
         base = Path(directory)
         base.chmod(0o755)
         certificate, key = certify(base, *HOSTS.values())
         other = certify(base, "elsewhere")[0]
-        with (
-            upstream(certificate, key) as api,
-            nginx(base, api.port, certificate if trusted else other) as sockets,
-        ):
-            yield Proxy(base, sockets, api)
+        with contextlib.ExitStack() as stack:
+            api = stack.enter_context(upstream(certificate, key))
+            believed = certificate if trusted else other
+            sockets = stack.enter_context(nginx(base, api.port, believed))
+            if header == "counters":
+                sockets = stack.enter_context(metered(base, sockets))
+            yield Proxy(base, sockets, header, api)
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Proxy]:
-    with proxy_of() as made:
+@pytest.fixture(scope="module", params=["none", "counters"])
+def shared(request: pytest.FixtureRequest) -> Iterator[Proxy]:
+    with proxy_of(request.param) as made:
         yield made
 
 
@@ -236,6 +270,8 @@ PASSES: Final = [
     ("anthropic", "/v1/messages/count_tokens?key=x&beta=true",
      "/v1/messages/count_tokens?beta=true"),
     ("openai", "/v1/responses?key=x", "/v1/responses"),
+    ("openai", "/v1/responses/input_tokens", "/v1/responses/input_tokens"),
+    ("openai", "/v1/chat/completions?key=x", "/v1/chat/completions"),
     ("gemini", "/v1beta/models/gemini-3.1-pro:generateContent?key=x",
      "/v1beta/models/gemini-3.1-pro:generateContent"),
     ("gemini", "/v1beta/models/g:streamGenerateContent?alt=sse&key=x",
@@ -257,7 +293,8 @@ def test_a_request_to_a_model_arrives_with_the_key(
     status, said = proxy.ask(name, "POST", path, body, own)
     assert (status, said) == (200, b"data: one\n\ndata: two\n\n")
     (asked,) = proxy.api.asked
-    assert (asked.method, asked.path, asked.body) == ("POST", arrives, body)
+    assert (asked.method, asked.path) == ("POST", arrives)
+    assert json.loads(asked.body) == json.loads(body)
     assert asked.headers["host"] == HOSTS[name]
     header, value = KEYS[name]
     assert asked.headers[header] == value
@@ -278,7 +315,8 @@ def test_a_request_to_a_model_arrives_with_the_key(
         ("anthropic", "GET", "/"),
         ("openai", "GET", "/v1/models"),
         ("openai", "GET", "/v1/responses/resp_1"),
-        ("openai", "POST", "/v1/chat/completions"),
+        ("openai", "GET", "/v1/chat/completions"),
+        ("openai", "POST", "/v1/chat/completions/x"),
         ("gemini", "GET", "/v1beta/models"),
         ("gemini", "POST", "/v1beta/models/a/b:generateContent"),
         ("gemini", "POST", "/v1beta/models/g:batchGenerateContent"),
@@ -298,26 +336,27 @@ def test_an_upgrade_is_refused_so_that_a_client_does_without(proxy: Proxy) -> No
 
 def test_a_stream_arrives_as_it_is_sent(proxy: Proxy) -> None:
     with contextlib.closing(proxy.connect("anthropic")) as connection:
-        connection.request("POST", "/v1/messages", b"{}")
+        connection.request("POST", "/v1/messages", b'{"stream": true}')
         answer = connection.getresponse()
         assert answer.readline() == b"data: one\n"
         proxy.api.go_on.set()
         assert answer.read() == b"\ndata: two\n\n"
 
 
-def test_another_certificate_is_not_believed() -> None:
-    with proxy_of(trusted=False) as proxy:
+@pytest.mark.parametrize("header", ["none", "counters"])
+def test_another_certificate_is_not_believed(header: str) -> None:
+    with proxy_of(header, trusted=False) as proxy:
         assert proxy.ask("anthropic", "POST", "/v1/messages")[0] == 502
         assert proxy.api.asked == []
 
 
 def test_an_agent_reaches_the_model_and_never_has_the_key(proxy: Proxy) -> None:
     path = proxy.sockets / "anthropic.sock"
-    config = f"networks: {{api: {{socket: {path}, port: 8081}}}}\n"
+    config = f"networks: {{api: {{socket: {path}, port: 8081, header: {proxy.header}}}}}\n"
     proxy.api.go_on.set()
     with running(Daemon(config=config)) as daemon:
         script = (
-            'curl -sS -m 30 -d "{}" "$CTX_NET_API/v1/messages"; '
+            'curl -sS -m 30 -d "{\\"model\\": 1}" "$CTX_NET_API/v1/messages"; '
             'curl -sS -m 30 -o /dev/null -w "%{http_code}\\n" "$CTX_NET_API/v1/files"; '
             "env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null"
         )
@@ -332,12 +371,36 @@ def test_an_agent_reaches_the_model_and_never_has_the_key(proxy: Proxy) -> None:
         assert "POST /v1/messages 200" in logs[1] and "key" not in logs[1]
         for said in (out, read(agent, "log"), daemon.log.read_text(), *logs):
             assert KEY not in said
-        found = [(level, what) for level, what, _ in doctor.check_network("n", 61001, str(path))]
+
+
+@pytest.mark.parametrize("shared", ["none"], indirect=True)
+def test_the_doctor_judges_it(proxy: Proxy) -> None:
+    path = str(proxy.sockets / "anthropic.sock")
+    found = [(level, what) for level, what, _ in networks.check_network("n", 61001, path)]
     assert found[1] == ("ok", "n: answers GET / with 403")
     assert found[0][0] == "warn", "its directory is open in this test"
     os.chmod(proxy.sockets, 0o700)
     try:
-        level, what, _ = next(doctor.check_network("n", 61001, str(path)))
+        level, what, _ = next(networks.check_network("n", 61001, path))
     finally:
         os.chmod(proxy.sockets, 0o755)
     assert (level, "may not connect" in what) == ("warn", True)
+
+
+@pytest.mark.parametrize("shared", ["counters"], indirect=True)
+def test_the_doctor_judges_a_meter(proxy: Proxy) -> None:
+    path = str(proxy.sockets / "anthropic.sock")
+    _, listens = networks.check_network("n", 61001, path, "counters")
+    assert listens[:2] == ("ok", "n: a meter listens")
+
+
+def test_the_meters_networks_are_those_of_the_proxy() -> None:
+    settings = yaml.safe_load((PROXY / "meter.yaml").read_text())
+    assert settings["networks"] == {
+        name: {
+            "api": name,
+            "socket": f"/run/ctxfs-meter/{name}.sock",
+            "upstream": f"/run/ctxfs-proxy/{name}.sock",
+        }
+        for name in HOSTS
+    }

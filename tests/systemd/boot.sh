@@ -38,12 +38,17 @@ done
 cp "$checkout"/build/ctxfs_*.deb "$root/opt/ctxfs/"
 cp "$checkout"/contrib/systemd/*.service "$units/"
 mkdir -p "$root/usr/local/bin"
-rm -f "$root/usr/local/bin/ctxd"
-cat >"$root/usr/local/bin/ctxd" <<'X'
+rm -f "$root"/usr/local/bin/ctx*
+while read -r program words; do
+	cat >"$root/usr/local/bin/$program" <<X
 #!/bin/sh
-PYTHONPATH=/opt/ctxfs exec /opt/ctxfs/.venv/bin/python -m ctxfs.daemon "$@"
+PYTHONPATH=/opt/ctxfs exec /opt/ctxfs/.venv/bin/python $words "\$@"
 X
-chmod 755 "$root/usr/local/bin/ctxd"
+	chmod 755 "$root/usr/local/bin/$program"
+done <<X
+ctxd -m ctxfs.daemon
+ctxfs-meter -c 'from runtime.metering.main import main; exit(main())'
+X
 
 set -- "$venv:/opt/ctxfs/.venv" "$@"
 for bind; do

@@ -14,7 +14,7 @@ from tests.systemd.service import Service
 FILES = {
     "1": (
         *("test_unit.py", "test_watched.py", "test_reexecution.py", "test_user_unit.py"),
-        *("test_proxy_unit.py", "test_webhook_unit.py"),
+        *("test_proxy_unit.py", "test_web_unit.py", "test_webhook_unit.py"),
     ),
     "2": ("test_after_reboot.py", "test_package.py"),
 }

@@ -63,8 +63,16 @@ def there() -> set[str]:
 def service() -> Iterator[Service]:
     """The machine without what the other tests had put there, and the unit of the package."""
     systemctl("stop", AGENTS)
-    for unit in Path("/etc/systemd/system").glob("ctxd*"):
-        unit.unlink()
+    # also those of the proxies, which name the unit of the daemon
+    systemctl("stop", "ctxfs-*")
+    for unit in list(Path("/etc/systemd/system").rglob("ctx*")):
+        if unit.is_dir():
+            shutil.rmtree(unit)
+        else:
+            unit.unlink(missing_ok=True)
+    for wanted in Path("/etc/systemd/system").glob("*.wants"):
+        if not any(wanted.iterdir()):
+            wanted.rmdir()
     Path("/usr/local/bin/ctxd").unlink()
     for directory in (STATE, "/etc/ctxfs"):
         shutil.rmtree(directory, ignore_errors=True)
@@ -121,7 +129,8 @@ def test_installing_and_enabling_is_all(service: Service, before: set[str], firs
     assert said.startswith("hello\n")
     for user, uid in (("ctxfs", 61000), ("ctxfs-link", 61002)):
         assert pwd.getpwnam(user)[2:4] == (uid, uid)
-    for user in ("ctxfs-relay", "ctxfs-meter", "ctxfs-web"):  # the first was there already
+    # the first was there already
+    for user in ("ctxfs-relay", "ctxfs-meter", "ctxfs-web", "ctxfs-hook"):
         assert pwd.getpwnam(user).pw_shell == "/usr/sbin/nologin"
     assert run("ctx", "spawn", "who", "--wait", "--rm", "--", "id", "-un").startswith("ctxfs\n")
     assert Path(STATE).stat().st_mode & 0o777 == 0o700

@@ -1,63 +1,88 @@
-"""The proxy of contrib/proxy as a unit, with an agent that reaches it and nothing else."""
+"""Proxy and meter of contrib/proxy as units, with an agent that reaches them and nothing else."""
 
 from __future__ import annotations
 
 import grp
 import os
+import pwd
 import subprocess
+import sys
 from pathlib import Path
 
-from client import doctor
-from tests.systemd.service import SECONDS, Service, systemctl
+from client import networks
+from tests.systemd.service import CHECKOUT, SECONDS, Service, systemctl
 from tests.worlds.daemon import read, wait_dead, wait_until, write
+from tests.worlds.pages import markdown_blocks
 
-PROXY = Path(__file__).parents[2] / "contrib" / "proxy"
-UNIT = "ctxfs-proxy.service"
+README = CHECKOUT / "contrib" / "proxy" / "README.md"
+UNITS = ("ctxfs-proxy.service", "ctxfs-meter.service")
 CONFIG = Path("/etc/ctxfs/config.yaml")
-ETC = Path("/etc/ctxfs/proxy")
-SOCKET = Path("/run/ctxfs-proxy/anthropic.sock")
+KEYS = Path("/etc/ctxfs/proxy/keys/anthropic.conf")
+BEHIND = Path("/run/ctxfs-proxy/anthropic.sock")
+SOCKET = Path("/run/ctxfs-meter/anthropic.sock")
 KEY = "the-operators-own-key"
 
 
 def _install() -> None:
-    """As its README says, with one API."""
-    add = ("adduser", "--quiet", "--system", "--group", "--no-create-home", "ctxfs-relay")
-    subprocess.run(add, check=True, timeout=SECONDS)
-    (ETC / "apis").mkdir(parents=True)
-    (ETC / "keys").mkdir(mode=0o700)
-    for name in ("nginx.conf", "headers.conf", "apis/anthropic.conf"):
-        (ETC / name).write_text((PROXY / name).read_text())
-    key = ETC / "keys" / "anthropic.conf"
-    key.touch(mode=0o600)
-    key.write_text(f'proxy_set_header x-api-key "{KEY}";\n')
-    Path("/etc/systemd/system", UNIT).write_text((PROXY / UNIT).read_text())
-    # there is no name server
+    """As its README says, with one API. The packages are there, and this machine has no name
+    server."""
+    meter = Path("/etc/systemd/system", UNITS[1])
+    meter.write_text((README.parent / UNITS[1]).read_text())
+    _let_it_see_python(UNITS[1])
     with open("/etc/hosts", "a") as hosts:
         hosts.write("127.0.0.1 api.anthropic.com\n")
-    systemctl("daemon-reload")
+    for block in markdown_blocks(README, "Install"):
+        if block.startswith("networks:"):
+            CONFIG.write_text(block)
+            continue
+        lines = [
+            line.replace("restart ctxd", "reload ctxd")
+            for line in block.splitlines()
+            if not line.startswith(("apt-get", "systemctl disable", "ctx doctor"))
+        ]
+        subprocess.run(["bash", "-euc", "\n".join(lines)], cwd=README.parent, text=True,
+                       input=f"{KEY}\n", check=True, timeout=SECONDS)  # fmt: skip
 
 
-def test_an_agent_reaches_the_proxy_by_its_relay(service: Service) -> None:
+def _let_it_see_python(unit: str) -> None:
+    """The Python of the tests may be in a home, which the unit hides and only its user enters."""
+    python = Path(sys.executable).resolve()
+    if python.parts[1] not in ("root", "home"):
+        return
+    print(f"{unit} is tested without ProtectHome=: {python} executes it")
+    more = Path(f"/etc/systemd/system/{unit}.d/python.conf")
+    more.parent.mkdir()
+    more.write_text("[Service]\nProtectHome=no\n")
+    for directory in python.parents:
+        directory.chmod(directory.stat().st_mode | 0o111)
+
+
+def test_an_agent_reaches_them_by_its_relay(service: Service) -> None:
     _install()
-    systemctl("start", UNIT)
-    wait_until(SOCKET.exists, "the proxy listens")
-    found = os.stat(SOCKET.parent)
-    assert (found.st_uid, grp.getgrgid(found.st_gid).gr_name) == (0, "ctxfs-relay")
-    assert found.st_mode & 0o777 == 0o750
-    CONFIG.write_text(f"networks: {{api: {{socket: {SOCKET}, port: 8081}}}}\n")
-    systemctl("reload", "ctxd.service")
+    assert KEYS.stat().st_mode & 0o777 == 0o600
+    wait_until(BEHIND.exists, "the proxy listens")
+    for path, owner, group in (
+        (BEHIND, "root", "ctxfs-meter"),
+        (SOCKET, "ctxfs-meter", "ctxfs-relay"),
+    ):
+        found = os.stat(path.parent)
+        assert pwd.getpwuid(found.st_uid).pw_name == owner
+        assert grp.getgrgid(found.st_gid).gr_name == group
+        assert found.st_mode & 0o777 == 0o750
     status = service.root / "status"
-    wait_until(lambda: "network.api=" in status.read_text(), "the network is configured")
-    _, relay, _ = status.read_text().partition("network.api=")[2].split("\n")[0].split(" ")
-    judged = [each[:2] for each in doctor.check_network("n", int(relay), str(SOCKET))]
-    assert [level for level, _ in judged] == ["ok", "ok"], judged
+    wait_until(lambda: "network.anthropic=" in status.read_text(), "the network is configured")
+    _, relay, _ = status.read_text().partition("network.anthropic=")[2].split("\n")[0].split(" ")
+    level, what, _ = next(networks.check_network("n", int(relay), str(SOCKET)))
+    assert level == "ok", what
+    _, what, _ = next(networks.check_network("n", int(relay), str(BEHIND)))
+    assert "may not connect" in what, "no relay passes the meter"
     script = (
-        'for path in v1/messages v1/files; do curl -sS -m 30 -o /dev/null -d x '
-        '-w "%{http_code} " $CTX_NET_API/$path; done; env'
+        'for path in v1/messages v1/files; do curl -sS -m 30 -o /dev/null -d "{\\"model\\": 1}" '
+        '-w "%{http_code} " $CTX_NET_ANTHROPIC/$path; done; env'
     )
     agent = service.agent_dir("proxied")
     agent.mkdir()
-    write(agent / "policy", "allow proxied_t network:api connect")
+    write(agent / "policy", "allow proxied_t network:anthropic connect")
     write(agent / "exec", f"sh -c '{script}'")
     write(agent / "ctl", "start")
     wait_dead(agent)
@@ -71,8 +96,9 @@ def test_an_agent_reaches_the_proxy_by_its_relay(service: Service) -> None:
         return "POST /v1/messages 502" in done.stdout
 
     wait_until(told, "it is in the journal")
-    systemctl("reload", UNIT)
-    systemctl("stop", UNIT)
-    assert not SOCKET.exists()
+    assert "\nrequests=1\n" in read(agent, "usage")
+    systemctl("reload", *UNITS)
+    systemctl("disable", "--now", *UNITS)
+    assert not SOCKET.exists() and not BEHIND.exists()
     CONFIG.unlink()
     systemctl("reload", "ctxd.service")

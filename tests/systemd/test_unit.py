@@ -167,7 +167,8 @@ def test_a_family_whose_head_dies_with_the_daemon_is_gone_and_recorded(service: 
         assert [(e["parent"], e["child"], e["reason"]) for e in cancels] == [
             (parent, child, "parent_dead")
         ]
-    assert not service.cgroup.child("user-0", "agent-l1").exists()
+    cgroup = service.cgroup.child("user-0", "agent-l1")
+    wait_until(lambda: not cgroup.exists(), "a helper has removed its cgroup")
 
 
 def test_stop_cancels_every_agent_and_takes_the_mount_away(service: Service) -> None:

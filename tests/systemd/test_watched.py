@@ -189,8 +189,8 @@ def test_the_journal_finds_an_agents_lines_by_its_name(service: Service) -> None
 
 def _units() -> list[str]:
     units = CHECKOUT / "contrib"
-    found = (*units.glob("systemd/*.service"), *units.glob("monitoring/ctxfs-metrics.*"))
-    return sorted(map(str, found))
+    patterns = ("systemd/*.service", "monitoring/ctxfs-metrics.*", "proxy/*.service")
+    return sorted(str(path) for pattern in patterns for path in units.glob(pattern))
 
 
 def test_the_units_are_without_faults() -> None:

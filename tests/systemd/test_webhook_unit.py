@@ -41,7 +41,7 @@ systemctl start nginx
 def _sh(script: str) -> None:
     done = subprocess.run(
         ["sh", "-euc", f"PATH=/ctx/bin:$PATH\n{script}"],
-        cwd=CHECKOUT, capture_output=True, text=True, timeout=4 * SECONDS, check=False,
+        cwd=README.parent, capture_output=True, text=True, timeout=4 * SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 
@@ -74,7 +74,7 @@ def test_whoever_has_the_secret_wakes_an_agent_and_nobody_else(service: Service)
     _sh(markdown_blocks(README, "Use")[0].replace("AGENT", agent.stem))
     main = systemctl("show", "--value", "--property", "MainPID", UNIT).strip()
     found = Path("/proc", main).stat()
-    assert pwd.getpwuid(found.st_uid).pw_name == "ctxfs-web"
+    assert pwd.getpwuid(found.st_uid).pw_name == "ctxfs-hook"
 
     def told() -> list[str]:
         return [json.loads(line)["payload"] for line in read(agent, "out").splitlines()]
