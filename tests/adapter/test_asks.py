@@ -199,8 +199,9 @@ def test_a_form_may_have_several_lines(mounted: Mounted) -> None:
         ({"options": "yes\nno\n"}, "maybe\n", '"maybe" is no option; use yes, no'),
         ({"options": "yes\nno\n"}, "\n", '"" is no option; use yes, no'),
         ({}, " \n", "the answer is empty"),
-        ({"form": FORM}, "yes\n", ""),
+        ({"form": FORM}, "yes\n", "use an object of JSON with the fields name, count"),
         ({"form": FORM}, "{}\n", '"name" is missing'),
+        ({"form": FORM}, '{"name":"x","count":"y"}\n', '"count": "y" is not of type integer'),
         ({"form": FORM}, '{"name":1}\n', '"name": "1" is not of type string'),
         ({"form": FORM}, '{"name":"x","count":4}\n', "maximum is 3"),
         ({"form": FORM}, '{"name":"x","size":4}\n', '"size" is no field; use name, count'),
@@ -385,6 +386,26 @@ def test_what_was_opened_before_is_judged_when_it_is_written(mounted: Mounted) -
     with refused("EACCES"):
         mounted.read(looked)
     assert mounted.agents.asks.find(kid, "q").status is AskStatus.OPEN
+
+
+@pytest.mark.parametrize("gone", ["ask", "asker"])
+def test_a_descriptor_answers_only_what_it_was_opened_for(mounted: Mounted, gone: str) -> None:
+    """Not what has its name later: another question, or one of another agent."""
+    path = ask(mounted, "pup", to="supervisor\n")
+    with mounted.as_(me(mounted, "kid")):
+        held = mounted.open(f"{path}/answer", os.O_WRONLY | os.O_TRUNC)
+        mounted.write(held, b"yes\n")
+    if gone == "ask":
+        with mounted.as_(me(mounted, "pup")):
+            rmdir(mounted, path)
+    else:
+        mounted.agents.journal.update(mounted.agent("pup"), status=Status.DEAD)
+        with mounted.as_(ROOT):
+            rmdir(mounted, "agent/pup.d")
+        mounted.live(mounted.make("pup", inside(mounted.agent("kid"))))
+    ask(mounted, "pup", to="supervisor\n")
+    assert outcome(lambda: mounted.close(held)) in ("ENOENT", "ESTALE")
+    assert mounted.get(f"{path}/status") == "open\n"
 
 
 @pytest.fixture(scope="module")

@@ -42,6 +42,7 @@ from runtime.agents.workspace import Worktree
 from runtime.authority.accounts import Payer, Resource
 from runtime.authority.loop import LoopMeter
 from runtime.caller import Caller, Role
+from runtime.cell import networks
 from runtime.errors import CtxError
 from runtime.ids import (
     NO_AGENT,
@@ -56,6 +57,7 @@ from runtime.kernel.output import append
 from runtime.kernel.recent import Recent
 from runtime.life.ending import Ender
 from runtime.records.change import Change
+from runtime.records.config import Network
 from runtime.records.items import (
     Ask,
     AskStatus,
@@ -77,6 +79,7 @@ from runtime.texts.names import dump_json
 from tests.adapter.test_who_may import ASKS, ITEM_PLANES, LONG, PERMS, PLACED, REF, key_of
 from tests.unit.ctxfs.tools.test_tools import CALLS as SAMPLES
 from tests.worlds.hosts import host_with
+from tests.worlds.memory import places_in
 from tests.worlds.natives import Children, walker_of
 from tests.worlds.records import ROOT, add_end, inside, operator
 from tests.worlds.tree import CONTEXT, USER, Mounted, mounted_in, sockets_of
@@ -97,6 +100,7 @@ class Scene:
         world = mounted.world
         world.agents.journal.update(self.x, mode="turn", exec="true")
         self._chain()
+        self._spend()
         self._items(min(1020, scale))  # with room for what is tried
         self.children = [
             agents.births.create(inside(self.x), f"k{n}") for n in range(min(1023, scale // 2))
@@ -161,6 +165,22 @@ class Scene:
             accounts.charged(Payer(1000, child.name), Resource.DISK, 1)
         # nobody is late here, nor sleeps
         accounts.time.burst = 1e9
+
+    def _spend(self) -> None:
+        """As many pay for what is used of models as may do so."""
+        directory = places_in(self.mounted.world).networks
+        directory.mkdir(parents=True, exist_ok=True)
+        for agent in (self.x, self.deep):
+            gone = [Incarnation(f"{n:016x}") for n in range(networks.LEVELS - 1)]
+            payers = (agent.incarnation, *gone)
+            self.mounted.agents.journal.update(
+                agent, limits={"tokens.max": "1000000", "cost.max": "7.5"}, payers=payers
+            )
+            for incarnation in payers:
+                counters = networks.Counters(directory / incarnation).make(agent)
+                counters.spend(tokens_max=1_000_000, cost_max=10**9, input=10**5, cost=10**6)
+                for number in range(networks.LINES):
+                    counters.number_of(f"n{number}")
 
     def _chain(self) -> None:
         """A child in a child, eight deep, each with 256 lines of which few are the others'."""
@@ -485,7 +505,11 @@ def frames(name: str) -> Iterator[bytes]:
 
 def large_frames(name: str) -> Iterator[bytes]:
     """The first of them larger than it need be, and many at once."""
-    first = {"op": name, "agent": "x", **ASKS[name].requests[0]}
+    for least in ASKS[name].requests[:1]:
+        yield from _large({"op": name, "agent": "x", **least})
+
+
+def _large(first: dict[str, Any]) -> Iterator[bytes]:
     for more in MORE:
         yield _frame({**first, "more": more})
     yield _frame(first) * 20
@@ -744,7 +768,10 @@ MEASURED: Final[dict[str, tuple[Measuring, Status]]] = {
 def measure(path: Path, scale: int, what: str) -> dict[str, float]:
     """The longest step of everything, in seconds."""
     measuring, status = MEASURED[what]
-    with mounted_in(path, agents=20_000, asks=1024, owner_asks=20_000) as mounted:
+    metered = {"models": Network(socket="/run/m.sock", port=8080, header="counters")}
+    with mounted_in(
+        path, agents=20_000, asks=1024, owner_asks=20_000, networks=metered
+    ) as mounted:
         scene = Scene(mounted, scale=scale)
         mounted.agents.journal.update(scene.x, status=status)
         meter = LoopMeter()

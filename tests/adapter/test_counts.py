@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -23,17 +24,21 @@ import trio
 import trio.testing
 
 from runtime.cell.port import LiveCell
+from runtime.records.change import Change
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from tests.worlds.daemon import TIMEOUT
-from tests.worlds.records import World, inside
-from tests.worlds.tree import CONTEXT, Mounted
+from tests.worlds.records import ROOT, World, inside
+from tests.worlds.tree import CONTEXT, USER, Mounted, mounted_in
 from tests.worlds.uncollected import uncollected
 
 #: by which part each number may be another one
 TOLERANCE: Final = 0.1
 TIMES: Final = 3
 CHILDREN: Final = 20
+#: agents that ask, and events that are told after all others
+ASKERS: Final = 10
+EVENTS: Final = 1500
 #: of tests, of packages, and made by packages at run time
 _UNCOUNTED: Final = ("/tests/", "/site-packages/", "<attrs")
 
@@ -166,7 +171,7 @@ async def end_many(shell: Shell) -> None:
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="other Pythons count otherwise")
 @pytest.mark.parametrize(
     ("act", "calls", "transactions", "steps"),
-    [(commit, 739, 1, 0), (live, 5704, 7, 12), (end_many, 41_227, 5, 77)],
+    [(commit, 739, 1, 0), (live, 6290, 7, 12), (end_many, 41_227, 5, 77)],
 )
 def test_what_is_done_takes_as_many_calls_as_before(
     world: World,
@@ -192,3 +197,38 @@ def test_what_is_done_takes_as_many_calls_as_before(
     wanted = {"calls": calls, "transactions": transactions, "steps": steps}
     middle = {name: statistics.median(each[name] for each in found) for name in wanted}
     assert middle == pytest.approx(wanted, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("many", [300, pytest.param(10_000, marks=pytest.mark.long)])
+def test_root_reads_asks_and_events_among_many_agents_as_among_few(
+    tmp_path: Path, many: int
+) -> None:
+    """As many lines are shown; what others there are is not looked at."""
+    found = {count: _reads(tmp_path / str(count), count) for count in (ASKERS, many)}
+    for file, calls in found[many].items():
+        assert calls <= 1.2 * found[ASKERS][file], file
+
+
+def _reads(directory: Path, count: int) -> dict[str, int]:
+    """By file, the calls of a read, with so many agents of which some ask."""
+    directory.mkdir()
+    with mounted_in(directory) as mounted:
+        agents, asks, change = mounted.agents, mounted.agents.asks, Change()
+        made = [agents.births.create(USER, f"a{number}") for number in range(count)]
+        for agent in made[:ASKERS]:
+            me = inside(mounted.world.live(agent))
+            asks.begin(change, agent, asks.make(me, agent, "q"), "May I?")
+        for _ in range(EVENTS):
+            change.tell(made[0], "agent.report", text="x" * 200)
+        agents.journal.commit(change)
+        counting, found = Counting(), dict[str, int]()
+        for file, lines in (("asks", ASKERS), ("events", 700)):
+            with mounted.as_(ROOT):
+                assert lines <= mounted.get(file).count("\n") <= EVENTS
+                sys.setprofile(counting._note_call)
+                try:
+                    mounted.get(file)
+                finally:
+                    sys.setprofile(None)
+            found[file] = counting.found.pop("calls")
+        return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from runtime.kernel.privilege import Privilege
 from runtime.records.change import Change
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
+from runtime.records.nodes import Node
 from runtime.records.run import NOWHERE, Cell
 from tests.worlds.records import World, operator, world_in
 from tests.worlds.tree import Mounted
@@ -146,6 +148,23 @@ def test_the_owner_makes_it_with_the_ids_and_the_rights_that_it_has(described: D
     assert described.agent("theirs").uid == 1234, "the file is root's, who may say so"
 
 
+def test_a_root_agent_may_be_at_a_node(
+    described: Described, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = described.mounted.agents.settings
+    nodes = {"n2": Node(ssh="n2", users={ALICE: "alice"})}
+    settings.config = replace(settings.config, nodes=nodes)
+    described.say(
+        "far", f"mount: ['node:recipes /r ro']\nowner: {ALICE}\nexec: x\nplacement: {{node: n*}}\n"
+    )
+    described.say("both", f"mode: turn\nowner: {ALICE}\nexec: x\nplacement: {{node: n2}}\n")
+    described.read()
+    agent = described.agent("far")
+    assert (agent.placement, agent.placed_freely) == ("node=n*\n", True)
+    assert not described.is_there("both")
+    assert "mode: mode turn and placement node=n2 exclude each other" in caplog.text
+
+
 def test_a_name_of_another_users_stays_theirs(
     described: Described, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -175,6 +194,9 @@ def test_a_name_of_another_users_stays_theirs(
         ("model: opus\npolicy: []\n", "coder.yaml:1: model: model:opus use is not in the agent's"),
         ("start: true\n", "coder.yaml:1: start: there is nothing to start: add exec"),
         ("parent: coder\n", "coder.yaml:1: parent: the agent would be its own ancestor"),
+        ("placement: {node: n9}\n", 'coder.yaml:1: placement.node: "node=n9": no such node; there'),
+        ("placement: {engine: x}\n", "coder.yaml:1: placement.engine: unknown key"),
+        ("placement: {node: -oX=y}\n", 'coder.yaml:1: placement.node: "-oX=y" is not a name'),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_with_file_line_and_key_and_makes_nothing(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +20,7 @@ import trio.testing
 from ctxfs.files import root
 from runtime.caller import Caller
 from runtime.records.change import Change
+from runtime.records.history import History
 from runtime.records.model import Agent
 from runtime.sockets.connection import Server
 from runtime.sockets.server import Sockets
@@ -142,6 +144,49 @@ def test_poll_tells_each_of_what_he_may_see(mounted: Mounted) -> None:
     trio.run(main)
 
 
+def test_poll_tells_of_what_had_no_room_on_the_disk(
+    mounted: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last number that root has seen is another owner's, and stays the last one."""
+    first, second = mounted.make("x", USER), mounted.make("y", OTHER)
+    write, poller = History.write, mounted.base.cache.poller
+
+    def full(self: History, fd: int, path: str, lines: Iterable[str]) -> int:
+        if f"events/{USER.uid}" in path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(self, fd, path, lines)
+
+    monkeypatch.setattr(History, "write", full)
+    happen(mounted, first)
+    happen(mounted, second)
+    inode = complete(mounted.ops.lookup, 1, b"events", CONTEXT).st_ino
+    with mounted.as_(ROOT):
+        fh = complete(mounted.ops.open, inode, os.O_RDONLY, CONTEXT).fh
+
+    def seen() -> list[str]:
+        lines = complete(mounted.ops.read, fh, 0, 1 << 20).splitlines()
+        return [event["agent"] for event in map(json.loads, lines) if "text" in event]
+
+    def ready(waiter: Waiter) -> bool:
+        handle = cast(pyfuse3.PollHandle, waiter)
+        return bool(complete(mounted.ops.poll, inode, fh, handle, CONTEXT) & select.POLLPRI)
+
+    waiter = Waiter()
+    assert seen() == []
+    assert not ready(waiter)
+    monkeypatch.undo()
+    mounted.agents.journal._deliver()
+    for tell in mounted.agents.journal._told["caught_up"]:
+        tell()
+    for each in poller._again.copy():
+        poller.changed(each)
+    assert waiter.notified
+    assert ready(Waiter())
+    assert seen() == ["x", "y"]
+    assert not ready(Waiter())
+    complete(mounted.ops.release, fh)
+
+
 # the operation
 
 
@@ -213,6 +258,8 @@ def test_the_operation_sends_what_the_file_shows_and_where_it_ends(mounted: Moun
                 assert end == {"type": "end", "seq": last}
                 # without a place it tells where it would begin
                 assert await peer.frames() == [{"type": "end", "seq": last}]
+                # and nothing is kept of who has read
+                assert not sockets.sockets._replays._appended
                 *found, end = await peer.frames(after=last)
                 assert found == []
                 if events:
@@ -240,7 +287,7 @@ def test_some_types_and_agents_are_asked_for(mounted: Mounted) -> None:
             assert await told(types=[report]) == [("x", report), ("y", report)]
             assert await told(types=["agent.c*"], agents=["y"]) == [("y", create)]
             assert await told(agents=["x", "z"]) == [("x", create), ("x", report)]
-            assert await told(types=["report", "*.report", "agent"]) == []
+            assert await told(types=["agent.stop", "run.*"]) == []
             assert len(await told(types=["*"])) == len(await told(types=[], agents=[])) == 4
 
     with_sockets(mounted, test)
@@ -250,7 +297,8 @@ def test_some_types_and_agents_are_asked_for(mounted: Mounted) -> None:
     "fields",
     [{"after": "e1"}, {"after": -1}, {"after": 1.0}, {"after": True}, {"after": 2**63},
      {"follow": 1}, {"types": "agent.stop"}, {"types": [1]}, {"agents": ["../x"]},
-     {"types": ["x"] * 65}],
+     {"types": ["agent.stop"] * 65}, {"types": ["report"]}, {"types": ["*.report"]},
+     {"types": ["agent"]}, {"types": ["agent.stop", ""]}, {"types": ["x*"]}],
 )  # fmt: skip
 def test_what_is_no_question_is_refused(mounted: Mounted, fields: dict[str, Any]) -> None:
     async def test(sockets: Sockets_) -> None:

@@ -67,6 +67,7 @@ FILES: dict[str, st.SearchStrategy[str]] = {
     "exec": _PATH.map("run {} '#: a' $'b\\n\\xff\\'c'".format),
     "mode": st.sampled_from(["once", "turn", "resident"]),
     "tty": st.sampled_from(["", "80x24"]),
+    "placement": st.just(""),
     "homedir": st.sampled_from(["private", "durable"]),
     "author": st.sampled_from(["", "Ann Lee <ann@example.org>"]),
     "limits": mapped(

@@ -219,7 +219,7 @@ def test_an_operator_joins(mounted: Mounted) -> None:
         assert said == {"type": "terminal", "agent": "x", "run": "r1", "viewer": 1}
         assert end.type == socket.SOCK_SEQPACKET
         [viewer] = mounted.machine.viewers.values()
-        assert (viewer.uid, viewer.look, viewer.hangup) == (1000, True, False)
+        assert viewer.visit == Visit(number=1, uid=1000, looks=True)
         assert viewer.screen == (100, 30)
         assert agent.viewers == (Visit(number=1, uid=1000, looks=True),)
         viewer.end.send(b"o$ ")

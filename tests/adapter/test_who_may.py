@@ -179,6 +179,7 @@ AGENT = {
         ("Oosarpk", "Oosarpk", "Oosarpk", "Oos"),
         (KNOWS, KNOWS, KNOWS, "Oos"),
         files("label root iso workspace cwd context mode tty homedir author", when=WHILE_NEW)
+        | files("placement", when=WHILE_NEW, lines=("node=%x\n",))
         | files("groups", when=WHILE_NEW, lines=("%d\n",))
         | files("path", when=WHILE_NEW, lines=("/%x\n",))
         | files("mount", when=WHILE_NEW, lines=("/srv/a /m/%x ro\n",))
@@ -203,7 +204,7 @@ AGENT = {
         (KNOWS, KNOWS, KNOWS, ""),
         files("supervisor ownership ingress reason incarnation child session")
         | files("pid run cgroup out log", volatile=True)
-        | files("families policy.effective mount.effective usage error", generated=True)
+        | files("families policy.effective mount.effective usage error node", generated=True)
         | files("queue message", generated=True, polled=True),
     ),
     "planes": Group(
@@ -360,11 +361,12 @@ OPEN = {
     "root": {"/": File()}
     | files("ctxd.sock bin bin/ctx agent tool home shared trigger")
     | files("status error metrics", generated=True)
-    | files("agents asks events", generated=True, polled=True),
+    | files("agents asks events nodes", generated=True, polled=True),
     "home": files(". agent data"),
     "history": files(". session"),
     "space": files(". owner data") | files("usage max", generated=True),
-    "tool": {"": File(), ".d": File()} | files("description schema output_schema family"),
+    "tool": {"": File(), ".d": File()} | files("description output_schema family")
+    | files("schema", generated=True),
 }
 READERS = {"events": "Oox"}
 #: at places of their own, with tests of their own
@@ -447,6 +449,7 @@ ASKS = {
          {"after": 10**4000}, {"after": [[]] * 10_000}, {"follow": [[]] * 10_000},
          {"agents": ["x" * LONG]}, {"types": [[]] * 10_000}),
     ),
+    "who": Asks("", ({"address": "::"}, {"address": "fd63:7478:6673::1"}, {"address": "x" * LONG})),
     "quota": Asks("Oosa"),
     "resume": Asks(
         "Ooahpk",
@@ -498,6 +501,12 @@ ASKS = {
          {"agent": "x", "task": "x" * LONG}, {"agent": "x", "size": "x" * LONG},
          {"agent": [[]] * 10_000, "look": "x" * LONG}),
     ),
+    "nodes": Asks(
+        "Oo",
+        ({}, {"check": "x"}, {"forget": "x"}, {"check": "x" * LONG}, {"check": [[]] * 10_000}),
+    ),
+    # nothing that comes after it is an operation: tests/unit/runtime/peers
+    "peer": Asks("Oo", ()),
     # what it may say is decided by the agent that it names
     "ctl": Asks(
         "a",

@@ -1,0 +1,227 @@
+"""What a hostile host says to its lead, and a hostile lead to its host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worlds.daemon import Daemon, daemon_of, read, wait_dead, wait_until
+from tests.worlds.nodes import Lead, lead_of, node
+from tests.worlds.strangers import FalseHost, Wire, false_host, false_lead
+
+_POLICY = "allow x_t tool:* execute\n"
+
+
+# a lead
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Daemon]:
+    with daemon_of(config="node_name: two\n") as made:
+        yield made
+
+
+def _put(name: str = "x", *, bound: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    config = {"exec": "true", "life": "owned", "mode": "once", "label": "x_t", "limits": {},
+              "policy": _POLICY, **more.pop("config", {})}  # fmt: skip
+    most = {"policy": config["policy"], "families": [], "depth": 2, "limits": {}, **(bound or {})}
+    said = {"session": "default", "run": 1, "supervisor": "operator", "takes": False, "files": {}}
+    return {"name": name, **said, "config": config, "bound": most, **more}
+
+
+def _refused(wire: Wire, op: str, agent: str, **said: Any) -> str:
+    """Why an operation is refused."""
+    number = wire.tell(op, agent, **said)
+    told = wire.until(lambda each: each["op"] == "refused" and each["number"] == number)
+    return f"{told['code']}: {told['sentence']}"
+
+
+def _names(host: Daemon) -> set[str]:
+    return {path.name for path in (host.root / "agent").iterdir()}
+
+
+def test_what_no_lead_says_leaves_no_agent(host: Daemon) -> None:
+    stranger = read(host.make("local"), "incarnation").strip()
+    before = _names(host)
+    with false_lead(host) as wire:
+        for said, why in (
+            (_put("../x"), "EINVAL"),
+            (_put("x@two"), "EINVAL"),
+            (_put("a\nb"), "EINVAL"),
+            (_put(run=1 << 70), "EINVAL: put has the number of a run above"),
+            (_put(uid=0), "EINVAL"),
+            (_put(config={"uid": "0"}), "EINVAL"),
+            (_put(config={"label": "local_t"}), "EINVAL"),
+            (_put(config={"iso": "shared"}), "EOPNOTSUPP"),
+            (_put(config={"life": "detached"}), "EOPNOTSUPP"),
+            (_put(config={"mount": "/root /mnt ro\n"}), "EINVAL"),
+            (_put(config={"mount": "home: /mnt rw\n"}), "EINVAL"),
+            (_put(config={"mount": "node:recipes/../../etc /mnt ro\n"}), "EINVAL"),
+            (_put(config={"mount": "node:recipes /mnt rw\n"}), "EINVAL"),
+            (_put(files={"../x": [1, "0" * 64]}), "EINVAL"),
+            (_put(files={"handoff.md": [1 << 70, "0" * 64]}), "EFBIG"),
+            (_put(supervisor="agent:../x"), "EINVAL"),
+            (_put(bound={"surprise": 1}), "EINVAL"),
+        ):
+            assert _refused(wire, "put", "a" * 16, **said).startswith(why), said
+        assert "there is something of an agent" in _refused(wire, "put", stranger, **_put())
+        for op, more in (("start", {}), ("verb", {"verb": "kill", "reason": "", "outcome": ""})):
+            assert _refused(wire, op, stranger, **more).startswith("ENOENT")
+        for file in ("out", "handoff.md", "artifact/%00", "artifact/../../../x"):
+            wire.say("want", agent=stranger, file=file, offset=0, credit=9)
+            assert wire.op("bytes")["length"] == 0
+    assert _names(host) == before
+    assert read(host.agent_dir("local"), "status").strip() == "new"
+
+
+def test_a_name_that_was_forgotten_is_free_at_once(host: Daemon) -> None:
+    with false_lead(host, name="again") as wire:
+        wire.tell("put", "b" * 16, **_put())
+        wire.tell("start", "b" * 16)
+        wire.op("ask")
+        wire.say("grant", ask=1, after=0)
+        wire.op("dead")
+        wire.tell("forget", "b" * 16)
+        wire.tell("put", "c" * 16, **_put())
+        wire.tell("start", "c" * 16)
+        told = wire.until(lambda said: said.get("agent") == "c" * 16)
+        assert told["op"] == "state", told
+
+
+def test_a_lead_that_hears_nothing_is_not_served_for_ever(host: Daemon) -> None:
+    with false_lead(host, name="deaf") as wire:
+        wire.acknowledges = False
+        line = '{"op":"start","n":%d,"agent":"x"}\n'
+        for first in range(1, 5000, 500):
+            wire.raw("".join(line % n for n in range(first, first + 500)).encode())
+        while wire.next() is not None:
+            pass
+    wait_until(lambda: "facts are not heard" in host.log.read_text(), "it is told why")
+
+
+@pytest.mark.parametrize("said", [{"ttl": True}, {"name": "../x"}, {"name": []}])
+def test_a_hello_that_is_wrong_ends_its_connection_alone(
+    host: Daemon, said: dict[str, Any]
+) -> None:
+    with pytest.raises(AssertionError, match="the connection is over"), false_lead(host, **said):
+        pass
+    with false_lead(host, ttl=10**400):
+        assert "Traceback" not in host.log.read_text()
+
+
+def test_leads_of_one_user_are_bounded_and_do_not_hear_each_other(host: Daemon) -> None:
+    with false_lead(host, name="first") as wire:
+        known = wire.hello["as"]
+        wire.tell("put", "e" * 16, **_put("mine"))
+        wire.op("ack")
+    with false_lead(host, name="first") as other:
+        assert other.hello["alias"] == "first-2"
+        assert _refused(other, "start", "e" * 16).startswith("ENOENT")
+        assert _refused(other, "put", "e" * 16, **_put("mine")).startswith("EEXIST")
+        assert other.hello["as"] != known
+
+
+#: each line is refused
+_TRIES = """\
+ctx peer < /dev/null
+ctx spawn kid1 --life detached -- sleep 300
+ctx spawn kid2 --node n2 -- true
+echo detach > $CTX_SELF/ctl
+echo node=n2 > $CTX_SELF/placement
+echo grace=1h > $CTX_SELF/limits
+echo agent:local > $CTX_SELF/parent
+rmdir $CTX_SELF
+"""
+
+
+def test_an_agent_there_speaks_for_no_lead_and_leaves_nobody(host: Daemon) -> None:
+    policy = "allow x_t agent:* create,start,detach\n" + _POLICY
+    tries = "; ".join(f"({line}) 2>&1 && echo BAD" for line in _TRIES.splitlines())
+    with false_lead(host, name="inner") as wire:
+        wire.tell("put", "9" * 16, **_put(config={"exec": f"sh -c '{tries}'", "policy": policy},
+                                          bound={"families": ["agent_creation"]}))  # fmt: skip
+        wire.tell("start", "9" * 16)
+        wire.op("ask")
+        wire.say("grant", ask=1, after=0)
+        wire.op("dead")
+        said = read(host.agent_dir("x@inner"), "out")
+        assert "BAD" not in said and "operators may" in said and "nothing that it makes" in said
+        assert not [name for name in _names(host) if name.startswith("kid")]
+
+
+# a host
+
+
+@pytest.fixture(scope="module")
+def far() -> Iterator[FalseHost]:
+    with false_host() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def lead(far: FalseHost) -> Iterator[Lead]:
+    nodes = {name: node(far.command, lease="30s") for name in ("n2", "n3")}
+    with lead_of(nodes) as made:
+        yield made
+
+
+@pytest.fixture
+def placed(lead: Lead, far: FalseHost) -> Iterator[tuple[Path, Wire, str]]:
+    """An agent that runs at a host, with its incarnation."""
+    directory = lead.daemon.run("x", "true", placement="node=n2\n")
+    wire = far.meet()
+    agent = wire.op("put")["agent"]
+    wire.op("start")
+    wire.tell("state", agent, status="busy", run="r1")
+    wait_until(lambda: read(directory, "status").strip() == "busy", "it is busy")
+    yield directory, wire, agent
+    wire.socket.close()
+
+
+def test_a_host_writes_nowhere_and_says_nothing_of_others(
+    lead: Lead, placed: tuple[Path, Wire, str]
+) -> None:
+    directory, wire, agent = placed
+    other = lead.daemon.make("other")
+    before = {path for path in lead.daemon.state.rglob("*") if "parcel" not in path.parts}
+    name = "artifact/../../../evil"
+    wire.tell("state", "f" * 16, status="busy", run="r1")
+    wire.say("want", agent=read(other, "incarnation").strip(), file="out", offset=0, credit=9)
+    wire.say("want", agent=agent, file="../../ctxfs.db", offset=0, credit=9)
+    assert [wire.op("bytes")["length"] for _ in range(2)] == [0, 0]
+    wire.tell("report", agent, id="r9", text="\x1b]0;evil\x07")
+    files = {"result.md": [4, 0], name: [4, 420]}
+    wire.tell("ended", agent, outcome="done", reason="\x1b[31m\nexit:0", files=files)
+    wire.tell("dead", agent)
+    wait_dead(directory)
+    assert read(directory, "reason").strip().endswith(",incomplete")
+    assert "\x1b" not in read(directory, "reason")
+    evil = [path for path in lead.daemon.state.rglob("*evil*") if path not in before]
+    assert not evil and read(other, "status").strip() == "new"
+
+
+def test_what_a_host_says_of_itself_is_checked(lead: Lead, far: FalseHost) -> None:
+    directory = lead.daemon.run("y", "true", placement="node=n3\n")
+    far.meet(networks=5).socket.close()
+    wait_dead(directory)
+    assert "hello without right networks" in read(directory, "reason")
+    assert lead.daemon.ctx("nodes").returncode == 0
+
+
+def test_what_one_node_gave_another_cannot_give(lead: Lead, far: FalseHost) -> None:
+    one = lead.daemon.run("one", "true", placement="node=n2\n")
+    first = far.meet()
+    agent = first.op("put")["agent"]
+    two = lead.daemon.run("two", "true", placement="node=n3\n")
+    far.meet(**{"as": first.known}).socket.close()
+    wait_dead(two)
+    assert "what another one has" in read(two, "reason")
+    assert read(one, "status").strip() == "starting"
+    first.tell("ended", agent, outcome="done", reason="exit:0")
+    first.tell("dead", agent)
+    wait_dead(one)
+    assert "Traceback" not in lead.daemon.log.read_text()
+    first.socket.close()
