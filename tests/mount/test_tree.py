@@ -308,7 +308,7 @@ def test_mode_owner_and_names_are_given(daemon: Daemon) -> None:
         lambda: (agent / "mine").write_text("x"),
         lambda: os.link(agent / "label", agent / "hard"),
         lambda: os.symlink("/etc/passwd", agent / "soft"),
-        lambda: os.mknod(agent / "node", stat.S_IFIFO | 0o666),
+        lambda: os.mknod(agent / "fifo", stat.S_IFIFO | 0o666),
         lambda: (agent / "dir").mkdir(),
         lambda: os.chown(agent / "label", 5, 5),
     ):

@@ -418,6 +418,29 @@ def test_the_editors_user_answers_what_the_agent_asks(daemon: Daemon, name: str)
     assert asyncio.run(talk()).strip() == "yes"
 
 
+def test_ctxd_is_killed_at_both_ends_of_an_editors_answer(daemon: Daemon, name: str) -> None:
+    daemon.run(name, ASKING, mode="turn")
+
+    async def talk() -> str:
+        async with edited(daemon, name) as (editor, connection):
+            session = await opened(connection)
+            turn = asyncio.create_task(connection.prompt(session_id=session, prompt=block("go")))
+            await editor.until(lambda: editor.asked)
+            daemon.env["CTXD_CRASH_AT"] = "ask.answered"
+            await asyncio.to_thread(daemon.restart)
+            editor.answers.set()
+            await asyncio.to_thread(daemon.wait_killed)
+            del daemon.env["CTXD_CRASH_AT"]
+            await asyncio.to_thread(daemon.start)
+            assert (await turn).stop_reason == "end_turn"
+            assert editor.asked == ["Push to main?"]
+            return editor.said()
+
+    assert asyncio.run(talk()).strip() == "yes"
+    ends = [event for event in daemon.events(name) if event["type"] == "ask.end"]
+    assert [(end["status"], end["by"]) for end in ends] == [("answered", "operator uid:0")]
+
+
 def test_another_person_is_faster_than_the_editor(daemon: Daemon, name: str) -> None:
     daemon.run(name, ASKING, mode="turn")
 

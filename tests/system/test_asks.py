@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import json
 import shlex
+import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from tests.worlds.daemon import Daemon, read, wait_dead, wait_until
+from tests.system.test_permits import (
+    BASH,
+    asking_by_mcp,
+    bridged,
+    decision,
+    hooked,
+    reply,
+    request_of,
+)
+from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_dead, wait_until, write
 
 pytestmark = pytest.mark.settings(grace="300ms")
 
@@ -69,20 +81,108 @@ def test_a_question_outlives_the_daemon(daemon: Daemon) -> None:
     assert said(daemon, "coder") == ["you may", "exit 0"]
 
 
-def test_an_answer_that_ctxd_dies_of_is_given(daemon: Daemon) -> None:
-    """Between the answer and the reply: its operator is not told, the agent is, by the next one."""
-    daemon.kill()
-    daemon.env["CTXD_CRASH_AT"] = "ask.answered"
-    daemon.start()
-    ask(daemon, "coder", '-o yes "May I?"')
-    is_open(daemon, "coder")
-    assert daemon.ctx("answer", "coder", "yes").returncode == 69
-    daemon.wait_killed()
-    del daemon.env["CTXD_CRASH_AT"]
-    daemon.start()
-    again = daemon.ctx("answer", "coder/ask-1", "yes")
-    assert again.returncode == 1 and "is over: answered by operator" in again.stderr
-    assert said(daemon, "coder") == ["yes", "exit 0"]
+def by_command(daemon: Daemon) -> Iterator[None]:
+    ask(daemon, "coder", '-o allow "May I?"')
+    yield
+    assert said(daemon, "coder") == ["allow", "exit 0"]
+
+
+def by_hook(daemon: Daemon) -> Iterator[None]:
+    agent = hooked(daemon, "coder", "ctx hook claude < /gate/ask", ask=request_of(BASH))
+    yield
+    assert decision(agent)["behavior"] == "allow"
+
+
+def by_tool(daemon: Daemon) -> Iterator[None]:
+    asking_by_mcp(daemon, "coder", BASH)
+    yield
+    assert json.loads(said(daemon, "coder")[-1])["behavior"] == "allow"
+
+
+def by_bridge(daemon: Daemon) -> Iterator[None]:
+    with bridged(daemon, "coder", "--permit", "ask") as agent:
+        write(agent / "inbox", "ask edit")
+        yield
+        assert reply(agent) == "id-allow_once"
+
+
+@pytest.mark.parametrize("way", [by_command, by_hook, by_tool, by_bridge])
+def test_ctxd_is_killed_at_both_ends_of_an_answer(
+    daemon: Daemon, way: Callable[[Daemon], Iterator[None]]
+) -> None:
+    """Between question and answer; and between answer and reply: its operator is not told, the
+    agent is, by the next one."""
+    with contextmanager(way)(daemon):
+        is_open(daemon, "coder")
+        daemon.env["CTXD_CRASH_AT"] = "ask.answered"
+        daemon.restart()
+        (row,) = json.loads(daemon.ctx("asks", "--json").stdout)
+        word = next(w for line in row["options"] if "allow" in (w := line.split()[0]))
+        word = {"id-allow_always": "id-allow_once"}.get(word, word)
+        assert daemon.ctx("answer", "coder", word).returncode == 69
+        daemon.wait_killed()
+        del daemon.env["CTXD_CRASH_AT"]
+        daemon.start()
+        again = daemon.ctx("answer", f"coder/{row['ask']}", word)
+        assert again.returncode == 1 and "is over: answered by operator" in again.stderr
+    ends = [event for event in daemon.events("coder") if event["type"] == "ask.end"]
+    assert [(end["status"], end["by"]) for end in ends] == [("answered", "operator uid:0")]
+    assert json.loads(daemon.ctx("asks", "-a", "--json").stdout) == []
+
+
+_HOSTILE = """
+import errno, os, socket
+q = os.environ["CTX_SELF"] + "/ask/q"
+os.mkdir(q)
+with open(q + "/question", "w") as file:
+    file.write("May I?")
+answer, own = q + "/answer", os.open(q + "/answer", os.O_RDONLY)
+with socket.socket(socket.AF_UNIX) as peer:
+    peer.connect("/gate/socket")
+    _, (passed,), _, _ = socket.recv_fds(peer, 1, 1)
+tries = {
+    "write": lambda: os.open(answer, os.O_WRONLY),
+    "append": lambda: os.open(answer, os.O_WRONLY | os.O_APPEND),
+    "both": lambda: os.open(answer, os.O_RDWR),
+    "truncate": lambda: os.truncate(answer, 0),
+    "link": lambda: os.link(answer, q + "/x"),
+    "link out": lambda: os.link(answer, os.environ["HOME"] + "/x"),
+    "rename": lambda: os.rename(q + "/detail", answer),
+    "rename it": lambda: os.rename(q, q + "2"),
+    "unlink": lambda: os.unlink(answer),
+    "chmod": lambda: (os.chmod(answer, 0o666), os.open(answer, os.O_WRONLY)),
+    "chown": lambda: os.chown(answer, os.getuid(), -1),
+    "other way": lambda: os.open(f"/proc/{os.getppid()}/root{answer}", os.O_WRONLY),
+}
+for name, fd in ("own", own), ("passed", passed):
+    tries[name + " written"] = lambda fd=fd: os.write(fd, b"yes")
+    tries[name + " again"] = lambda fd=fd: os.open(f"/proc/self/fd/{fd}", os.O_WRONLY)
+    tries[name + " grown"] = lambda fd=fd: os.ftruncate(fd, 4)
+for name, way in tries.items():
+    try:
+        way()
+        print(name, "is possible")
+    except OSError as error:
+        assert error.errno not in (errno.EIO, errno.EINTR), (name, error)
+print(len(tries), open(q + "/status").read().strip(), flush=True)
+"""
+
+
+def test_who_asks_finds_no_way_to_answer(daemon: Daemon) -> None:
+    """Not by an open file that an operator passes, either, if it was opened for reading."""
+    gate = daemon.base / "gate"
+    gate.mkdir()
+    (gate / "program").write_text(_HOSTILE)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(gate / "socket"))
+        (gate / "socket").chmod(0o777)
+        listener.listen()
+        listener.settimeout(TIMEOUT)
+        agent = daemon.run("coder", "python3 /gate/program", mount=f"{gate} /gate ro")
+        peer, _ = listener.accept()
+        with peer, open(agent / "ask/q/answer") as passed:
+            socket.send_fds(peer, [b"."], [passed.fileno()])
+            assert said(daemon, "coder") == ["18 open"], read(agent, "log")
 
 
 def test_a_supervisor_answers_its_child(daemon: Daemon) -> None:

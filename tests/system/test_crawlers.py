@@ -76,8 +76,14 @@ def complaints(command: str, user: int) -> list[str]:
     return [line for line in lines if not any(word in line for word in HARMLESS)]
 
 
+#: root meets what owners meet: it is in make test-faults
+EACH = pytest.mark.parametrize("user", [
+    pytest.param(AGENT_UID, id="owner"), pytest.param(0, id="root", marks=pytest.mark.long)
+])
+
+
 @pytest.mark.needs_root("two operators, of whom one is root")
-@pytest.mark.parametrize("user", [0, AGENT_UID], ids=["root", "owner"])
+@EACH
 def test_a_crawler_ends_and_is_refused_nothing(crawled: Path, user: int) -> None:
     before = read(crawled / "agent" / "coder.d", "status")
     for name, command in CRAWLERS.items():
@@ -92,7 +98,7 @@ def test_a_crawler_ends_and_is_refused_nothing(crawled: Path, user: int) -> None
 
 
 @pytest.mark.needs_root("two operators, of whom one is root")
-@pytest.mark.parametrize("user", [0, AGENT_UID], ids=["root", "owner"])
+@EACH
 def test_a_glob_meets_nothing_that_blocks_or_refuses(crawled: Path, user: int) -> None:
     agent = crawled / "agent" / "coder.d"
     files = " ".join(f"{agent}/{glob}" for glob in GLOBS)

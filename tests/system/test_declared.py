@@ -237,6 +237,10 @@ def test_the_configuration_is_checked_without_a_daemon_or_root(reachable: Path) 
     other.unlink()
     right = check("--check-config", "--config", str(config))
     assert (right.returncode, right.stdout, right.stderr) == (0, "", "")
+    config.write_text("nodes:\n  n2: {ssh: n2, users: {a: x, b: x}}\n")
+    status, said = check_here("--check-config", "--config", str(config))
+    assert (status, said.count("\n")) == (0, 1), "a warning"
+    assert said.startswith(f"warning: {config}:2: nodes.n2.users.b: a is x there too")
     assert check("--check-config", "--config", str(reachable / "none")).returncode == 1
 
 

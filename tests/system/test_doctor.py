@@ -72,7 +72,14 @@ def stopped() -> Iterator[Daemon]:
     shutil.rmtree(daemon.base, ignore_errors=True)
 
 
-@pytest.mark.parametrize("machine", _MACHINES)
+#: in every run of the tests
+_OFTEN = ("no device", "masked proc", "no rights", "chroot")
+
+
+@pytest.mark.parametrize("machine", [
+    pytest.param(machine, marks=[] if machine in _OFTEN else pytest.mark.long)
+    for machine in _MACHINES
+])
 def test_the_doctor_fails_where_ctxd_does(stopped: Daemon, tmp_path: Path, machine: str) -> None:
     becomes, complaint = _MACHINES[machine]
     tmp_path.chmod(0o755)

@@ -50,39 +50,32 @@ def daemon() -> Iterator[Daemon]:
 
 
 class Follower:
-    """``ctx events -f``, begun anew after the last event that it printed, as often as it ends."""
+    """One ``ctx events -f`` from the beginning, over as many daemons as there are."""
 
     def __init__(self, daemon: Daemon, *words: str, user: int = 0) -> None:
         self.events: list[dict[str, Any]] = []
-        self._command = client(daemon, "events", "-f", "--json", *words)
-        self._user = user
-        self._over = threading.Event()
-        self._process: subprocess.Popen[str] | None = None
+        self._process = subprocess.Popen(
+            client(daemon, "events", "-f", "--json", "--after", "0", *words),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            user=user, extra_groups=[], cwd="/",
+        )  # fmt: skip
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._over.is_set():
-            after = self.events[-1]["seq"] if self.events else 0
-            with subprocess.Popen(
-                [*self._command, "--after", str(after)], stdout=subprocess.PIPE, text=True,
-                stderr=subprocess.DEVNULL, user=self._user, extra_groups=[], cwd="/",
-            ) as self._process:  # fmt: skip
-                assert self._process.stdout is not None
-                for line in self._process.stdout:
-                    self.events.append(json.loads(line))
-            self._over.wait(0.05)
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.events.append(json.loads(line))
 
     def has(self, number: int) -> bool:
         return bool(self.events) and self.events[-1]["seq"] >= number
 
-    def end(self) -> None:
-        self._over.set()
-        while self._thread.is_alive():
-            if self._process is not None:
-                with suppress(ProcessLookupError):
-                    self._process.kill()
-            self._thread.join(0.1)
+    def end(self) -> str:
+        """What it has said beside events."""
+        self._process.kill()
+        self._thread.join()
+        with self._process, self._process.stderr as said:  # type: ignore[union-attr]
+            return said.read()
 
 
 @contextmanager
@@ -92,6 +85,12 @@ def following(daemon: Daemon, *words: str, user: int = 0) -> Iterator[Follower]:
         yield follower
     finally:
         follower.end()
+
+
+def wait_readers(daemon: Daemon, count: int) -> None:
+    """Returns when so many read the log."""
+    metric = f"\nctxfs_event_readers {count}\n"
+    wait_until(lambda: metric in daemon.path("metrics").read_text(), f"{count} follow")
 
 
 class Load(threading.Thread):
@@ -131,6 +130,7 @@ def logged(daemon: Daemon, owners: Sequence[int] | None = None) -> list[dict[str
 @pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.long)])
 def test_each_event_is_there_once_over_kills_under_load(daemon: Daemon, kills: int) -> None:
     with following(daemon) as of_all, following(daemon, user=OWNERS[0]) as of_one:
+        wait_readers(daemon, 2)
         for number in range(kills):
             loads = [Load(daemon, 2 * number + each) for each in range(2)]
             for load in loads:
@@ -215,19 +215,32 @@ def test_what_a_follower_lost_is_said(tmp_path: Path) -> None:
         assert sum(len(line) for line in kept_logs(daemon.state)[0]) <= 64 << 10
 
 
-def test_a_follower_is_told_how_to_go_on(daemon: Daemon) -> None:
+def test_a_follower_of_what_is_new_misses_nothing_of_the_next_daemon(daemon: Daemon) -> None:
     daemon.make("x")
     process = subprocess.Popen(
-        client(daemon, "events", "-f", "--after", "0", "--json"),
+        client(daemon, "events", "-f", "--json", "--type", "agent.create"),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
-    last = json.loads(process.stdout.readline())["seq"]
-    daemon.kill()
-    rest, err = process.communicate(timeout=TIMEOUT)
-    last = json.loads(rest.splitlines()[-1])["seq"] if rest else last
-    assert err.endswith(f"go on with: --after {last}\n")
-    assert process.returncode == 69
+    assert process.stderr is not None
+
+    def named() -> str:
+        assert process.stdout is not None
+        name: str = json.loads(process.stdout.readline())["agent"]
+        return name
+
+    try:
+        wait_readers(daemon, 1)
+        for number, end in enumerate((daemon.kill, daemon.stop)):
+            daemon.make(f"before-{number}")
+            assert named() == f"before-{number}"
+            end()
+            daemon.start()
+            daemon.make(f"after-{number}")
+            assert named() == f"after-{number}"
+    finally:
+        process.kill()
+    assert process.communicate()[1] == "ctx: ctxd has ended: waiting for the next one\n"
 
 
 def test_the_file_is_polled(daemon: Daemon) -> None:
@@ -283,8 +296,22 @@ def test_the_first_of_several_is_waited_for(daemon: Daemon) -> None:
         client(daemon, "wait", "--any", "--status", "paused,dead", "x", "y"),
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    write(daemon.agent_dir("y") / "ctl", "pause")
-    assert process.communicate(timeout=TIMEOUT)[0] == "y paused\n"
+    opened = Path(f"/proc/{process.pid}/fd")
+    agents = str(daemon.path("agents"))
+
+    def looks() -> bool:
+        with suppress(FileNotFoundError):  # one that was closed meanwhile
+            return agents in map(os.readlink, opened.iterdir())
+        return False
+
+    try:
+        wait_until(looks, "it looks")
+        daemon.kill()
+        daemon.start()
+        write(daemon.agent_dir("y") / "ctl", "pause")
+        assert process.communicate(timeout=TIMEOUT)[0] == "y paused\n"
+    finally:
+        process.kill()
     assert process.returncode == 0
     write(daemon.agent_dir("x") / "ctl", "kill")
     wait_dead(daemon.agent_dir("x"))

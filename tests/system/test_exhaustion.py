@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from runtime.kernel import linux
+from tests.system.test_windows import programs
 from tests.worlds.daemon import Daemon, read, refusal, wait_dead, wait_status, wait_until, write
+from tests.worlds.viewers import Typing, echoing
 
 
 @pytest.fixture
@@ -72,6 +75,32 @@ def test_sigterm_ends_everything_on_a_full_disk(small_disk: Daemon) -> None:
     small_disk.start()
     wait_dead(agent)
     assert read(agent, "status") == "dead\n"
+
+
+def test_a_session_goes_on_on_a_full_disk_and_ends_with_its_window(small_disk: Daemon) -> None:
+    ballast = small_disk.state / "ballast"
+
+    def is_lost() -> bool:
+        """What is typed now: the disk is full, whatever was given back to it."""
+        with suppress(OSError), open(ballast, "ab", 0) as file:
+            while file.write(b"\0" * 65536):
+                pass
+        kept_before = kept_out.read_bytes()
+        typing.go_on(50)
+        return kept_out.read_bytes() == kept_before
+
+    with ExitStack() as stack:
+        kept, gone = echoing(stack, small_disk, "kept", "gone")
+        kept_out = small_disk.agent_dir("kept") / "out"
+        with Typing([kept, gone]) as typing:
+            wait_until(is_lost, "the disk is full")
+        gone.end.close()
+        wait_until(lambda: not programs(small_disk, "gone"), "its processes are gone")
+        ballast.unlink()
+        wait_dead(small_disk.agent_dir("gone"))
+        assert read(small_disk.agent_dir("gone"), "reason") == "hangup\n"
+        with Typing([kept]):  # once there is room, which ctxd looks for
+            wait_until(lambda: "bytes of output lost" in kept_out.read_text(), "it says so")
 
 
 @pytest.mark.settings(files=1500)

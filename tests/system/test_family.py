@@ -253,7 +253,7 @@ while (before := struct.unpack("<Q", turn)[0]) != (1 << 64) - 1:
 """
 
 
-@pytest.mark.parametrize("turns", [300, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("turns", [100, pytest.param(10_000, marks=pytest.mark.long)])
 def test_nobody_sees_what_has_turned_private(daemon: Daemon, turns: int) -> None:
     """Nor misses what is public: another agent looks while a new one is given to a parent and
     taken back."""

@@ -14,6 +14,7 @@ from typing import Final
 
 import pytest
 
+from runtime.cell.record import read_record
 from runtime.crashpoints import POINTS
 from runtime.kernel.cgroups import Cgroup
 from tests.worlds import stages
@@ -300,6 +301,15 @@ SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
     "wait.due": (stages.waited,),
     "wait.fired": (stages.waited,),
     "ask.answered": (stages.asked,),
+    "link.planned": (stages.linked,),
+    "link.started": (stages.linked,),
+    "link.greeted": (stages.linked,),
+    "peer.greeted": (stages.linked_to,),
+    "peer.registered": (stages.linked_to,),
+    "peer.put": (stages.placed_here,),
+    "peer.done": (stages.placed_here,),
+    "peer.told": (stages.placed_here,),
+    "lead.heard": (stages.placed,),
     "adopt.led": (_family, _started),
     "adopt.lost": (_family, _started),
     "adopt.ended": (_family, _started),
@@ -314,6 +324,7 @@ SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
 CASES: Final = [
     *((point, 1, "") for point in POINTS),
     ("create.inserted", 4, ""),
+    *(("lead.heard", count, "") for count in (2, 4, 6)),
     ("write.committed", 7, ""),
     ("start.committed", 3, ""),
     ("start.planned", 2, "orphaned"),
@@ -390,6 +401,13 @@ WAYS: Final[list[tuple[str, int, tuple[Stage, ...]]]] = [
         for point in ("cancel.marked", "cancel.signalled", "cancel.killed", "finish.conversation",
                       "finish.recorded", "finish.removed", "finish.released")
     ),
+    *((point, 1, (stages.tied,))
+      for point in ("start.committed", "start.planned", "start.launched", "start.running",
+                    "terminal.hungup", "cancel.marked", "cancel.signalled", "finish.recorded",
+                    "finish.removed", "finish.released", "remove.committed", "remove.forgotten")),
+    *((point, 1, (stages.entered,))
+      for point in ("task.queued", "task.launched", "task.running", "task.recorded",
+                    "terminal.hungup")),
     ("write.committed", 12, (stages.talking,)),
     *(("write.committed", count, (stages.waited,)) for count in (30, 36, 50, 60)),
     *((point, count, (stages.waited,))
@@ -494,6 +512,41 @@ def _check_death(point: str, count: int, more: str, stages: tuple[Stage, ...]) -
             if scene.daemon.start_or_die():
                 scene.daemon.kill()
             scene.invariants.observe()
+        scene.arm("")
+        scene.daemon.start()
+        scene.invariants.check(scene.operator)
+        for holds in scene.after:
+            holds()
+        scene.invariants.dismantle(scene.operator)
+
+
+#: places of a session at a terminal, and what leads there
+AT_TERMINALS: Final = [
+    *((point, stages.visited) for point in ("terminal.handed", "terminal.hungup")),
+    *((point, stages.tied)
+      for point in ("start.launched", "start.running", "terminal.hungup", "cancel.signalled",
+                    "finish.recorded")),
+    *((point, stages.entered)
+      for point in ("task.launched", "task.running", "terminal.hungup", "task.recorded")),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("role", ["monitor", "keeper", "program"])
+@pytest.mark.parametrize(("point", "stage"), AT_TERMINALS,
+                         ids=lambda v: v.__name__ if callable(v) else v)
+def test_a_death_of_two_at_a_terminal(point: str, stage: Stage, role: str) -> None:
+    """The daemon at a place, and then a process of the session, as far as there is one by now."""
+    with scene_of(point) as scene:
+        _die(scene, point, point, (stage,))
+        records = scene.daemon.runtime / "record"
+        for path in records.glob("*-task-*" if stage is stages.entered else "*"):
+            record = read_record(path)
+            if (pid := getattr(record, role)) and not record.finished:
+                with contextlib.suppress(ProcessLookupError):
+                    end_process(pid)
+        for entry in scene.operator.entries.values():
+            entry.end = None  # as of whoever was first
         scene.arm("")
         scene.daemon.start()
         scene.invariants.check(scene.operator)

@@ -37,8 +37,16 @@ def record_of(scene: Scene, agent: Path, what: str, roles: Sequence[str]) -> Run
     return read_record(path)
 
 
-def events(scene: Scene, name: str, kind: str) -> list[dict[str, str]]:
-    return [event for event in stages.history(scene, name) if event["type"] == kind]
+def events(scene: Scene, name: str, kind: str, least: int = 0) -> list[dict[str, str]]:
+    """Those that are told, at least so many: a history may just get its file."""
+    found: list[dict[str, str]] = []
+
+    def is_told() -> bool:
+        found[:] = [event for event in stages.history(scene, name) if event["type"] == kind]
+        return len(found) >= least
+
+    wait_until(is_told, f"{least} of {kind}")
+    return found
 
 
 def working(scene: Scene, mode: str, word: str = "hold") -> Path:
@@ -99,7 +107,7 @@ def test_a_death_around_a_turn(role: str, alone: bool) -> None:
         kill(scene, alone, *(getattr(record, each) for each in victims))
         (stages.gate(scene) / "open").touch()
         stages.conversed(scene, "one", "turn")
-        (end, _) = events(scene, "one", "run.end")
+        (end, _) = events(scene, "one", "run.end", 2)
         end_of = RUN_ROLES[role] or ("done", "exit:0")
         assert (end["outcome"], end["reason"]) == end_of
         assert stages.ends(scene, "one") == [
@@ -193,7 +201,7 @@ def test_a_death_around_a_task(role: str, alone: bool) -> None:
         if role != "chain":
             wait_dead(task)
             wait_until(lambda: not alive(record.program), "the program is gone")
-            assert len(events(scene, "one", "task.end")) == 1
+            assert len(events(scene, "one", "task.end", 1)) == 1
         assert (read(task, "status").strip(), read(task, "exit").strip()) == TASK_ROLES[role]
         stages.conversed(scene, "one", "turn")
         finish(scene)
@@ -546,7 +554,7 @@ def test_a_resident_agent_ends_with_a_reboot() -> None:
         assert read(made, "status") == "interrupted\n"
         wait_dead(agent / "task" / "long")
         assert read(armed, "status") == "cancelled\n"
-        (end,) = events(scene, "one", "run.end")
+        (end,) = events(scene, "one", "run.end", 1)
         assert (end["outcome"], end["reason"]) == ("interrupted", "reboot")
         finish(scene)
 

@@ -176,8 +176,13 @@ def stopped(daemon: Daemon) -> Iterator[None]:
     assert libc.ptrace(_DETACH, daemon.pid, None, None) == 0, os.strerror(ctypes.get_errno())
 
 
-WAYS = (in_its_own_mount, behind_the_mutex_of_a_pipe, behind_the_lock_of_a_directory,
-        for_a_partner_who_does_not_come, stopped)  # fmt: skip
+WAYS = (
+    in_its_own_mount,
+    behind_the_mutex_of_a_pipe,
+    behind_the_lock_of_a_directory,
+    *(pytest.param(way, marks=pytest.mark.long)
+      for way in (for_a_partner_who_does_not_come, stopped)),
+)  # fmt: skip
 
 
 def _is_aborted(daemon: Daemon) -> bool:

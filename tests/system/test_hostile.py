@@ -29,7 +29,7 @@ from tests.system.hostile.attempts import (
     TABLE,
     Attempt,
 )
-from tests.system.hostile.guarded import guarded
+from tests.system.hostile.guarded import BESIDE, guarded
 from tests.system.hostile.stage import CHECKS, CONFIG, Stage, compile_programs, heard, only_of_root
 from tests.system.hostile.staged import STAGED, Staged
 from tests.worlds.daemon import (
@@ -58,7 +58,7 @@ def by_name(attempt: Attempt | Staged) -> str:
 
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
-    with daemon_of(config=CONFIG) as daemon, guarded(daemon) as guard:
+    with daemon_of(config=CONFIG) as daemon, guarded(daemon, bystanders=BESIDE) as guard:
         made = Stage(guard)
         try:
             made.set()
@@ -68,7 +68,6 @@ def stage() -> Iterator[Stage]:
             made.close()
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("attempt", TABLE, ids=by_name)
 def test_what_is_tried_is_refused(stage: Stage, attempt: Attempt) -> None:
     if only_of_root(attempt):
@@ -83,7 +82,6 @@ def test_what_is_tried_is_refused(stage: Stage, attempt: Attempt) -> None:
     stage.hold(attempt.holds)
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("attempt", STAGED, ids=by_name)
 def test_what_takes_more_hands_is_refused(stage: Stage, attempt: Staged) -> None:
     if ROOTLESS and attempt.needs_root:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from tests.worlds.daemon import (
     wait_until,
     write,
 )
-from tests.worlds.membership import WATCH, Place, Watch
+from tests.worlds.membership import EVENT, EXEC, WATCH, Place, Watch
 
 #: what made cells at some time, or does; and what a start may want to look with
 FORGED = ("test", "bwrap", "setpriv", "enter", "view", "keeper", "stage", "find", "stat", "env")
@@ -308,6 +309,19 @@ def test_a_daemon_that_begins_anew_in_its_process_is_watched(daemon: Daemon) -> 
     stranger(daemon, "cat")
     with pytest.raises(AssertionError, match="own cgroup"):
         daemon.check_own_cgroup()
+
+
+def test_a_thread_with_the_pid_of_one_that_is_gone_is_no_stranger(
+    daemon: Daemon, watch: Place
+) -> None:
+    """What is told late may be of one whose pid was given away since."""
+    ours = [int(each) for each in os.listdir(f"/proc/{daemon.pid}/task")]
+    threads = [each for each in ours if each != daemon.pid]
+    assert threads
+    for when in (0, time.clock_gettime_ns(time.CLOCK_MONOTONIC)):
+        for thread in threads:
+            WATCH.tell(EVENT.pack(EXEC, when, thread, thread, 0, 0))
+        assert bool(watch.take()) == bool(when)
 
 
 def living_in(daemon: Daemon) -> set[int]:

@@ -99,7 +99,7 @@ EACH = pytest.mark.parametrize(("kind", "number"), [
 ])
 
 
-@pytest.mark.parametrize(("kind", "number"), CASES.values(), ids=CASES)
+@EACH
 def test_who_holds_its_own_pipe_holds_up_nobody_else(
     daemon: Daemon, guard: Guard, kind: Kind, number: int
 ) -> None:

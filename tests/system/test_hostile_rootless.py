@@ -182,7 +182,7 @@ def _begun(user: OrdinaryDaemon) -> str:
 
 
 #: in every run of the tests
-_OFTEN = (("ctxfs", "directory"), ("ctxfs", "link"), ("ctx", "link"), ("ctx", "file"))
+_OFTEN = (("ctxfs", "directory"), ("ctx", "link"))
 
 
 @pytest.mark.parametrize(("name", "what"), [
@@ -220,7 +220,8 @@ _TOGGLE = """if True:
 """
 
 
-@pytest.mark.parametrize("name", ["ctxfs", pytest.param("ctx", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ctxfs", "ctx"])
 def test_a_stranger_who_is_faster_is_noticed(stopped: OrdinaryDaemon, name: str) -> None:
     """Between the look at a name and its use: the daemon is the user's own, or there is none."""
     precious = _precious(stopped)

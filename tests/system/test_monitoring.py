@@ -15,6 +15,8 @@ import yaml
 
 from tests.worlds.daemon import TIMEOUT, Daemon
 
+#: each node has samples of its own
+pytestmark = pytest.mark.settings(nodes="{n2: {command: [/bin/false]}}")
 MONITORING: Final = Path(__file__).resolve().parents[2] / "contrib" / "monitoring"
 #: a metric, and the labels that it is chosen by
 _ASKED: Final = re.compile(r"\b(ctxfs_[a-z_]+)(\{[^}]*\})?")
@@ -127,6 +129,9 @@ HAPPENINGS: Final = {
                 {"CtxfsAccountFull": "b"}),
     "failing": ({'ctxfs_agent_restarts_total{instance="b"}': "0x10 0+60x110"},
                 {"CtxfsAgentsFail": "b"}),
+    "refused": ({'ctxfs_model_requests_total{instance="b",answer="refused",owner="0"}':
+                 "0x10 0+60x110"}, {"CtxfsAboveLimit": "b"}),
+    "link": ({'ctxfs_link_up{instance="b",node="n2"}': "1x10 0x110"}, {"CtxfsLinkDown": "b"}),
 }  # fmt: skip
 #: of a machine on which all is well
 WELL: Final = {
@@ -135,6 +140,8 @@ WELL: Final = {
     "ctxfs_state_free_bytes": "50x120", "ctxfs_state_size_bytes": "100x120",
     "ctxfs_changes_waiting": "0x120", "ctxfs_descriptors": "10x120",
     "ctxfs_descriptors_max": "100x120", "ctxfs_agent_restarts_total": "0x120",
+    'ctxfs_model_requests_total{answer="refused",owner="0"}': "0x120",
+    'ctxfs_link_up{node="n2"}': "1x120", 'ctxfs_link_wanted{node="n2"}': "1x120",
     'ctxfs_account_used{account="disk"}': "10x120",
     'ctxfs_account_total{account="disk"}': "100x120",
     'ctxfs_account_total{account="tasks"}': "Inf " * 121,
@@ -169,6 +176,10 @@ def test_alerts_tell_of_the_machine_on_which_something_happens(
         shown = {"severity": rule["labels"]["severity"], "instance": alerts.get(rule["alert"], "")}
         if rule["alert"] == "CtxfsAccountFull":
             shown["account"] = "disk"
+        if rule["alert"] == "CtxfsAboveLimit":
+            shown["owner"] = "0"
+        if rule["alert"] == "CtxfsLinkDown":
+            shown["node"] = "n2"
         expected = {"exp_labels": shown}
         told.append({"eval_time": "45m", "alertname": rule["alert"],
                      "exp_alerts": [expected] if rule["alert"] in alerts else []})  # fmt: skip

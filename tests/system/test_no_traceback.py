@@ -66,6 +66,11 @@ WORDS = {
     "audit": ["audit"],
     "prune": ["prune", "--older", "30d"],
     "quota": ["quota"],
+    "nodes list": ["nodes", "list"],
+    "nodes check": ["nodes", "check", "nowhere"],
+    "nodes forget": ["nodes", "forget", "nowhere"],
+    "nodes add": ["nodes", "add", "n2", "-oProxyCommand=x"],
+    "peer": ["peer"],
     "doctor": ["doctor"],
     "reexec": ["reexec", "now"],  # refused: test_reexec.py has daemons for it
     "help": ["help"],
@@ -78,6 +83,7 @@ WORDS = {
     "task kill": ["task", "kill", "-a", "coder", "nothing"],
     "task wait": ["task", "wait", "-a", "coder", "-t", "50ms", "t"],
     "task rm": ["task", "rm", "-a", "coder", "nothing"],
+    "who": ["who", "fd63:7478:6673:0:0123:4567:89ab:cdef"],
     "work list": ["work", "list", "-a", "coder"],
     "work show": ["work", "show", "-a", "coder", "w"],
     "work new": ["work", "new", "-a", "coder", "try"],
@@ -103,8 +109,11 @@ LASTING = (
     ["task", "output", "-f", "-a", "coder", "t"], ["mcp", "-a", "coder"], ["acp", "clerk"],
     ["task", "wait", "-a", "coder", "t"],
 )  # fmt: skip
-#: commands of different kinds: every run of the tests interrupts them, and more
+#: commands of different kinds, which are in every run of the tests
 SAMPLE = ("ps", "new", "log", "attach", "spawn", "send", "why", "help", "task start", "tool call")
+SOME = pytest.mark.parametrize("names", [
+    pytest.param(SAMPLE, id="some"), pytest.param(WORDS, id="all", marks=pytest.mark.long)
+])
 BYTES = os.fsdecode(b"not\xffutf8\x1b[31m")
 
 
@@ -176,19 +185,12 @@ SITUATIONS: dict[str, str] = {
 }
 
 
-#: those of which every run of the tests tries each command
-OFTEN = ("nothing at all", "a full disk")
-
-
-@pytest.mark.parametrize(
-    "situation",
-    [
-        pytest.param(name, marks=[] if name in OFTEN else pytest.mark.long)
-        for name in SITUATIONS
-    ],
-)
-def test_with_every_kind_of_input_and_output(alive: Daemon, situation: str) -> None:
-    for words in WORDS.values():
+@SOME
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_with_every_kind_of_input_and_output(
+    alive: Daemon, situation: str, names: Iterable[str]
+) -> None:
+    for words in map(WORDS.__getitem__, names):
         check(words, said(alive, words, shell=SITUATIONS[situation]))
 
 
@@ -221,8 +223,9 @@ def test_terminals_of_all_sizes(
             screen.close()
 
 
-def test_a_user_who_may_nothing(alive: Daemon) -> None:
-    for words in WORDS.values():
+@SOME
+def test_a_user_who_may_nothing(alive: Daemon, names: Iterable[str]) -> None:
+    for words in map(WORDS.__getitem__, names):
         command = ["/usr/bin/python3", *argv(alive, words)[1:]]  # which everybody may execute
         done = subprocess.run(command, env=environment(alive), user=65534, group=65534,
                               extra_groups=[], stdin=subprocess.DEVNULL, capture_output=True,
@@ -291,7 +294,8 @@ def waits(pid: int) -> bool:
     return any(word in what for word in ("poll", "unix", "pipe", "wait_woken", "tty", "sleep"))
 
 
-def test_without_a_daemon(tmp_path: Path) -> None:
+@SOME
+def test_without_a_daemon(tmp_path: Path, names: Iterable[str]) -> None:
     """It was never there; it has died; it dies while commands work."""
     with daemon_of() as daemon:
         scene(daemon)
@@ -308,7 +312,7 @@ def test_without_a_daemon(tmp_path: Path) -> None:
         for _, process in lasting:
             wait_until(partial(waits, process.pid), "it waits for something")
         daemon.kill()
-        for words in WORDS.values():
+        for words in map(WORDS.__getitem__, names):
             done = subprocess.run([*command, *words], env=environment(daemon), check=False,
                                   stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT)
             check(words, (done.stdout + done.stderr).decode(errors="replace"))

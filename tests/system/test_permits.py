@@ -124,19 +124,30 @@ def test_elicitation_is_a_form(daemon: Daemon, name: str) -> None:
     assert (said["action"], said["content"]) == ("accept", {"port": 5432})
 
 
-@pytest.mark.parametrize("event", ["PostToolUse", "Stop", "SessionEnd"])
+#: an input that is too long to be shown whole
+LONG = {"tool_name": "Write", "tool_input": {"file_path": "/x", "content": "x" * 99_000}}
+
+
+@pytest.mark.parametrize(
+    ("event", "used", "more"),
+    [("PostToolUse", BASH, {}), ("PostToolUse", LONG, {}),
+     ("PostToolUse", WHICH, {"answers": {"Which colour?": "Blue"}}),
+     ("Stop", BASH, {}), ("SessionEnd", BASH, {})],
+    ids=["used", "long", "answered", "stop", "end"],
+)  # fmt: skip
 def test_what_was_answered_in_the_dialogue_leaves_the_inbox(
-    daemon: Daemon, name: str, event: str
+    daemon: Daemon, name: str, event: str, used: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    """Also if its hook was killed; what the agent asks by itself stays."""
+    """Also if its hook was killed; what the agent asks by itself stays. ``more`` is what the
+    dialogue adds to the input."""
     script = (
         "ctx ask --life run mine & ctx hook claude < /gate/ask & "
         "until test -e $CTX_ROOT/agent/$CTX_AGENT.d/ask/claude-1 -a "
         "\"$(cat $CTX_ROOT/agent/$CTX_AGENT.d/ask/claude-1/status)\" = open; do :; done; "
         "kill -9 $!; ctx hook claude < /gate/over; echo withdrawn; wait"
     )
-    over = {**BASH, "hook_event_name": event}
-    agent = hooked(daemon, name, script, ask=request_of(BASH), over=over)
+    over = {**used, "tool_input": {**used["tool_input"], **more}, "hook_event_name": event}
+    agent = hooked(daemon, name, script, ask=request_of(used), over=over)
     wait_until(lambda: "withdrawn" in read(agent, "out"), "the hook has run")
     assert [row["question"] for row in asked(daemon, name)] == ["mine"], read(agent, "log")
     answer(daemon, name, "done")

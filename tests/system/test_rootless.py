@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from client import networks
 from tests.worlds.daemon import (
     MARK,
     TIMEOUT,
@@ -30,7 +31,9 @@ from tests.worlds.daemon import (
     wait_until,
     write,
 )
+from tests.worlds.models import Metered, start_meter
 from tests.worlds.ordinary import UID, OrdinaryDaemon, ordinary_daemon
+from tests.worlds.spenders import TOKENS, over, spend, tokens, usage
 
 
 @pytest.fixture
@@ -167,6 +170,41 @@ def test_a_network_is_the_users_socket() -> None:
                 user.do(partial(said, number))
             user.do(lambda: wait_dead(user.agent_dir("a")))
             assert "net.api.connections=2" in user.do(lambda: read(user.agent_dir("a"), "usage"))
+
+
+def test_a_meter_of_the_user_counts_and_ends_at_the_limit() -> None:
+    with tempfile.TemporaryDirectory(prefix=f"{MARK}-", dir="/tmp") as directory:
+        models = Metered(Path(directory))
+        for path in (directory, str(models.upstream.server_address)):
+            os.chown(path, UID, UID)
+        network = f"{{socket: {models.socket}, port: 8080, header: counters}}"
+        with ordinary_daemon(config=f"networks: {{models: {network}}}\n") as user:
+            meter = start_meter(models.config, *user.run_as_user())
+            try:
+                user.do(partial(_spend_and_see, user))
+            finally:
+                meter.terminate()
+                meter.communicate(timeout=40)
+                models.close()
+
+
+def _spend_and_see(user: OrdinaryDaemon) -> None:
+    policy = "\n".join(f"{verb} boss_t network:models connect" for verb in ("allow", "delegate"))
+    boss = user.run("boss", "sleep 1000", policy=policy, limits="tokens.max=60")
+    wait_status(boss, "busy")
+    kid = spend(user, "kid", "plain", parent="agent:boss")
+    wait_dead(kid)
+    assert over(kid) == (3, 0)
+    for agent in (boss, kid):
+        assert tokens(agent) == 3 * TOKENS and usage(agent)["tokens.left"] == "0"
+        events = user.events(agent.stem)
+        (told,) = (event for event in events if event["type"] == "agent.limit")
+        assert (told["of"], told["max"], told["used"]) == ("boss", "60", "75")
+    status = read(user.root, "status").splitlines()
+    found = networks.check_networks(dict(line.split("=", 1) for line in status), rootless=True)
+    assert {level for level, _, _ in found} == {"ok", "weak"}
+    write(boss / "ctl", "kill")
+    wait_dead(boss)
 
 
 def test_a_crash_takes_only_the_mount(user: OrdinaryDaemon) -> None:

@@ -125,6 +125,13 @@ def test_metrics_have_each_fact_of_status_and_keep_it_at_zero(daemon: Daemon) ->
         name: after.pop(f'ctxfs_agent_ends_total{{outcome="{name}"}}') for name in Outcome if name
     }
     assert {name: count for name, count in ends.items() if count} == {"done": 1}
+    kinds = ("in", "cached", "written", "out", "estimated")
+    owner = f'owner="{os.geteuid()}"'
+    models = {f'tokens_total{{{owner},kind="{kind}"}}' for kind in kinds}
+    models |= {f"cost_total{{{owner}}}"}
+    answers = ("passed", "refused", "unpriced")
+    models |= {f'model_requests_total{{{owner},answer="{answer}"}}' for answer in answers}
+    assert {after.pop(f"ctxfs_{name}") for name in models} == {0}, "nobody has used one"
     rest = {name for name in after if not name.startswith("ctxfs_loop_")}
     assert rest == {
         f"ctxfs_{name}"
@@ -315,7 +322,7 @@ def test_sighup_reads_the_configuration_again() -> None:
         (daemon.base / "config.yaml").write_text("control_max: 1000\n")
         os.kill(daemon.pid, signal.SIGHUP)
         wait_until(lambda: refusal(agent / "exec", "x" * 200) == "accepted", "the new setting")
-        (daemon.base / "config.yaml").write_text("nonsense\n")
+        (daemon.base / "config.yaml").write_text("control_max: 9\nnodes: {n2: {ssh: -oX=y}}\n")
         os.kill(daemon.pid, signal.SIGHUP)
         wait_until(lambda: "the settings remain unchanged" in daemon.log.read_text(), "a word")
         write(agent / "exec", "y" * 200)

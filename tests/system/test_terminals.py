@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,13 +15,17 @@ import pytest
 
 from tests.system.test_windows import is_gone, programs, wait_gone
 from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.emulator import HOSTILE, Emulator
 from tests.worlds.reexecution import replaceable
-from tests.worlds.viewers import Viewer
+from tests.worlds.terminal import Terminal
+from tests.worlds.viewers import Typing, Viewer, echoing
 
 #: what would otherwise be waited for is longer than any test waits
 pytestmark = pytest.mark.settings(grace="10m")
 #: shells ignore SIGTERM at a terminal
 SHELL = "bash --norc --noprofile -i"
+#: seconds after which somebody who types notices
+LATE = 1.0
 
 
 @pytest.fixture
@@ -155,17 +160,24 @@ def _used(daemon: Daemon) -> int:
     return int(use) - 1
 
 
-def test_it_passes_to_a_daemon_that_is_executed_again() -> None:
-    with replaceable(config="grace: 10m\n") as daemon, begin(daemon) as viewer:
-        viewer.enter("while read -r x; do echo got $x; done\n")
-        for number in range(20):
-            viewer.enter(f"a{number}\n")
-            if number == 10:
+@pytest.mark.alone
+def test_ten_who_type_notice_nothing_of_a_daemon_that_is_executed_again(opened: ExitStack) -> None:
+    """Not one byte is lost, told twice, or a second late; and each is known to the next daemon."""
+    with replaceable(config="grace: 10m\n") as daemon:
+        names = [f"x{number}" for number in range(10)]
+        viewers = echoing(opened, daemon, *names)
+        with Typing(viewers) as typing:
+            typing.go_on(50)
+            for _ in range(2):
                 daemon.reexec()
-        for number in range(20):
-            viewer.wait_for(f"got a{number}\r\n")
-        viewer.end.close()
-        wait_gone(daemon, "x")
+                typing.go_on(50)
+        assert typing.latest < LATE
+        for viewer in viewers:
+            viewer.end.close()
+        for directory in map(daemon.agent_dir, names):
+            wait_dead(directory)
+            assert read(directory, "reason") == "hangup\n"
+            assert (directory / "out").read_bytes().decode() == typing.echoed
 
 
 def test_what_is_paused_says_so_and_an_abort_is_another_terminal(daemon: Daemon) -> None:
@@ -236,3 +248,67 @@ def test_what_cannot_begin_says_why(daemon: Daemon) -> None:
         assert viewer.wait_over().startswith("failed")
     wait_dead(daemon.agent_dir("x"))
     assert read(daemon.agent_dir("x"), "reason").startswith("start_failed")
+
+
+#: reads what its shell would read, and says it; the mark is said in another way than it is typed
+LEFT = """
+import os, select, termios, tty
+tty.setraw(0, termios.TCSANOW)
+left = b""
+while select.select([0], [], [], 0.3)[0]:
+    left += os.read(0, 4096)
+print("left:", left, end="." * 3)
+"""
+#: writes what is in a file once it is told to, byte by byte
+WRITES = """
+import os, sys, tty
+tty.setraw(0)  # or what is typed would be in the midst of it
+os.write(1, b"ready\\r\\n")
+os.read(0, 4096)
+for byte in open(sys.argv[1], "rb").read():
+    os.write(1, bytes((byte,)))
+os.write(1, b"\\nall\\r\\n" + 100 * b"\\x1b[6n\\x1b[c")
+while sys.argv[2:] and os.read(0, 4096):
+    pass
+"""
+PYTHON = f"{sys.executable} -IS"
+
+
+@pytest.mark.parametrize("way", ["run", "attach", "enter"])
+def test_a_hostile_program_reaches_nothing_but_the_screen(daemon: Daemon, way: str) -> None:
+    """A person's terminal obeys and answers everything; some is split at each byte."""
+    hostile = daemon.root.parent / "hostile"
+    hostile.mkdir()
+    (hostile / "writes").write_text(WRITES)
+    (hostile / "bytes").write_bytes(b"".join(HOSTILE[::19]))
+    program = f"python3 {hostile}/writes {hostile}/bytes{' stay' * (way == 'attach')}"
+    ctx = f"{PYTHON} {daemon.root}/bin/ctx"
+    command = {
+        "run": f"{ctx} run --tty --mount {hostile} x -- {program}",
+        "attach": f"{ctx} attach x",
+        "enter": f"{ctx} enter x -- {program}",
+    }[way]
+    if way != "run":
+        directory = make(daemon, program=program if way == "attach" else SHELL)
+        write(directory / "mount", f"{hostile} {hostile} ro")
+        write(directory / "ctl", "start")
+        wait_status(directory, "busy")
+    emulator = Emulator(_12=True, _1007=True)
+    before = emulator.state()
+    env = {"CTX_ROOT": str(daemon.root), "PATH": os.environ["PATH"], "TERM": "xterm",
+           "LANG": "C.UTF-8"}  # fmt: skip
+    at = Terminal(["sh", "-c", f"{command}; {PYTHON} -c '{LEFT}'"], env, emulator=emulator)
+    try:
+        at.wait_for("ready\r\n")
+        at.type("\r")
+        at.wait_for("\nall\r\n")
+        if way == "attach":  # else its end comes before the last answers
+            at.type("\x1dd")
+        at.wait_for("...")
+        assert "left: b''..." in at.shown
+        assert at.end() == 0
+    finally:
+        at.close()
+    assert (emulator.beyond, emulator.state()) == ([], before)
+    assert emulator.asked > 1
+    assert emulator.titles and all(title.startswith("[x] ") for title in emulator.titles)

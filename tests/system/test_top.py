@@ -277,10 +277,13 @@ def test_a_question_is_answered(daemon: Daemon) -> None:
         at.type("a")
         at.wait_for("asker/ask-1 asks", "May I push?", "question 1 of 1")
         at.type("maybe")
+        at.wait(lambda screen: re.search("^maybe", screen, re.M), "what is typed")
         at.type("Enter")
         at.wait_for('"maybe" is no option; use yes, no')
         for _ in "maybe":
             at.type("BSpace")
+        # it deletes in a later step than it inserts
+        at.wait(lambda screen: not re.search("^m", screen, re.M), "nothing that is typed")
         at.type("yes")
         at.type("Enter")
         at.wait_for("answered asker/ask-1: yes")

@@ -337,8 +337,7 @@ while True:
     if not fds:
         break
     windows += fds
-with open(f"{root}/agent/{name}.d/status") as status:
-    print(json.dumps([len(windows), json.loads(data)["code"], status.read()]), flush=True)
+print(json.dumps([len(windows), json.loads(data)["code"]]), flush=True)
 """
 
 
@@ -348,7 +347,9 @@ def test_windows_are_on_their_owners_account() -> None:
             ["/usr/bin/python3", "-c", _MANY, str(small.root), str(small.runtime)],
             user=4343, group=4343, extra_groups=[], stdout=subprocess.PIPE, text=True, timeout=60,
         )  # fmt: skip
-        count, code, status = json.loads(done.stdout)
-        assert (code, status) == ("EDQUOT", "new\n") and count > 0, "and nothing is lost"
+        count, code = json.loads(done.stdout)
+        assert code == "EDQUOT" and count > 0
+        # asked by root: all that the account has may still be in use
+        assert read(small.agent_dir(f"n{count}"), "status") == "new\n", "and nothing is lost"
         wait_until(partial(is_gone, small.agent_dir("n0")), "the process has ended")
         assert not is_gone(small.agent_dir(f"n{count}")), "which has no window"

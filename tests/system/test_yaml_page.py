@@ -48,7 +48,8 @@ def configured() -> Iterator[Daemon]:
 def test_the_settings_are_ones(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(files(tmp_path)["config.yaml"])
     config = load_config(tmp_path / "config.yaml", required=True)
-    assert (config.grace, [*config.networks]) == (10.0, ["anthropic"])
+    assert (config.grace, [*config.networks]) == (10.0, ["anthropic", "web"])
+    assert ([*config.nodes], config.placed.max) == (["n2", "gpu", "pod"], 64)
 
 
 def test_the_agents_come_up(configured: Daemon) -> None:

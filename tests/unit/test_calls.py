@@ -64,8 +64,10 @@ def _rows() -> dict[str, Counter[str]]:
 
 
 ROWS: Final = _rows()
+#: of ctxd; the meter is another process, with an unprivileged user
 MODULES: Final = sorted(str(path.relative_to(HOUSE)) for package in ("ctxfs", "runtime")
-                        for path in (HOUSE / package).rglob("*.py"))  # fmt: skip
+                        for path in (HOUSE / package).rglob("*.py")
+                        if path.parent.name != "metering")  # fmt: skip
 
 
 def test_every_call_has_a_row_that_says_whose_object_it_is() -> None:

@@ -84,7 +84,7 @@ def test_runtime_imports_neither_the_filesystem_nor_fuse_nor_the_client() -> Non
 
 def test_every_import_is_ours_the_standard_librarys_or_a_dependency() -> None:
     ours = {"client", "ctxfs", "runtime"}
-    theirs = {"pyfuse3", "trio", "yaml", "jsonschema", "psutil"}
+    theirs = {"pyfuse3", "trio", "yaml", "jsonschema", "psutil", "h11", "msgspec"}
     assert others(RUNTIME + CTXFS, ours | theirs | sys.stdlib_module_names) == {}
 
 
@@ -165,8 +165,8 @@ def test_no_modules_import_each_other_in_a_circle(paths: list[Path]) -> None:
 
 #: from the ground up; a module names those of its own floor and of those below
 FLOORS = (
-    *("ground", "texts", "kernel", "records", "authority", "agents", "cell", "life"),
-    *("sockets", "roof"),
+    *("ground", "texts", "kernel", "records", "metering", "authority", "agents", "cell"),
+    *("life", "peers", "sockets", "roof"),
 )
 #: modules of the runtime that are in no folder
 GROUND = {
@@ -279,11 +279,13 @@ CALLS = (
 )
 
 
-#: of the daemon; and of the client: inside agents, where it asks programs for their versions, and
-#: tar for a copy of the state, and where it tries namespaces, which it then is in
+#: of the daemon; of the meter, where one reads long bodies; and of the client: inside agents, where
+#: it asks programs for their versions, and tar for a copy of the state, and where it tries
+#: namespaces, which it then is in; and what asks other programs for their settings
 STARTERS = (
-    *("runtime/kernel/spawn.py", "client/author.py", "client/backup.py", "client/bridge.py"),
-    *("client/doctor.py", "client/recipes.py"),
+    *("runtime/kernel/spawn.py", "runtime/metering/apart.py", "client/author.py"),
+    *("client/backup.py", "client/bridge.py", "client/doctor.py"),
+    *("client/installed/weblist.py", "client/nodes.py", "client/recipes.py"),
 )
 
 

@@ -25,7 +25,8 @@ PACKAGES: Final = "lib/python{}.{}/site-packages".format(*sys.version_info[:2])
 def site(tmp_path: Path) -> Path:
     """What make build makes, with two packages that tell where they are."""
     site = tmp_path / "site"
-    for module in ("ctxfs/daemon.py", "client/start.py"):
+    for module in ("ctxfs/daemon.py", "client/start.py", "runtime/metering/main.py",
+                   "client/installed/weblist.py"):
         (path := site / module).parent.mkdir(parents=True)
         path.write_text("def main():\n    print(__file__, main.__code__.co_filename)\n")
     (site / "bin").mkdir()
@@ -55,7 +56,9 @@ def below(directory: Path) -> dict[str, bytes | None]:
 def test_what_is_installed_runs_from_where_it_is(site: Path, tmp_path: Path) -> None:
     prefix = tmp_path / "opt"
     install(site, "--prefix", str(prefix))
-    for name, module in (("ctxd", "ctxfs/daemon.py"), ("ctx", "client/start.py")):
+    for name, module in (("ctxd", "ctxfs/daemon.py"), ("ctx", "client/start.py"),
+                         ("ctxfs-meter", "runtime/metering/main.py"),
+                         ("ctxfs-web-list", "client/installed/weblist.py")):
         said = subprocess.run([prefix / "bin" / name], capture_output=True, text=True, check=True)
         at = str(prefix / "lib/ctxfs" / PACKAGES / module)
         assert said.stdout.split() == [at, at], "its byte code says so too"
@@ -63,6 +66,9 @@ def test_what_is_installed_runs_from_where_it_is(site: Path, tmp_path: Path) -> 
     unit = (prefix / "lib/systemd/system/ctxd.service").read_text()
     assert f"ExecStart={prefix}/bin/ctxd " in unit
     assert "/usr/local" not in unit
+    meter = (prefix / "lib/systemd/system/ctxfs-meter.service").read_text()
+    assert f"ExecStart={prefix}/bin/ctxfs-meter\n" in meter and "\nUser=ctxfs-meter\n" in meter
+    assert (prefix / "share/man/man8/ctxfs-meter.8").exists()
     recipes = (prefix / "lib/ctxfs/share/ctxfs/agents").resolve()
     assert recipes == prefix / "share/ctxfs/agents"
     assert (recipes / "claude/files/run").stat().st_mode & 0o777 == 0o644

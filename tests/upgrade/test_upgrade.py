@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from runtime.kernel.cgroups import Cgroup
 from tests.upgrade.older import Executed, Successor
 from tests.upgrade.scene import SLEEP, STATUSES, begin_all, ends, has_said
 from tests.worlds.daemon import (
@@ -24,6 +30,8 @@ from tests.worlds.daemon import (
     write,
 )
 from tests.worlds.fates import lose_machine
+from tests.worlds.models import metered
+from tests.worlds.viewers import Typing, Viewer, echoing
 
 #: what is compared before and after
 SAME = (
@@ -123,6 +131,70 @@ def test_living_agents_go_on_when_this_version_is_executed(executed: Executed) -
     check_planes(daemon, task_pids)
     check_family(daemon)
     check_ends(daemon)
+
+
+#: keeps a connection to one network, and asks another one again and again
+_CONNECTED = """
+import socket, time
+kept = socket.create_connection(("127.0.0.1", 8081))
+while True:
+    kept.sendall(b"x")
+    assert kept.recv(1) == b"x"
+    try:
+        with socket.create_connection(("127.0.0.1", 8080)) as models:
+            models.sendall(b"POST /v1/messages HTTP/1.1\\r\\nHost: x\\r\\n"
+                           b"Content-Length: 17\\r\\n\\r\\n" b'{"model":"m-3-4"}')
+            print(models.recv(15) or "closed", flush=True)
+    except OSError:
+        print("closed", flush=True)
+    time.sleep(0.02)
+"""
+
+
+class _Echo(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        while data := self.request.recv(4096):
+            self.request.sendall(data)
+
+
+@contextmanager
+def _echo_at(path: Path) -> Iterator[Path]:
+    with socketserver.ThreadingUnixStreamServer(str(path), _Echo) as server:
+        server.daemon_threads, server.block_on_close = True, False  # connections are left open
+        os.chmod(path, 0o666)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield path
+        server.shutdown()
+
+
+def test_connections_go_on_and_a_meter_counts_from_the_next_cell(daemon: Successor) -> None:
+    def net(agent: Path) -> int:
+        lines = dict(line.split("=") for line in read(agent, "usage").splitlines())
+        return int(lines.get("net.echo.sent", 0))
+
+    config = daemon.base / "config.yaml"
+    with metered(daemon.base) as models, _echo_at(daemon.base / "echo.sock") as echo:
+        networks = f"echo: {{socket: {echo}, port: 8081}}, models: {{port: 8080, socket: "
+        old = config.read_text()
+        config.write_text(f"{old}networks: {{{networks}{models.upstream.server_address}}}}}\n")
+        os.chmod(str(models.upstream.server_address), 0o666)
+        daemon.start_older()
+        policy = "\n".join(f"allow wired_t network:{name} connect" for name in ("echo", "models"))
+        wired = daemon.run("wired", f"python3 -c {shlex.quote(f'exec({_CONNECTED!r})')}",
+                           policy=policy)
+        has_said(wired, "200")
+        relays = Cgroup(Path(read(wired, "cgroup").strip(), "net")).processes()
+        sent = net(wired)
+        daemon.kill_older()
+        config.write_text(f"{old}networks: {{{networks}{models.socket}, header: counters}}}}\n")
+        daemon.start()
+        wait_until(lambda: net(wired) > sent + 10, "its bytes are counted on")
+        assert Cgroup(Path(read(wired, "cgroup").strip(), "net")).processes() == relays
+        assert "tokens.out=0\n" in read(wired, "usage")
+        write(wired / "limits", "tokens.max=5")
+        again = daemon.run("again", f"python3 -c {shlex.quote(f'exec({_CONNECTED!r})')}",
+                           policy=policy.replace("wired", "again"))
+        wait_until(lambda: "tokens.out=4\n" in read(again, "usage"), "it is counted")
 
 
 def check_runs(daemon: Successor) -> None:
@@ -359,7 +431,7 @@ WRITER = (
 def test_durable_trees_are_below_data(
     way: str, daemon: Successor, executed: Executed
 ) -> None:
-    """Who has one by a line goes on with it."""
+    """Who has one by a line goes on with it, whether the older version had them there or not."""
     host = executed if way == "executed" else daemon
     if way == "executed":
         host.start()
@@ -367,8 +439,10 @@ def test_durable_trees_are_below_data(
         host.start_older()
     team, own = host.path("shared", "team"), host.path("home", "0", "data")
     team.mkdir(mode=0o777)
-    team.chmod(0o777)
-    (team / "old").write_text("of a space\n")
+    there = (team / "data").exists()
+    shared = team / "data" if there else team
+    shared.chmod(0o777)
+    (shared / "old").write_text("of a space\n")
     (own / "old").write_text("of a home\n")
     agent = host.run(
         "writer", WRITER, homedir="durable", policy="allow writer_t shared:team read,write",
@@ -383,8 +457,42 @@ def test_durable_trees_are_below_data(
     assert read(team, "owner") == "0\n"
     assert read(team / "data", "old") == "of a space\n"
     assert read(own, "old") == "of a home\n"
-    assert "the durable trees of an older ctxd are now in" in host.log.read_text()
+    moved = "the durable trees of an older ctxd are now in" in host.log.read_text()
+    assert moved != there
     host.open_gate()
     wait_dead(agent)
     assert read(team / "data", "file") == "before\nafter\n"
     assert read(host.state / "tree/agent/0/writer" / str(AGENT_UID), "note") == "kept\n"
+
+
+@pytest.mark.parametrize("way", ["killed", "executed"])
+def test_whoever_types_at_a_terminal_notices_nothing(
+    way: str, daemon: Successor, executed: Executed
+) -> None:
+    """In ten sessions not one byte is lost, told twice, or a second late; and each is known."""
+    if '"terminal"' not in executed.operations():
+        pytest.skip("the older version has no terminals")
+    host = executed if way == "executed" else daemon
+    if way == "executed":
+        host.start()
+    else:
+        host.start_older()
+    names = [f"typed{number}" for number in range(10)]
+    with ExitStack() as stack:
+        with Typing(echoing(stack, host, *names)) as typing:
+            typing.go_on(50)
+            if way == "executed":
+                assert executed.execute_this()["type"] == "reexec"
+            else:
+                host.kill_older()
+                typing.go_on(50)
+                host.start()
+            typing.go_on(50)
+        assert typing.latest < 1.0
+        with Viewer(host, names[0]) as another:
+            assert another.said["viewer"] == 2
+    for name in names:
+        directory = host.agent_dir(name)
+        wait_dead(directory)
+        assert read(directory, "reason") == "hangup\n"
+        assert (directory / "out").read_bytes().decode() == typing.echoed

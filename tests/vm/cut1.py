@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import shlex
+import time
 
 from tests.systemd.service import SECONDS, Service
-from tests.vm.power import append_synced, cut, durable_trees, sync, write_synced
+from tests.vm.power import append_synced, cut, durable_trees, models, sync, write_synced
 from tests.worlds.daemon import wait_dead, wait_status, wait_until, write
+from tests.worlds.spenders import spend, usage
+
+#: after this many seconds and the time to write it, what was used is on the disk
+KEPT_SECONDS = 10.0 + 5.0
 
 
 def main() -> None:
-    service = Service()
+    with models():
+        begin_and_cut(Service())
+
+
+def begin_and_cut(service: Service) -> None:
     service.start()
     # each is synced by who may write it, while that may be
     program = "echo result > $CTX_SELF/result.md; sync $CTX_SELF/result.md"
@@ -50,6 +59,11 @@ def main() -> None:
         append_synced(tree / "current", b"old\n")
         (tree / "new").rename(tree / "current")
         sync(tree)
+    # it is started again and again, and nobody syncs what it used of models
+    spends = spend(service, "spends", "plain", restart="always", limits="tokens.max=60")
+    wait_until(lambda: usage(spends)["requests.refused"] != "0", "it is refused", SECONDS)
+    refused = time.monotonic()
+    wait_until(lambda: time.monotonic() > refused + KEPT_SECONDS, "it is kept", SECONDS)
     wait_status(service.run("late", "sleep 1000"), "busy", timeout=SECONDS)
     write(made / "label", "not-synced")
     cut()

@@ -6,8 +6,12 @@ import json
 import os
 import subprocess
 import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
+
+from tests.worlds.models import Metered, metered
 
 STATE = Path("/var/lib/ctxfs")
 #: written and not synced, so that a power cut takes it
@@ -15,6 +19,21 @@ UNSYNCED = STATE / "unsynced"
 
 #: what was acknowledged before the cut; on another disk than the state
 ACKNOWLEDGED = Path("/opt/ctxfs/acknowledged")
+
+CONFIG: Final = Path("/etc/ctxfs/config.yaml")
+
+
+@contextmanager
+def models() -> Iterator[Metered]:
+    """A meter, and the configuration of a ctxd that starts beside it: neither survives a boot."""
+    directory = Path("/run/models")
+    directory.mkdir()
+    with metered(directory) as made:
+        CONFIG.parent.mkdir(exist_ok=True)
+        network = f"{{socket: {made.socket}, port: 8080, header: counters}}"
+        CONFIG.write_text(f"networks: {{models: {network}}}\n")
+        yield made
+    CONFIG.unlink()
 
 
 def write_synced(path: Path, text: str) -> None:

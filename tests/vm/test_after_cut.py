@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
-from tests.systemd.service import Service
-from tests.vm.power import UNSYNCED, damaged, durable_trees
-from tests.worlds.daemon import read
+import pytest
+
+from tests.systemd.service import SECONDS, Service
+from tests.vm.power import UNSYNCED, damaged, durable_trees, models
+from tests.worlds.daemon import read, wait_until
+from tests.worlds.models import Metered
+from tests.worlds.spenders import TOKENS, tokens, usage
 
 RAN = ("runs", "above", "below", "partly")
 LOST = ("interrupted\n", "reboot\n")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def metering() -> Iterator[Metered]:
+    """There before ctxd is."""
+    with models() as made:
+        yield made
 
 
 def _types(service: Service, name: str) -> list[str]:
@@ -26,7 +39,17 @@ def test_agents_that_ran_are_lost_by_reboot(service: Service) -> None:
         agent = service.agent_dir(name)
         assert read(agent, "status") == "dead\n"
         assert (read(agent, "outcome"), read(agent, "reason")) == LOST
-    assert list(service.cgroup.path.glob("user-*")) == []
+    goes_on = Path(read(service.agent_dir("spends"), "cgroup").strip())
+    assert set(service.cgroup.path.glob("user-*/agent-*")) <= {goes_on}
+
+
+def test_a_life_that_goes_on_has_used_what_it_had(service: Service, metering: Metered) -> None:
+    """What was used ten seconds before the cut, though nobody synced it."""
+    spends = service.agent_dir("spends")
+    refused = usage(spends)["requests.refused"]
+    assert tokens(spends) == 3 * TOKENS
+    wait_until(lambda: usage(spends)["requests.refused"] != refused, "it is refused", SECONDS)
+    assert tokens(spends) == 3 * TOKENS and metering.upstream.asked == []
 
 
 def test_a_control_is_there_that_was_written_and_synced(service: Service) -> None:

@@ -179,8 +179,9 @@ TABLE: Final[tuple[Attempt, ...]] = (
     *(row for actor in ("kid", "sharer") for row in (
         *rows("32.calls", actor,
               ("call32", "getpid=ENOSYS vsock=ENOSYS pair=ENOSYS lease=ENOSYS uring=ENOSYS "
-                         "keys=ENOSYS limits=ENOSYS type=ENOSYS"),
-              ("callx32", "getpid=ENOSYS vsock=ENOSYS lease=ENOSYS uring=ENOSYS"),
+                         "keys=ENOSYS limits=ENOSYS type=ENOSYS paste=ENOSYS line=ENOSYS"),
+              ("callx32", "getpid=ENOSYS vsock=ENOSYS lease=ENOSYS uring=ENOSYS type=ENOSYS "
+                          "plain=ENOSYS"),
               ("rings", "setup=ENOSYS enter=ENOSYS register=ENOSYS aio=ENOSYS"),
               ("faults", "call=ENOSYS own=ENOSYS device=ENOENT"),
               ("vsocks", "socket=EAFNOSUPPORT wide=EAFNOSUPPORT pair=EAFNOSUPPORT unix=ok"),

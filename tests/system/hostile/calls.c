@@ -41,6 +41,8 @@ static void do_call32(int argc, char **argv)
 	tell_step("keys", call32(288, 0, 0, 0));
 	tell_step("limits", call32(340, 1, RLIMIT_NOFILE, 0));
 	tell_step("type", call32(54, 0, TIOCSTI, 0));
+	tell_step("paste", call32(54, 0, TIOCLINUX, 0));
+	tell_step("line", call32(54, 0, TIOCSETD, 0));
 }
 
 /* Those of the x32 ABI: the same way in, other numbers. */
@@ -54,6 +56,8 @@ static void do_callx32(int argc, char **argv)
 	tell_step("vsock", syscall(x32 + SYS_socket, AF_VSOCK, SOCK_STREAM, 0));
 	tell_step("lease", syscall(x32 + SYS_fcntl, 0, F_SETLEASE, F_RDLCK));
 	tell_step("uring", syscall(x32 + 425, 4, NULL));
+	tell_step("type", syscall(x32 + 514, 0, TIOCSTI, "x"));	/* its own number of ioctl(2) */
+	tell_step("plain", syscall(x32 + SYS_ioctl, 0, TIOCSTI, "x"));
 }
 #else
 static void do_call32(int argc, char **argv)
@@ -61,14 +65,14 @@ static void do_call32(int argc, char **argv)
 	(void)argc;
 	(void)argv;
 	tell("getpid=ENOSYS vsock=ENOSYS pair=ENOSYS lease=ENOSYS uring=ENOSYS keys=ENOSYS "
-	     "limits=ENOSYS type=ENOSYS");
+	     "limits=ENOSYS type=ENOSYS paste=ENOSYS line=ENOSYS");
 }
 
 static void do_callx32(int argc, char **argv)
 {
 	(void)argc;
 	(void)argv;
-	tell("getpid=ENOSYS vsock=ENOSYS lease=ENOSYS uring=ENOSYS");
+	tell("getpid=ENOSYS vsock=ENOSYS lease=ENOSYS uring=ENOSYS type=ENOSYS plain=ENOSYS");
 }
 #endif
 

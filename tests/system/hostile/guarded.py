@@ -377,7 +377,7 @@ def _is_as_before(daemon: Daemon, opened: int, used: int) -> None:
     pid = daemon.pid
     with suppress(AssertionError):
         wait_until(lambda: len(daemon.descriptors()) <= opened + DESCRIPTORS
-                   and resident(pid) <= used + MEMORY, "it is as before", timeout=30)
+                   and resident(pid) <= used + MEMORY, "it is as before", timeout=120)
     found = daemon.descriptors()
     assert len(found) <= opened + DESCRIPTORS, (
         f"ctxd had {opened} descriptors before the attack, and has these after it: {found}"

@@ -18,7 +18,7 @@ from runtime.kernel.cgroups import unified_mount
 from tests.system.hostile.attempts import TABLE, WITHOUT_ROOT, Attempt
 from tests.system.hostile.compiling import compile_to
 from tests.system.hostile.guarded import Guard
-from tests.worlds.daemon import alive, read, wait_status, wait_until, write
+from tests.worlds.daemon import TIMEOUT, alive, read, wait_status, wait_until, write
 from tests.worlds.whose import AGENT_UID, ROOTLESS
 
 HERE: Final = Path(__file__).parent
@@ -242,7 +242,7 @@ class Stage:
         (daemon.base / "hostile" / "go").touch()
         for name in ACTORS:
             agent = agents / f"{name}.d"
-            wait_until(partial(_is_over, agent), f"{name} has tried it all", timeout=60)
+            wait_until(partial(_is_over, agent), f"{name} has tried it all", timeout=4 * TIMEOUT)
             self._answers[name] = heard(read(agent, "out"))
 
     def _plan(self, agent: Path) -> None:

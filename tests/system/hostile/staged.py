@@ -271,7 +271,8 @@ def a_source_that_never_answers_holds_up_its_own_line_only(stage: Stage) -> str:
             waiter.start()
         wait_until(lambda: helpers(daemon), "somebody looks")
         for pid in helpers(daemon):
-            assert (Path("/proc") / str(pid) / "environ").read_bytes() == b""
+            with contextlib.suppress(FileNotFoundError):  # one that has looked meanwhile
+                assert (Path("/proc") / str(pid) / "environ").read_bytes() == b""
         assert read(daemon.finish("free", "echo free", mount=stage.mounts), "out") == "free\n"
         assert time.monotonic() - begun < 5
         for waiter in waiters:
