@@ -371,6 +371,8 @@ class Daemon:
     # signals
 
     async def _handle_signals(self) -> None:
+        for number in SIGNALS:  # one that comes after these does not cut the end short
+            signal.signal(number, lambda number, _: self.given.early.append(number))
         with trio.open_signal_receiver(*SIGNALS) as received:
             for number in self.given.early:
                 self._handle(number)

@@ -287,24 +287,25 @@ def test_sighup_ends_no_daemon_that_starts(stopped: Daemon) -> None:
     wait_until(lambda: "the settings were read again" in stopped.log.read_text(), "it is obeyed")
 
 
-def test_sighup_ends_no_daemon_that_ends(stopped: Daemon) -> None:
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_no_signal_cuts_an_end_short(stopped: Daemon, number: signal.Signals) -> None:
     stopped.start()
     pidfd = os.pidfd_open(stopped.pid)
     over = threading.Event()
 
-    def hang_up() -> None:
+    def come() -> None:
         with suppress(ProcessLookupError):
             # a millisecond apart: to handle one takes part of that, and the end has to get on
             while not over.is_set() and not readable([pidfd], 0.001):
-                signal.pidfd_send_signal(pidfd, signal.SIGHUP)
+                signal.pidfd_send_signal(pidfd, number)
 
-    hangs_up = threading.Thread(target=hang_up)
-    hangs_up.start()
+    comes = threading.Thread(target=come)
+    comes.start()
     try:
         assert stopped.stop() == 0
     finally:
         over.set()
-        hangs_up.join()
+        comes.join()
         os.close(pidfd)
 
 
