@@ -253,6 +253,7 @@ class Store:
             finally:
                 self._depth = 0
         except sqlite3.OperationalError as error:
+            self.crowded()  # on a full disk, a checkpoint makes room in the log
             raise _translated(error) from None
 
     def _note_written(self) -> None:

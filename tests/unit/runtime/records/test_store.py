@@ -108,11 +108,14 @@ def test_a_full_disk_is_said_and_undone(store: Store) -> None:
         store.claim_name("a", 1)
     (pages,) = store._db.execute("PRAGMA page_count").fetchone()
     store._db.execute(f"PRAGMA max_page_count={pages}")
+    told: list[str] = []
+    store.crowded = lambda: told.append("crowded")
     with pytest.raises(NoSpaceError, match="disk"), store.transaction():
         store.claim_name("b", 1)
         for number in range(100):
             store.post(Pending(store.number(1), "x", f"{number}" * 4096))
     assert store.name_owner("b") is None
+    assert told == ["crowded"], "a checkpoint makes room in the log"
     store._db.execute("PRAGMA max_page_count=100000")
     with store.transaction():
         store.claim_name("c", 1)
