@@ -88,18 +88,21 @@ class _Entry(NamedTuple):
 
 
 class Rates:
-    """How many there were of each key in the present second, and how many too many."""
+    """How many there were of each key in the present ``window``, and how many too many."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, *, window: float = _WINDOW
+    ) -> None:
         self._clock = clock
+        self._window = window
         self._windows: dict[str, tuple[float, int, int]] = {}
 
     def admit(self, key: str, rate: int) -> tuple[bool, int]:
-        """Whether one more is within the rate, and how many of the second before were not."""
+        """Whether one more is within the rate, and how many of the window before were not."""
         now = self._clock()
         begun, count, more = self._windows.get(key, (now, 0, 0))
         before = 0
-        if now - begun >= _WINDOW:
+        if now - begun >= self._window:
             begun, count, more, before = now, 0, 0, more
         admitted = count < rate
         if key not in self._windows and len(self._windows) >= _KEYS_MAX:
@@ -108,9 +111,9 @@ class Rates:
         return admitted, before
 
     def over(self) -> dict[str, int]:
-        """Keys whose second is over, with how many were too many."""
+        """Keys whose window is over, with how many were too many."""
         now = self._clock()
-        found = {k: w[2] for k, w in self._windows.items() if w[2] and now - w[0] >= _WINDOW}
+        found = {k: w[2] for k, w in self._windows.items() if w[2] and now - w[0] >= self._window}
         for key in found:
             del self._windows[key]
         return found
@@ -121,7 +124,7 @@ class Rates:
         return any(window[2] for window in self._windows.values())
 
     def _forget(self, now: float) -> None:
-        kept = {k: w for k, w in self._windows.items() if w[2] or now - w[0] < _WINDOW}
+        kept = {k: w for k, w in self._windows.items() if w[2] or now - w[0] < self._window}
         self._windows = kept if len(kept) < _KEYS_MAX else {}
 
 

@@ -69,12 +69,6 @@
 #include "filter.h"
 #include "orders.h"
 
-/* landlock_ruleset_attr as of Linux 6.12, missing in older headers */
-struct ruleset {
-	uint64_t access_fs, access_net, scoped;
-};
-#define SCOPE_ABSTRACT_UNIX_SOCKET (1ULL << 0)
-
 #define HANG_UP_GRACE_MS 500	/* as in runtime/cell/windows.py */
 
 static int report_fd = -1;
@@ -193,18 +187,11 @@ static void hand_out(void)
 /*
  * Abstract sockets belong to a network namespace: in the host's, an agent could
  * connect to services that trust every local process. From here on, it can connect
- * only to those of its own processes (landlock(7)). A kernel without this feature
- * fails in one of several ways; a container's filter fails with EPERM.
+ * only to those of its own processes (landlock(7)).
  */
 static bool scope_sockets(void)
 {
-	struct ruleset ruleset = {.scoped = SCOPE_ABSTRACT_UNIX_SOCKET};
-	int fd = (int)syscall(SYS_landlock_create_ruleset, &ruleset, sizeof ruleset, 0);
-
-	if (fd < 0)
-		return errno == ENOSYS || errno == EOPNOTSUPP || errno == EINVAL ||
-		       errno == E2BIG || errno == EPERM;
-	return syscall(SYS_landlock_restrict_self, fd, 0) == 0 && close(fd) == 0;
+	return enter_domain((struct ruleset){.scoped = SCOPE_ABSTRACT_UNIX_SOCKET}) >= 0;
 }
 
 /* As sh(1) does it: a file that the kernel cannot execute is a script. Returns on failure. */

@@ -7,14 +7,16 @@ is the kernel says of ``ctx peer``; what a lead says of itself is a name to show
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from runtime import crashpoints
 from runtime.agents.parts import Agents
+from runtime.authority.accounts import Payer
+from runtime.authority.loop import Timed, Turns
 from runtime.errors import CtxError, DeniedError
-from runtime.kernel.daemonlog import because_of
+from runtime.kernel.daemonlog import Rates, because_of
 from runtime.kernel.handover import Descriptors
 from runtime.peers.guests import Guests
 from runtime.peers.peering import (
@@ -38,6 +40,8 @@ log = logging.getLogger("ctxd.peers")
 _HELLO_SECONDS: Final = 30.0
 _LEASE_MIN: Final = 5.0
 _NAME_MAX: Final = 16
+#: of one uid's leads that break the rules a line in the log is enough for so long
+_COMPLAINT_SECONDS: Final = 60.0
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +54,8 @@ class _Served:
     progress: dict[str, Any]
     #: of its registration, once it has said hello
     known: str = ""
+    #: what it said, as long as that is not answered
+    hello: Hello | None = None
 
     @property
     def key(self) -> str:
@@ -73,6 +79,8 @@ class Hosting:
         self._about = about
         #: by their descriptors
         self._served: dict[int, _Served] = {}
+        self._turns = Turns()
+        self._complaints = Rates(window=_COMPLAINT_SECONDS)
         registrations.in_use = self._in_use
 
     def _in_use(self, known: str) -> bool:
@@ -93,7 +101,8 @@ class Hosting:
             if served.known:
                 self._guests.leased(served.key, host)
 
-        talk = Talk(host, fd, _HELLO_SECONDS, fed)
+        payer = Payer(uid)
+        talk = Talk(host, fd, _HELLO_SECONDS, partial(self._turns.take, payer), fed)
         served = _Served(talk, host, uid, progress)
         if "peering" in progress:
             received = self._take_over(served)
@@ -101,7 +110,7 @@ class Hosting:
 
         async def hear(event: Event) -> None:
             if isinstance(event, Hello):
-                self._welcome(served, event.said)
+                await self._welcome(served, event)
             elif isinstance(event, Acknowledged):
                 self._post.acknowledged(served.key, event.number)
             elif isinstance(event, Want | Bytes | Grown):
@@ -110,10 +119,13 @@ class Hosting:
                 await self._guests.hear(served.key, uid, host, event)
 
         try:
-            await talk.run(hear, received)
+            await Timed(talk.run(hear, received), partial(self._agents.accounts.time.pay, payer))
         except* BrokenLinkError as errors:
-            said = escape(str(errors.exceptions[0]))
-            log.warning("a lead of uid %d: %s", uid, said, extra=because_of(uid))
+            admitted, more = self._complaints.admit(str(uid), 1)
+            if admitted:
+                said, before = escape(str(errors.exceptions[0])), f" ({more} more before)"
+                log.warning("a lead of uid %d: %s%s", uid, said, before if more else "",
+                            extra=because_of(uid))  # fmt: skip
         finally:
             del self._served[fd]
             self._guests.supplies.closed(served.key, host)
@@ -122,10 +134,10 @@ class Hosting:
         """Notes what the next daemon needs in order to go on with each connection."""
         for served in self._served.values():
             progress = served.progress
-            progress["peering"] = served.host.save(Descriptors())
+            progress["peering"] = served.host.save(Descriptors(), again=served.hello)
             progress["left"] = served.talk.left
             progress["unheard"] = served.talk.unheard
-            if served.known:
+            if served.known and not served.hello:
                 progress["known"] = served.known
                 progress["lease"] = self._guests.lease(served.key).save(Descriptors())
 
@@ -143,8 +155,9 @@ class Hosting:
             talk.expect(lease.seconds)
         return bytes(progress.get("unheard", b""))
 
-    def _welcome(self, served: _Served, said: Mapping[str, Any]) -> None:
+    async def _welcome(self, served: _Served, hello: Hello) -> None:
         """Answers a hello: the newer connection of a registration ends the older."""
+        said = hello.said
         crashpoints.reach("peer.greeted")
         name, seconds = said.get("name"), said.get("ttl")
         config, uid = self._agents.settings.config, served.uid
@@ -166,7 +179,14 @@ class Hosting:
             if other.known == known:
                 other.talk.close()
                 other.known = ""
-        served.known, key = known, key_of(LEAD, known)
+        served.known, served.hello, key = known, hello, key_of(LEAD, known)
+        try:
+            await self._registrations.written()
+        except CtxError as error:
+            raise BrokenLinkError(error.sentence) from None
+        served.hello = None
+        if served.known != known:
+            return  # there is a newer one meanwhile
         seconds = float(min(seconds, config.placed.lease_max))
         self._post.note(key, uid=uid, alias=lead.alias, seconds=seconds)
         lease = self._guests.lease(key)
@@ -184,5 +204,5 @@ class Hosting:
             "shared": list(config.placed.shared),
             "roots": [],
         }
-        served.host.go_on(answer, self._post.stream(key), lease, Hello(said))
+        served.host.go_on(answer, self._post.stream(key), lease, hello)
         self._guests.supplies.opened(key, served.host)

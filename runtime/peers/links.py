@@ -23,7 +23,7 @@ import trio
 from runtime import crashpoints
 from runtime.agents.nodes import Ways
 from runtime.authority.accounts import Payer
-from runtime.authority.loop import Timed
+from runtime.authority.loop import Timed, Turns
 from runtime.cell.port import Host, Part
 from runtime.errors import CtxError, MissingError, QuotaError
 from runtime.kernel import linux, orders
@@ -165,6 +165,7 @@ class Links(Part, Ways):
         self._base = self._port.hierarchy.links
         self._links: dict[tuple[str, int], Link] = {}
         self._opening = trio.CapacityLimiter(16)
+        self._turns = Turns()
 
     def clear(self) -> None:
         """Ends commands that did not end with the daemon before."""
@@ -259,7 +260,7 @@ class Links(Part, Ways):
             link.needed = trio.current_time() + _IDLE_SECONDS
         return trio.current_time() < link.needed
 
-    def forget(self, name: str, owner: int | None) -> None:
+    async def forget(self, name: str, owner: int | None) -> None:
         """Waits no more for agents at a node, of one owner or of all, of which nothing is heard:
         whoever answers there next is another host. ``WrongStateError``."""
         for each in self._leading.forget(name, owner):
@@ -267,6 +268,7 @@ class Links(Part, Ways):
             talk = self._link(name, each).talk
             if talk is not None:
                 talk.close()
+        await self._registrations.written()
 
     def save(self, descriptors: Descriptors) -> list[dict[str, Any]]:
         """The links that are open, as JSON values."""
@@ -421,7 +423,7 @@ class Links(Part, Ways):
         privilege, config = self._agents.privilege, self._agents.settings.config
         await self._port.sweeper.removed(link.owner, leaf)
         leaf.create(())
-        env = node.env
+        env, apart = node.env, ""
         if privilege.rootless:
             ids: tuple[orders.Order, ...] = (privilege.uid, privilege.gid, "=")
             env = {**{key: os.environ[key] for key in _USERS if key in os.environ}, **env}
@@ -430,12 +432,12 @@ class Links(Part, Ways):
             ids = (user.pw_uid, user.pw_gid, list(map(str, of)))
         else:
             uid, gid, groups = config.link_ids()
-            ids = (uid, gid, list(map(str, groups)))
+            ids, apart = (uid, gid, list(map(str, groups))), "apart"
         command = argv(node, login, rootless=privilege.rootless, there=there)
         own = node.ssh and not privilege.rootless
         directory = self._places.state / "ssh" if own else "/"
         command[0] = shutil.which(command[0], path=_PATH) or command[0]
-        words = orders.words(self._places.program("link"), *ids, directory, command)
+        words = orders.words(self._places.program("link"), *ids, directory, apart, command)
         fds = [end.fileno(), end.fileno(), errors.fileno()]
         return await self._port.spawner.start(leaf, words, owner=link.owner, env=env, fds=fds)
 
@@ -455,7 +457,8 @@ class Links(Part, Ways):
         stream = self._post.stream(key) if key else Stream()
         grants = self._grants(link, key, node) if key else Grants(node.lease, PLACED_GRACE, now())
         lead = Lead(said, stream, grants)
-        link.talk = talk = Talk(lead, fd, _OPEN_SECONDS if saved is None else node.lease)
+        patience, payer = _OPEN_SECONDS if saved is None else node.lease, Payer(link.owner)
+        link.talk = talk = Talk(lead, fd, patience, partial(self._turns.take, payer))
         if saved is not None:
             lead.restore(saved["peering"])
             talk.left = bytearray(saved["left"])
@@ -484,10 +487,12 @@ class Links(Part, Ways):
                 known = event.said["as"]
                 if known == before or not known:
                     self._registrations.note_host(*link.key, "")
+                    await self._stored()
                     raise BrokenLinkError("it is where it was before, and knows too little")
                 if self._leading.knows(key_of(NODE, known)):
                     raise BrokenLinkError("it says of a new registration what another one has")
                 self._registrations.note_host(*link.key, known)
+                await self._stored()
                 key = key_of(NODE, known)
                 new = self._post.stream(key), self._grants(link, key, node)
             lead.go_on(event, new=new)
@@ -501,7 +506,7 @@ class Links(Part, Ways):
 
         error, unheard = "", bytes(saved.get("unheard", b"")) if saved else b""
         try:
-            pay = partial(self._agents.accounts.time.pay, Payer(link.owner))
+            pay = partial(self._agents.accounts.time.pay, payer)
             await Timed(talk.run(hear, unheard), pay)
         except* SilentLinkError as errors:
             error = str(errors.exceptions[0])
@@ -514,6 +519,12 @@ class Links(Part, Ways):
             files.closed(key, lead)
             link.moved = [a + b for a, b in zip(link.moved, talk.moved, strict=True)]
         return error if lead.is_open or error else _said_instead(lead.before)
+
+    async def _stored(self) -> None:
+        try:
+            await self._registrations.written()
+        except CtxError as error:
+            raise BrokenLinkError(error.sentence) from None
 
     def _grants(self, link: Link, key: str, node: Node) -> Grants:
         return self._leading.grants(key, *link.key, node.lease)

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from runtime.errors import MalformedError
-from runtime.kernel.handover import Handed
+from runtime.kernel.handover import Descriptors, Handed
 from runtime.peers.lease import Grants, Lease
 from runtime.peers.streams import MESSAGE_MAX, Stream
 from runtime.texts.names import dump_json, parse_json_object
@@ -48,8 +48,6 @@ _BULK_MAX: Final = CREDIT_MAX + PART_MAX
 #: files of which bytes are asked for at once, and answers that the other side does not take
 WANTS_MAX: Final = 64
 _ANSWERS_MAX: Final = 64
-#: of one agent, that are kept
-UNDONE_MAX: Final = 1024
 
 #: the kinds of numbered messages, by who sends them
 OPERATIONS: Final = frozenset(
@@ -270,6 +268,14 @@ class Peering(Handed):
         self._opened = True
         self._told = got
         self._came = self._said = stream.got
+
+    def save(self, descriptors: Descriptors, *, again: Hello | None = None) -> dict[str, Any]:
+        """``again``: what nobody has answered yet, for the next daemon to read."""
+        saved = super().save(descriptors)
+        if again is not None:
+            saved |= {"greeted": False, "looked": 0}
+            saved["rest"] = dump_json(again.said).encode() + b"\n" + self._rest
+        return saved
 
     # what came
 

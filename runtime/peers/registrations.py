@@ -2,6 +2,9 @@
 
 Each has 128 random bits that its two sides know, and nobody else: ``known``. They are in a file of
 their own, so no backup has them: a daemon whose state was put back is another one to its peers.
+
+A registration holds at once, and nothing is said of it before the file has it (``written``), which
+is written beside the loop: others do not wait for the disk, however often a stranger says hello.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from runtime.errors import QuotaError
+import trio
+
+from runtime.errors import NoSpaceError, QuotaError
 
 _FILE: Final = "peers.json"
 #: of one uid, of those that lead from elsewhere
@@ -52,6 +57,9 @@ class Registrations:
         self.in_use: Callable[[str], bool] = lambda known: False
         self.keep = keep
         self._kept = _Kept()
+        #: how often something changed, and how much of that the file has
+        self._changes = self._stored = 0
+        self._writing = trio.Lock()
         if self._path.exists():
             values = json.loads(self._path.read_bytes())
             leads = {known: Lead(**each) for known, each in values["leads"].items()}
@@ -65,7 +73,7 @@ class Registrations:
         """A host knows this lead by these bits from now on."""
         if self.host(node, owner) != known:
             self._kept.hosts[f"{node} {owner}"] = known
-            self._write()
+            self._changes += 1
 
     def lead(self, uid: int, said: str, name: str) -> tuple[str, Lead]:
         """The registration of a lead that says these bits, and a new one for whoever says others.
@@ -84,13 +92,13 @@ class Registrations:
         alias = next(each for each in (name, *numbers) if each not in taken)
         known = secrets.token_hex(16)
         made = self._kept.leads[known] = Lead(uid, name, alias, time.time())
-        self._write()
+        self._changes += 1
         return known, made
 
     def drop(self, known: str) -> None:
         """A lead, or this machine, was put back to an earlier state: the registration is over."""
         del self._kept.leads[known]
-        self._write()
+        self._changes += 1
 
     def _forget_old(self) -> None:
         before = time.time() - self.keep
@@ -101,11 +109,24 @@ class Registrations:
             if each.seen >= before or self.in_use(known)
         }
 
-    def _write(self) -> None:
+    async def written(self) -> None:
+        """Returns when the file has all that holds now; ``NoSpaceError`` if it cannot."""
+        changes = self._changes
+        async with self._writing:
+            if self._stored >= changes:
+                return
+            changes, text = self._changes, json.dumps(asdict(self._kept))
+            try:
+                await trio.to_thread.run_sync(self._write, text)
+            except OSError as error:
+                raise NoSpaceError(f"{self._path}: {error.strerror}") from None
+            self._stored = changes
+
+    def _write(self, text: str) -> None:
         new = self._path.with_suffix(".new")
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(fd, "w", encoding="utf-8") as file:
-            json.dump(asdict(self._kept), file)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(new, self._path)

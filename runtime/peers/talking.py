@@ -14,11 +14,11 @@ from typing import Final
 import trio
 
 from runtime.kernel.inotify import Wakeup
-from runtime.peers.peering import Event, Host, Message, Peering, SilentLinkError
+from runtime.peers.peering import Event, Host, Peering, SilentLinkError
 
 #: of what is read or written at once
 _PIECE: Final = 128 << 10
-#: of messages that are read between two looks at the clock, and seconds that others may wait
+#: of frames that are read between two looks at the clock, and seconds that others may wait
 _STEP: Final = 4 << 10
 _STEP_SECONDS: Final = 0.001
 #: what a connection may take in memory: a line, bytes that are asked for, answers
@@ -34,12 +34,20 @@ class Talk:
     """A connection between its first byte and its last."""
 
     def __init__(
-        self, peering: Peering, fd: int, patience: float, fed: Callable[[], None] = lambda: None
+        self,
+        peering: Peering,
+        fd: int,
+        patience: float,
+        turn: Callable[[], Awaitable[None]],
+        fed: Callable[[], None] = lambda: None,
     ) -> None:
-        """``patience``: seconds after which a connection on which nothing comes is over; ``fed``
-        is called when something came, and its events were heard."""
+        """``patience``: seconds after which a connection on which nothing comes is over; ``turn``
+        is awaited between two steps, so that however many connections one owner has, others are
+        served between any two; ``fed`` is called when something came, and its events were heard.
+        """
         self.peering = peering
         self._patience = patience
+        self._turn = turn
         self._patient = Wakeup()
         self._fed = fed
         self.said = Wakeup()
@@ -82,18 +90,18 @@ class Talk:
             nonlocal begun
             if time.monotonic() - begun > _STEP_SECONDS:
                 await trio.lowlevel.checkpoint()
+                await self._turn()
                 begun = time.monotonic()
 
         while True:
             self.unheard = data
             while self.unheard or is_first:
-                # messages are read in short steps; bytes of files take no time
+                # frames are read in short steps; bytes of files take no time
                 size, is_first = max(_STEP, self.peering.lacks), False
                 piece, self.unheard = self.unheard[:size], self.unheard[size:]
                 for event in self.peering.feed(piece, now()):
                     await hear(event)
-                    if isinstance(event, Message):  # it may be a change, with its transaction
-                        await rest()
+                    await rest()  # it may be a change with its transaction, or a file
                 self._fed()
                 await rest()
             self.said.notify()

@@ -386,7 +386,7 @@ async def _nodes(request: Request) -> None:
     links, caller = request.services.links, request.caller
     if request.fields.get("forget") is not None:
         name = request.text("forget", "the name of a node")
-        links.forget(name, request.agents.identity.whose(caller))
+        await links.forget(name, request.agents.identity.whose(caller))
         rows = []
     elif request.fields.get("check") is None:
         rows = [link.shown() for link in links.of(caller.uid)]

@@ -246,6 +246,10 @@ class Mounted:
         return self.base.reasons.of_caller(self.identity.caller)
 
 
+async def _nothing(*_: object) -> None:
+    pass
+
+
 async def _refuse(*_: object) -> Any:
     raise WrongStateError("ctxd is starting")
 
@@ -260,7 +264,7 @@ def sockets_of(mounted: Mounted, nursery: trio.Nursery, **given: Any) -> Sockets
         replays=Replays(agents.sessions),
         links=cast(
             Any,
-            SimpleNamespace(of=lambda _: [], opened=_refuse, setting=dict, forget=lambda *_: None),
+            SimpleNamespace(of=lambda _: [], opened=_refuse, setting=dict, forget=_nothing),
         ),
         hosting=Hosting(
             agents,
