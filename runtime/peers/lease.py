@@ -20,6 +20,8 @@ SLACK: Final = 10.0
 #: of the lease: how often a host asks; and seconds until it asks again if no answer came
 _ASKS: Final = 3
 _AGAIN_SECONDS: Final = 1.0
+#: that a host has not heard an answer to, or that wait for an operation; it forgets older ones
+_OPEN_MAX: Final = 64
 
 
 def bound(lease: float, grace: float) -> float:
@@ -57,6 +59,8 @@ class Lease(Handed):
 
     def ask(self, number: int, now: float) -> None:
         self._asked[number] = now
+        if len(self._asked) > _OPEN_MAX:
+            del self._asked[next(iter(self._asked))]
         self._next = now + min(_AGAIN_SECONDS, self.seconds / _ASKS)
 
     def reconnected(self) -> None:
@@ -71,7 +75,7 @@ class Lease(Handed):
         if asked is None:
             return
         self._next = max(now, asked + self.seconds / _ASKS)
-        self._held.append((after, asked + self.seconds))
+        self._held = [*self._held[1 - _OPEN_MAX :], (after, asked + self.seconds)]
         self.reach(self.reached, now)
 
     def reach(self, number: int, now: float) -> None:

@@ -47,7 +47,7 @@ from runtime.texts.names import escape
 log = logging.getLogger("ctxd.peers")
 
 #: of one step, in seconds
-_SLICE: Final = 0.002
+SLICE: Final = 0.002
 #: files of one agent that come at once, beside its output
 _AT_ONCE: Final = 8
 #: bytes that are not written at once
@@ -302,7 +302,7 @@ class Parcels(Part):
         """Asks for a piece of each agent in turn, as long as there is credit."""
         if way.peering is not None and way.peering.credit - way.unwritten < way.credit:
             return
-        until = time.monotonic() + _SLICE
+        until = time.monotonic() + SLICE
         while way.turns and not way.is_full:
             parcel = way.turns[0]
             try:

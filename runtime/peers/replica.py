@@ -16,6 +16,7 @@ from typing import Any, Final
 from runtime.cell.port import Host, Part, about
 from runtime.errors import CtxError, QuotaError
 from runtime.kernel import clock
+from runtime.kernel.daemonlog import Rates
 from runtime.peers.peering import BrokenLinkError, Message
 from runtime.peers.post import Post
 from runtime.records.change import Change
@@ -31,6 +32,8 @@ _TEXT_MAX: Final = 1024
 _NUMBER_MAX: Final = 1 << 63
 #: of ``usage``
 _KEYS_MAX: Final = 128
+#: of facts for which an owner has no room a line in the log is enough for so long
+_COMPLAINT_SECONDS: Final = 60.0
 _FAILED: Final = "start_failed: "
 _KEY: Final = re.compile(r"[!-~]{1,512}")
 #: that a host may say; an end is said otherwise
@@ -62,14 +65,17 @@ def _number(value: Any, most: int = _NUMBER_MAX) -> int:
     return int(value)
 
 
+def _is_amount(value: Any) -> bool:
+    return value.__class__ in (int, float) and 0 <= value < _NUMBER_MAX
+
+
 def _numbers(said: Mapping[str, Any], name: str, most: int) -> dict[str, int | float]:
     """A map of words to numbers; empty if it is not said."""
     values = said.get(name, {})
     if not isinstance(values, dict) or len(values) > most:
         raise BrokenLinkError(f"{said.get('op')!r:.32} without a right {name}")
     for key, value in values.items():
-        right = value.__class__ in (int, float) and 0 <= value < _NUMBER_MAX
-        if not right or not _KEY.fullmatch(key):
+        if not _is_amount(value) or not _KEY.fullmatch(key):
             raise BrokenLinkError(f"{said.get('op')!r:.32}: {key!r:.32} in {name} is no number")
     return values
 
@@ -80,6 +86,7 @@ class Replica(Part):
     def __init__(self, host: Host, post: Post) -> None:
         super().__init__(host)
         self._post = post
+        self._complaints = Rates(window=_COMPLAINT_SECONDS)
         #: facts that hold in memory, by registration: as long as the disk is full they are not
         #: acknowledged, and come again on another connection
         self._taken: dict[str, int] = {}
@@ -112,8 +119,10 @@ class Replica(Part):
         try:
             self._agents.disk.check(agent.owner, len(message.line))
         except QuotaError as error:
-            log.info("%s: its %s is not told: %s", agent.name, message.op, error,
-                     extra=about(agent))  # fmt: skip
+            admitted, more = self._complaints.admit(str(agent.owner), 1)
+            if admitted:
+                log.info("%s: its %s is not told, as %d more before: %s", agent.name, message.op,
+                         more, error, extra=about(agent))  # fmt: skip
             return False
         return True
 
@@ -164,6 +173,8 @@ class Replica(Part):
             if isinstance(value, dict):
                 fields[name] = _numbers(message.said, name, _KEYS_MAX)
             elif value.__class__ in (int, float):
+                if not _is_amount(value):
+                    raise BrokenLinkError(f"{kind} has a {name} that is no number")
                 fields[name] = value
             elif value is not None:
                 fields[name] = _text(message.said, name)

@@ -37,6 +37,8 @@ from runtime.texts.names import parse_json, parse_json_object, quote
 #: of a file in ``want``
 _NAME_MAX: Final = 1024
 _PART_MAX: Final = 255
+#: bytes of a line in the list of files
+_ENTRY_MAX: Final = 8 * _NAME_MAX
 #: the bits of a mode that a file gets, as from any caller
 _MODE: Final = 0o777
 _DIRECTORY_MODE: Final = 0o755
@@ -100,7 +102,7 @@ class Returns(Parcels):
 
     def _listed(self, path: Path) -> Iterator[Expected]:
         with open(path, "rb") as file:
-            for line in file:
+            while line := file.readline(_ENTRY_MAX):
                 try:
                     value = parse_json(line.decode())
                 except (UnicodeDecodeError, MalformedError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ from runtime.peers.contents import (
     named,
     unnamed,
 )
-from runtime.peers.parcels import Parcel, Parcels
+from runtime.peers.parcels import SLICE, Parcel, Parcels
 from runtime.peers.peering import Host, Peering
 from runtime.peers.post import Post
 from runtime.records.model import Agent
@@ -163,10 +164,11 @@ class Supplies(Parcels):
         directory = self._agents.documents.directory(agent)
         return {name: Segments(directory / name).end for name in OUTPUTS}
 
-    def files_of(self, agent: Agent) -> dict[str, list[int | None]]:
+    async def files_of(self, agent: Agent) -> dict[str, list[int | None]]:
         """The field ``files`` of ``ended``: sizes and modes of what a guest gives back, now that
-        it changes no more. The size of a conversation, to which something may still be added, is
-        known when it has come; that of a ``LISTING`` is followed by that of all in it."""
+        it changes no more; there may be very many, which are looked at in several steps. The size
+        of a conversation, to which something may still be added, is known when it has come; that
+        of a ``LISTING`` is followed by that of all in it."""
         documents, session = self._agents.documents, self._agents.sessions.get(agent.session)
         found: dict[str, list[int | None]] = {}
         for name in DOCUMENTS:
@@ -177,13 +179,24 @@ class Supplies(Parcels):
             with suppress(FileNotFoundError):
                 latest = self._agents.sessions.directory(session) / "latest.md"
                 found["latest.md"] = [latest.stat().st_size, 0]
-        artifacts = list(self._artifacts(agent))
-        lines = b"".join(dump_json(list(each)).encode() + b"\n" for each in artifacts)
+        pay = partial(self._agents.accounts.time.pay, Payer(agent.owner, agent.name))
+        artifacts, lines = await Timed(self._listed(agent), pay)
         if len(lines) <= _LISTED_MAX:
             return {**found, **{name: [size, mode] for name, size, mode in artifacts}}
         with suppress(OSError):
             self._write_listing(agent, lines)
         return {**found, LISTING: [len(lines), sum(size for _, size, _ in artifacts)]}
+
+    async def _listed(self, agent: Agent) -> tuple[list[tuple[str, int, int]], bytes]:
+        """The artifacts, and a line for each."""
+        artifacts, lines, begun = [], bytearray(), time.monotonic()
+        for each in self._artifacts(agent):
+            artifacts.append(each)
+            lines += dump_json(list(each)).encode() + b"\n"
+            if time.monotonic() - begun > SLICE:
+                await trio.lowlevel.checkpoint()
+                begun = time.monotonic()
+        return artifacts, bytes(lines)
 
     def _artifacts(self, agent: Agent) -> Iterator[tuple[str, int, int]]:
         """Name, size and mode of each file, and of each directory with nothing in it; no more than

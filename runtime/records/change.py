@@ -253,7 +253,7 @@ class Change:
         """Something became of what an agent's run says."""
         self.set(agent, said=replace(self.peek_agent(agent, "said"), **values))
 
-    def post(self, key: str, op: str, agent: str, **said: Any) -> None:
+    def post(self, key: str, op: str, agent: str, /, **said: Any) -> None:
         """A message to the other side of a registration."""
         self.posts.append(Posted(key, op, agent, said))
 
@@ -350,6 +350,6 @@ class Change:
             if file == EVENTS:
                 fields.setdefault("by", self.by)
 
-    def say(self, session: SessionIndex, **fields: Any) -> None:
+    def say(self, session: SessionIndex, /, **fields: Any) -> None:
         """One line of ``messages.jsonl``."""
         self.lines.append((session, "messages.jsonl", fields))

@@ -248,11 +248,11 @@ class Two:
         (directory / f"{start:020d}").touch()
         return start
 
-    def end(self, *names: str) -> None:
+    async def end(self, *names: str) -> None:
         """The lead hears of the ends of agents."""
         for name in names:
             guest = self.host.agent(name)
-            said = {**self.supplies.lengths(guest), "files": self.supplies.files_of(guest)}
+            said = {**self.supplies.lengths(guest), "files": await self.supplies.files_of(guest)}
             self.returns.ended(self.lead.agent(name), said)
 
     def is_complete(self, *names: str) -> bool:

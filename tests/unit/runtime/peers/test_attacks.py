@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from runtime.errors import QuotaError
 from runtime.peers.links import _told
 from runtime.peers.peering import BrokenLinkError
 from runtime.records.lifecycle import Status
@@ -40,6 +42,9 @@ def world(tmp_path: Path) -> Iterator[World]:
         ("event", {"type": "run.end", "usage": {"cpu usec\n": 1}}),
         ("event", {"type": "run.start", "origin": "x"}),
         ("event", {"type": "run.start", "run": []}),
+        ("event", {"type": "run.start", "pid": 10**300}),
+        ("event", {"type": "agent.limit", "used": -1}),
+        ("event", {"type": "agent.limit", "max": 1e300}),
         ("usage", {"usage": {str(number): 1 for number in range(200)}}),
         ("usage", {"usage": [1]}),
         ("report", {"id": "a b", "text": "hi"}),
@@ -84,6 +89,19 @@ def test_what_a_host_says_of_itself_is_words(said: dict[str, Any]) -> None:
 
 def test_words_of_a_host_do_nothing_to_a_terminal() -> None:
     assert _told({**_HELLO, "node": "\x1b[31m", "shared": ["\x07"]})["node"] == "\\x1b[31m"
+
+
+def test_a_host_fills_no_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    async def act(lone: Lone) -> None:
+        agent = await lone.running()
+        full = QuotaError("no room")
+        with mock.patch.object(world.agents.disk, "check", side_effect=full):
+            for number in range(50):
+                await lone.far.say("event", agent, type="agent.control", file=str(number))
+        assert len([line for line in caplog.messages if "is not told" in line]) == 1
+
+    with caplog.at_level("INFO"):
+        on_lead(world, act)
 
 
 def test_no_grace_is_longer_than_hosts_are_told(world: World) -> None:

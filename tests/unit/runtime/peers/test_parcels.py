@@ -60,7 +60,7 @@ def test_what_it_gives_back_comes_at_its_end(tmp_path: Path) -> None:
     two.say("x", "out", b"z" * 1_000_000)
 
     async def act(two: Two) -> None:
-        two.end("x")
+        await two.end("x")
         await two.run(lambda: two.lead.done == ["x"])
         assert two.is_complete("x") and not two.returns.error(two.lead.agent("x"))
         assert two.returns.left(two.lead.agent("x")) == 0
@@ -114,7 +114,7 @@ def test_a_connection_may_end_at_any_byte(tmp_path: Path, seed: int) -> None:
     two.step = chance.choice((1 << 16, 1000, 77))
 
     async def act(two: Two) -> None:
-        two.end("x")
+        await two.end("x")
         while not two.lead.done:
             two.most = two.went + int(chance.paretovariate(0.5) * 500)
             two.connect()
@@ -131,19 +131,19 @@ def test_either_daemon_may_begin_again(tmp_path: Path, seed: int) -> None:
     give(two, "x")
 
     async def act(two: Two) -> None:
-        two.end("x")
+        await two.end("x")
         for _ in range(12):
             until = two.went + chance.randrange(40_000)
             await two.run(partial(is_past, two, until))
             match chance.randrange(3):
                 case 0:
                     await two.restart(two.lead)
-                    two.end("x")
+                    await two.end("x")
                 case 1:
                     await two.restart(two.host)
                 case 2 if two.ends and two.ends[0].is_open and two.ends[1].is_open:
                     await two.hand_over()
-                    two.end("x")
+                    await two.end("x")
         await two.run(lambda: bool(two.lead.done))
         check(two, "x")
 
@@ -160,7 +160,7 @@ def test_a_hundred_agents_have_their_turns(tmp_path: Path) -> None:
     two.say("x0", "out", b"0" * 3_000_000)
 
     async def act(two: Two) -> None:
-        two.end(*names)
+        await two.end(*names)
         await two.run(lambda: len(two.lead.done) == 99)
         assert "x0" not in two.lead.done
         await two.run(lambda: len(two.lead.done) == 100)
@@ -200,7 +200,7 @@ def test_the_lead_keeps_what_its_own_log_max_lets_it(tmp_path: Path) -> None:
     two.say("x", "out", b"abcdefgh" * 10_000)
 
     async def act(two: Two) -> None:
-        two.end("x")
+        await two.end("x")
         await two.run(lambda: bool(two.lead.done))
         segments = Segments(two.lead.directory("x") / "out")
         assert segments.end == 80_000
@@ -263,7 +263,7 @@ def test_what_cannot_be_ends_one_parcel(
 
         with mock.patch.object(two.supplies, "_read", read):
             two.returns.ended(two.lead.agent("x"), {"files": said, "out": 0, "log": 0})
-            two.end("y")
+            await two.end("y")
             await two.run(lambda: {*two.lead.done} == {"x", "y"})
         assert why in two.returns.error(two.lead.agent("x"))
         assert not two.returns.error(two.lead.agent("y"))
@@ -272,6 +272,59 @@ def test_what_cannot_be_ends_one_parcel(
             assert path.split("/", 1)[1].startswith(ALLOWED), path
 
     in_two(two, act)
+
+
+def test_a_line_of_the_list_is_no_longer_than_a_name(tmp_path: Path) -> None:
+    two = Two(tmp_path)
+    two.add("x")
+    said = dump_json(["artifact/" + "x" * 100_000, 1, 0]).encode() + b"\n"
+
+    async def act(two: Two) -> None:
+        with mock.patch.object(two.supplies, "_read", lambda _, __, at, n: (at, said[at : at + n])):
+            two.returns.ended(two.lead.agent("x"), {"files": {"files": [len(said), 1]}})
+            await two.run(lambda: bool(two.lead.done))
+        assert "a line that is none" in two.returns.error(two.lead.agent("x"))
+
+    in_two(two, act)
+
+
+def test_a_line_of_a_conversation_may_have_any_field(tmp_path: Path) -> None:
+    two = Two(tmp_path)
+    two.add("x")
+    said = {**json.loads(line(1)), "session": 5, "self": 1, "fields": [], "type": "run.end"}
+    two.write_session("x", "messages.jsonl", dump_json(said).encode() + b"\n" + line(2))
+
+    async def act(two: Two) -> None:
+        await two.end("x")
+        await two.run(lambda: bool(two.lead.done))
+        lines = two.lead.world.lines(two.lead.agent("x"), "messages.jsonl")
+        assert [json.loads(text).get("session") for text in lines] == [5, None]
+
+    in_two(two, act)
+
+
+def test_very_many_artifacts_are_looked_at_in_steps(tmp_path: Path) -> None:
+    two = Two(tmp_path)
+    two.add("x")
+    for number in range(50):
+        two.write("x", f"artifact/{number}", b"1")
+    passes = 0
+
+    async def count() -> None:
+        nonlocal passes
+        while True:
+            passes += 1
+            await trio.lowlevel.checkpoint()
+
+    async def act(two: Two) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(count)
+            found = await two.supplies.files_of(two.host.agent("x"))
+            nursery.cancel_scope.cancel()
+        assert len(found) == 51 and passes >= 50
+
+    with mock.patch("runtime.peers.supplies.SLICE", -1.0):
+        in_two(two, act)
 
 
 def test_bytes_that_nobody_asked_for_are_nothing(tmp_path: Path) -> None:
@@ -307,7 +360,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         return write(fd, data[: len(data) // 2] if full[0] else data)
 
     async def act(two: Two) -> None:
-        two.end("x")
+        await two.end("x")
         with mock.patch("os.write", limited):
             await two.run(lambda: full[0])
             until = trio.current_time() + 5
@@ -330,7 +383,7 @@ def test_a_full_account_asks_for_nothing(tmp_path: Path) -> None:
             raise QuotaError("full")
 
         with mock.patch.object(two.lead.world.agents.disk, "check", no_room):
-            two.end("x")
+            await two.end("x")
             await two.run(lambda: two.ends is not None and two.ends[0].is_open)
             for _ in range(20):
                 await trio.sleep(0.5)
@@ -352,7 +405,7 @@ def test_artifacts_that_are_too_many_for_a_message_are_listed(tmp_path: Path) ->
     (two.host.directory("x") / "doc/artifact/run").chmod(0o755)
 
     async def act(two: Two) -> None:
-        two.end("x")
+        await two.end("x")
         await two.run(lambda: bool(two.lead.done))
         assert not two.returns.error(two.lead.agent("x"))
         lead, host = (side.directory("x") / "doc" for side in (two.lead, two.host))

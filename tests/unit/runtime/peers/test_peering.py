@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import MalformedError
+from runtime.kernel.handover import Descriptors
 from runtime.peers.lease import RATE, SLACK, Grants, Lease
 from runtime.peers.peering import (
     CREDIT_MAX,
@@ -182,6 +184,38 @@ def test_an_unanswered_request_is_repeated(pair: Pair) -> None:
     assert pair.host.tick(100.0) == 101.0
     assert pair.host.tick(100.5) == 101.0 and pair.host.tick(101.0) == 102.0
     assert pair.host.outgoing().count(b'"ask"') == 2 * 2
+
+
+def test_who_answers_nothing_or_too_early_is_not_remembered_for_ever() -> None:
+    lease = Lease(30.0, 0)
+    for number in range(1000):
+        lease.ask(number, float(number))
+    assert len(lease._asked) <= 64
+    lease.granted(0, 0, 1000.0)
+    assert lease.end is None, "it is as if that was not answered"
+    for number in range(990, 1000):
+        lease.granted(number, 0, 1000.0)
+    assert lease.end == 999.0 + 30.0
+    for number in range(1000, 2000):
+        lease.ask(number, float(number))
+        lease.granted(number, 1 << 60, float(number))
+    assert len(lease._held) <= 64
+
+
+def test_a_hello_that_nobody_answered_is_read_again() -> None:
+    host = Host()
+    hello = {"op": "hello", "version": 1, "as": "", "sent": 0, "got": 0, "seen": "", "name": "one"}
+    line, rest = json.dumps(hello).encode() + b"\n", b'{"op":"ack","got":0}\n'
+    (found,) = host.feed(line, 0.0)
+    assert isinstance(found, Hello)
+    list(host.feed(rest[:5], 0.0))
+    saved, after = host.save(Descriptors(), again=found), Host()
+    after.restore(saved)
+    (again,) = after.feed(b"", 0.0)
+    assert again == found
+    stream = Stream()
+    after.go_on({"as": "r"}, stream, Lease(30.0, 0), again)
+    assert list(after.feed(rest[5:], 0.0)) == [Acknowledged(0)]
 
 
 def test_who_was_said_to_be_lost_is_over(pair: Pair) -> None:
