@@ -12,6 +12,7 @@ that is to start waits for the first grant, and for what was put with it.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -58,7 +59,7 @@ from runtime.peers.admission import (
     settable,
 )
 from runtime.peers.lease import Lease
-from runtime.peers.peering import UNDONE_MAX, BrokenLinkError, Event, Host, Message, Over
+from runtime.peers.peering import BrokenLinkError, Event, Host, Message, Over
 from runtime.peers.post import LEAD, Post
 from runtime.peers.supplies import Supplies
 from runtime.peers.talking import now
@@ -67,7 +68,7 @@ from runtime.records.change import Change, Subscriber
 from runtime.records.lifecycle import AGENT_MOVES, Cue, Status
 from runtime.records.model import Agent, Outcome
 from runtime.texts import policy
-from runtime.texts.names import check_known, head, quote
+from runtime.texts.names import check_known, quote
 from runtime.texts.policy import Rules
 
 log = logging.getLogger("ctxd.peers")
@@ -75,13 +76,7 @@ log = logging.getLogger("ctxd.peers")
 _INCARNATION: Final = re.compile(r"[0-9a-f]{16}")
 #: that what is killed at once may take, until that is said all the same
 _KILL_SECONDS: Final = 30.0
-#: of a sentence that a lead is told
-_SENTENCE_MAX: Final = 1024
-#: facts of one registration, beyond which they have no sentences
-_KEPT_MAX: Final = 2048
 _RETRY_SECONDS: Final = 1.0
-#: facts that a lead has not heard, for each of its guests, and as many more
-_UNHEARD_MAX: Final = 2 * UNDONE_MAX
 #: for which a lead is told what a guest uses, and how often
 _LOOK_SECONDS: Final = 60.0
 _USAGE_SECONDS: Final = 5.0
@@ -119,6 +114,8 @@ class Guests(Part, Subscriber):
         self._under: dict[str, Lease] = {}
         #: told when a lease is granted, or is over
         self.changed = Wakeup()
+        #: by whom, and up to which operation, what is ending now was called lost
+        self._called_lost: dict[str, tuple[Host, int]] = {}
         #: until when leads are told what guests use
         self._looked_at: dict[AgentIndex, float] = {}
         self.files: Files
@@ -236,14 +233,14 @@ class Guests(Part, Subscriber):
         if agent.status is not Status.DEAD:
             self._supervisor.end(agent, Outcome.INTERRUPTED, LEASE_OVER, cue)
 
-    def end_all(self, key: str, upto: int | None = None) -> list[Agent]:
-        """Kills the guests of a registration, or those that operations up to this one put here;
-        which these are."""
+    def end_all(self, key: str, upto: float = math.inf, *, since: int = -1) -> list[Agent]:
+        """Kills the guests of a registration, or those that operations after ``since`` and up to
+        this one put here; which these are."""
         guests = self._agents.registry.guests(key)
         ending = [
             agent
             for agent in guests
-            if agent.status is not Status.DEAD and (upto is None or agent.guest["number"] <= upto)
+            if agent.status is not Status.DEAD and since < agent.guest["number"] <= upto
         ]
         for agent in ending:
             self._end(agent, Cue.KILL)
@@ -256,12 +253,17 @@ class Guests(Part, Subscriber):
         self._under.pop(key, None)
         self._post.forget(key)
 
-    async def _end_over(self, key: str, host: Host, upto: int, ending: list[Agent]) -> None:
-        """Says that nothing is left of what its lead calls lost, once that is so."""
-        with trio.move_on_after(_KILL_SECONDS):
-            for agent in ending:
-                if (live_cell := self._live_cells.get(agent.index)) is not None:
-                    await live_cell.wait_over()
+    async def _end_over(self, key: str) -> None:
+        """Says that nothing is left of what a lead calls lost, once that is so."""
+        said = None
+        while said != self._called_lost[key]:
+            said = host, upto = self._called_lost[key]
+            with trio.move_on_after(_KILL_SECONDS):
+                for agent in self._agents.registry.guests(key):
+                    live_cell = self._live_cells.get(agent.index)
+                    if live_cell is not None and agent.guest["number"] <= upto:
+                        await live_cell.wait_over()
+        del self._called_lost[key]
         host.ended(upto)
         self._post.wakeup(key).notify()
 
@@ -278,18 +280,21 @@ class Guests(Part, Subscriber):
                 self._post.note(key, upto=event.upto)
                 lease.stop()
                 self._over(key, lease)
-            ending = self.end_all(key, event.upto)
-            if ending:
-                self._nursery.start_soon(self._end_over, key, host, event.upto, ending)
-            else:
+            before = self._called_lost.get(key)
+            ending = self.end_all(key, event.upto, since=before[1] if before else -1)
+            if before or ending:
+                self._called_lost[key] = host, max(event.upto, before[1] if before else 0)
+            if not (before or ending):
                 host.ended(event.upto)
+            elif not before:
+                self._nursery.start_soon(self._end_over, key)
 
     def _do(self, key: str, uid: int, message: Message) -> None:
         """Does one operation; what is refused is told to the lead."""
         do = self._DO.get(message.op)
         if do is None:
             raise BrokenLinkError(f"{message.op} is not done here")
-        self._check_heard(key)
+        self.telling.check_heard(key)
         journal = self._agents.journal
         error: BaseException
         with journal.acting(self._caller(uid)):
@@ -305,34 +310,13 @@ class Guests(Part, Subscriber):
                 log.exception("%s of a lead: a bug in ctxfs", message.op)
                 error = failed
             change = Change()
-            self._refuse(change, key, message, error)
+            known = isinstance(error, CtxError | OSError)
+            sentence = getattr(error, "sentence", str(error)) if known else "a bug in ctxfs there"
+            code = self.files.code(error) if known else "EIO"
+            self.telling.refuse(change, key, message, code, sentence)
             if doing is None or not doing.done:
                 change.done.append((key, message.number, message.line))
             journal.note(change)
-
-    def _check_heard(self, key: str) -> None:
-        """Nothing more is done for a lead that does not hear what became of it: that is kept."""
-        kept = len(self._post.stream(key).kept)
-        if kept > _UNHEARD_MAX:
-            guests = len(self._agents.registry.guests(key))
-            if kept > _UNHEARD_MAX * (1 + guests):
-                raise BrokenLinkError(f"{kept} facts are not heard")
-
-    def _refuse(self, change: Change, key: str, message: Message, error: BaseException) -> None:
-        known = isinstance(error, CtxError | OSError)
-        sentence = getattr(error, "sentence", str(error)) if known else "a bug in ctxfs there"
-        if len(self._post.stream(key).kept) > _KEPT_MAX:
-            sentence = ""  # who does not say what it has heard is told less
-        change.post(
-            key,
-            "refused",
-            message.agent,
-            of=message.op,
-            number=message.number,
-            verb=str(message.said.get("verb", ""))[:16],
-            code=self.files.code(error) if known else "EIO",
-            sentence=head(sentence, _SENTENCE_MAX),
-        )
 
     def _caller(self, uid: int) -> Caller:
         """An operator of the link's uid, outside of all agents."""
@@ -584,16 +568,22 @@ class Guests(Part, Subscriber):
     async def _finish(self, agent: Agent) -> None:
         """Tells the end of a guest, or takes away what its lead has forgotten."""
         with guarded(agent):
-            journal = self._agents.journal
-            while journal.behind:
-                await trio.sleep(_RETRY_SECONDS)
-            if self._agents.registry.get(agent.index) is not agent:
-                return
-            if agent.guest.get("forgotten"):
-                self._take_away(agent)
-            elif not agent.guest.get("told") and self._post.data(agent.peer):
-                self.telling.end(agent)
-                crashpoints.reach("peer.told")
+            files = None
+            while True:
+                while self._agents.journal.behind:
+                    await trio.sleep(_RETRY_SECONDS)
+                if self._agents.registry.get(agent.index) is not agent:
+                    return
+                if agent.guest.get("forgotten"):
+                    self._take_away(agent)
+                    return
+                if agent.guest.get("told") or not self._post.data(agent.peer):
+                    return
+                if files is not None:
+                    self.telling.end(agent, files)
+                    crashpoints.reach("peer.told")
+                    return
+                files = await self.supplies.files_of(agent)
 
     def _take_away(self, agent: Agent) -> None:
         self.supplies.forget(agent)

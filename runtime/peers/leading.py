@@ -30,7 +30,7 @@ from runtime.life.elsewhere import Elsewhere
 from runtime.life.ending import Ender
 from runtime.peers.bounds import bound_of, put_of
 from runtime.peers.lease import SLACK, Grants
-from runtime.peers.peering import UNDONE_MAX, Event, Lead, Message, Over
+from runtime.peers.peering import Event, Lead, Message, Over
 from runtime.peers.post import NODE, Post
 from runtime.peers.replica import Replica
 from runtime.peers.returns import Returns
@@ -293,9 +293,11 @@ class Leading(Part, Elsewhere, Subscriber):
                 self._tell(change, agent, "usage")
 
     def _check(self, agent: Agent) -> None:
-        if self._post.stream(agent.peer).undone[agent.incarnation] >= UNDONE_MAX:
+        stream = self._post.stream(agent.peer)
+        if stream.is_full(agent.incarnation):
             raise AgainError(
-                f"{agent.node} has not done {UNDONE_MAX} things that it was told of "
+                f"{agent.node} has not done {stream.undone[agent.incarnation]} things that it was "
+                "told of "
                 f"{quote(agent.name)}: try again when its link is up (see node)"
             )
 

@@ -12,6 +12,12 @@ from runtime.texts.names import dump_json
 
 #: bytes of a numbered message
 MESSAGE_MAX: Final = 128 << 10
+#: messages of one agent that the other side has not done; bytes of them, and of all of a stream
+UNDONE_MAX: Final = 1024
+UNDONE_BYTES: Final = 1 << 20
+STREAM_BYTES: Final = 8 << 20
+#: bytes of memory that one takes beside its text
+_OWN_BYTES: Final = 512
 
 
 class Kept(NamedTuple):
@@ -46,14 +52,19 @@ class Stream:
         self.kept = deque(kept)
         self.got, self.seen = got
         self._done, self._mark_of_done = first
+        #: by agent, how many are kept; and how many bytes, also of all
         self.undone = Counter(each.agent for each in self.kept)
+        self._bytes = Counter[str]()
+        self.size = 0
+        for each in self.kept:
+            self._weigh(each, 1)
 
     @property
     def sent(self) -> int:
         """The number of the last message."""
         return self.kept[-1].number if self.kept else self._done
 
-    def record(self, op: str, agent: str, **said: Any) -> Kept:
+    def record(self, op: str, agent: str, /, **said: Any) -> Kept:
         """A new message, which is kept from now on; ``MalformedError`` if it is too long."""
         number = self.sent + 1
         line = dump_json({"op": op, "n": number, "agent": agent, **said}).encode() + b"\n"
@@ -63,7 +74,18 @@ class Stream:
         kept = Kept(number, agent, line, _mark(before, line))
         self.kept.append(kept)
         self.undone[agent] += 1
+        self._weigh(kept, 1)
         return kept
+
+    def is_full(self, agent: str) -> bool:
+        """Whether an agent has to wait until the other side has done some of what is kept."""
+        bytes_full = self._bytes[agent] >= UNDONE_BYTES or self.size >= STREAM_BYTES
+        return self.undone[agent] >= UNDONE_MAX or bytes_full
+
+    def _weigh(self, kept: Kept, sign: int) -> None:
+        weight = sign * (len(kept.line) + _OWN_BYTES)
+        self.size += weight
+        self._bytes[kept.agent] += weight
 
     def take_back(self) -> None:
         """The last one was not stored: it never was."""
@@ -94,8 +116,9 @@ class Stream:
 
     def _less(self, kept: Kept) -> None:
         self.undone[kept.agent] -= 1
+        self._weigh(kept, -1)
         if not self.undone[kept.agent]:
-            del self.undone[kept.agent]
+            del self.undone[kept.agent], self._bytes[kept.agent]
 
     def fits(self, hello: Mapping[str, Any]) -> bool:
         """Whether a hello goes on where this side is; if not, one of the two was put back."""

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from runtime.agents.parts import Agents
 from runtime.errors import QuotaError, TooLongError
-from runtime.peers.peering import UNDONE_MAX
+from runtime.peers.peering import BrokenLinkError, Message
 from runtime.peers.post import Post
-from runtime.peers.streams import MESSAGE_MAX
+from runtime.peers.streams import MESSAGE_MAX, STREAM_BYTES, UNDONE_MAX
 from runtime.peers.supplies import Supplies
 from runtime.records.change import EVENTS, RUNTIME, Change, Subscriber
 from runtime.records.lifecycle import Status
@@ -27,6 +27,10 @@ _EVENTS: Final = frozenset(("run.start", "run.end", "agent.limit", "agent.contro
 #: what an end says by itself
 _ENDING: Final = (Status.STOPPING, Status.DEAD)
 _REASON_MAX: Final = 1024
+#: facts of one registration, beyond which they have no sentences
+_KEPT_MAX: Final = 2048
+#: facts that a lead has not heard, for each of its guests, and as many more
+_UNHEARD_MAX: Final = 2 * UNDONE_MAX
 #: bytes that a message has beside the text of a report
 _AROUND: Final = 1024
 
@@ -45,13 +49,39 @@ class Telling(Subscriber):
             if each.op == "report":
                 agent = self._agents.registry.incarnation(each.agent)
                 name = quote(agent.guest["alias"]) if agent else "its lead"
-                if self._post.stream(each.key).undone[each.agent] >= UNDONE_MAX:
+                stream = self._post.stream(each.key)
+                if stream.is_full(each.agent):
                     raise QuotaError(
-                        f"{UNDONE_MAX} reports and other news have not come to {name} yet: "
-                        "report again later"
+                        f"{stream.undone[each.agent]} reports and other news have not come to "
+                        f"{name} yet: report again later"
                     )
                 if len(dump_json(each.said["text"]).encode()) > MESSAGE_MAX - _AROUND:
                     raise TooLongError("the report has too many control characters: say less")
+
+    def check_heard(self, key: str) -> None:
+        """Nothing more is done for a lead that does not hear what became of it: that is kept.
+        ``BrokenLinkError``."""
+        stream = self._post.stream(key)
+        kept = len(stream.kept)
+        if kept > _UNHEARD_MAX or stream.size > STREAM_BYTES:
+            there = 1 + len(self._agents.registry.guests(key))
+            if kept > _UNHEARD_MAX * there or stream.size > STREAM_BYTES + MESSAGE_MAX * there:
+                raise BrokenLinkError(f"{kept} facts are not heard")
+
+    def refuse(self, change: Change, key: str, message: Message, code: str, sentence: str) -> None:
+        """Adds that an operation of a lead was not done, and why."""
+        if len(self._post.stream(key).kept) > _KEPT_MAX:
+            sentence = ""  # who does not say what it has heard is told less
+        change.post(
+            key,
+            "refused",
+            message.agent,
+            of=message.op,
+            number=message.number,
+            verb=str(message.said.get("verb", ""))[:16],
+            code=code,
+            sentence=head(sentence, _REASON_MAX),
+        )
 
     def storing(self, change: Change, when: float) -> None:
         for agent, values in list(change.agents.values()):
@@ -95,19 +125,20 @@ class Telling(Subscriber):
                 continue
             if agent is None or not agent.is_guest or not self._post.data(agent.peer):
                 continue
-            if self._post.stream(agent.peer).undone[agent.incarnation] >= UNDONE_MAX:
+            if self._post.stream(agent.peer).is_full(agent.incarnation):
                 continue  # it is in the history here
             said = {key: value for key, value in fields.items() if key not in ("agent", "id", "ts")}
             self._tell(change, agent, "event", **said, origin=number, at=timestamp(when))
 
     def use(self, agent: Agent, usage: Mapping[str, Any]) -> None:
         """Tells what a guest uses, as far as there is room for news."""
-        if self._post.stream(agent.peer).undone[agent.incarnation] < UNDONE_MAX // 2:
+        stream, own = self._post.stream(agent.peer), agent.incarnation
+        if stream.undone[own] < UNDONE_MAX // 2 and not stream.is_full(own):
             change = Change(by=RUNTIME)
             self._tell(change, agent, "usage", usage=usage)
             self._agents.journal.note(change)
 
-    def end(self, agent: Agent) -> None:
+    def end(self, agent: Agent, files: Mapping[str, Any]) -> None:
         """Nothing of a guest is left: how it ended, and what it gives back."""
         change = Change(by=RUNTIME)
         change.set(agent, guest={**agent.guest, "told": True})
@@ -119,7 +150,7 @@ class Telling(Subscriber):
             reason=head(agent.reason, _REASON_MAX),
             usage=agent.usage,
             started=agent.started,
-            files=self._supplies.files_of(agent),
+            files=files,
             **self._supplies.lengths(agent),
         )
         self._tell(change, agent, "dead")

@@ -11,7 +11,8 @@ import pytest
 
 from runtime.caller import Caller
 from runtime.errors import QuotaError, TooLongError, UnsupportedError, WrongStateError
-from runtime.peers.peering import UNDONE_MAX
+from runtime.peers.peering import Over
+from runtime.peers.streams import MESSAGE_MAX, UNDONE_BYTES, UNDONE_MAX
 from runtime.records.config import Config
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
@@ -446,6 +447,42 @@ def test_a_lead_that_is_away_is_not_told_without_end(
         await site.until(lambda: bool(agent.guest.get("told")))
         last = site.post.stream(lead.key).kept[-1]
         assert json.loads(last.line)["op"] == "dead"
+
+    at_site(world, monkeypatch, act)
+
+
+def test_long_reports_take_no_more_memory_than_short_ones(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        agent = await busy(site, lead)
+        stream, kept = site.post.stream(lead.key), 0
+        with pytest.raises(QuotaError, match="one"):
+            while kept < UNDONE_MAX:
+                kept += 1
+                site.agents.messages.report(inside(agent), agent, "x" * 60_000)
+        assert stream.size <= UNDONE_BYTES + MESSAGE_MAX
+        await lead.go_on()
+        assert stream.size == 0 and len(lead.told("report")) == kept - 1
+        site.agents.messages.report(inside(agent), agent, "again")
+
+    at_site(world, monkeypatch, act)
+
+
+def test_who_calls_agents_lost_again_and_again_is_answered_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        await busy(site, lead)
+        tasks = site.guests._nursery.child_tasks
+        before = len(tasks)
+        for upto in range(100, 300):
+            await site.guests.hear(lead.key, UID, lead.host, Over(upto // 2))
+        assert len(tasks) <= before + 3
+        site.machine.ended(site.cell(site.guest()), code=0)
+        await site.until(lambda: not site.guests._called_lost)
+        await lead.go_on()
+        assert lead.overs == [149]
 
     at_site(world, monkeypatch, act)
 

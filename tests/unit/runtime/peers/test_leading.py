@@ -11,7 +11,8 @@ import trio
 
 from runtime.errors import AgainError, CtxError, NoSpaceError, QuotaError, TooLongError
 from runtime.ids import AgentIndex
-from runtime.peers.peering import UNDONE_MAX, BrokenLinkError
+from runtime.peers.peering import BrokenLinkError
+from runtime.peers.streams import MESSAGE_MAX, UNDONE_BYTES, UNDONE_MAX
 from runtime.records.change import Change, Subscriber
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
@@ -530,6 +531,21 @@ def test_what_a_node_does_not_do_piles_up_to_a_bound(world: World) -> None:
         lead.far.acknowledge()
         lead.stop(agent, kill=True)
         assert lead.far.ops == ["kill"]
+
+    on_lead(world, act)
+
+
+def test_long_texts_pile_up_to_a_bound(world: World) -> None:
+    async def act(lead: Lone) -> None:
+        agent = await lead.running()
+        stream = lead.post.stream(lead.far.key)
+        with pytest.raises(AgainError, match="n2"):
+            for n in range(UNDONE_MAX):
+                lines = (f"allow x_t agent:{n}-{i}-{'x' * 90}* create\n" for i in range(200))
+                world.agents.journal.update(agent, policy="".join(lines))
+        assert stream.size <= UNDONE_BYTES + MESSAGE_MAX
+        lead.stop(agent)
+        assert lead.far.ops[-1] == "stop"
 
     on_lead(world, act)
 
