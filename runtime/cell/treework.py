@@ -115,7 +115,7 @@ class Trees:
                 own = space.owner, space.gid, space.mode
                 await self._make(space.owner, "make", tree, *own, place)
                 self._spaces.made(space)
-            elif space.state is SpaceState.REMOVED:
+            elif space.state is SpaceState.REMOVED and self._spaces.knows(space):
                 kept = f"lost/{space.name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
                 if await self._ask(space.owner, "remove", tree, place, kept):
                     directory = self._places.trees / kept

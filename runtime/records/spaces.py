@@ -68,6 +68,10 @@ class Spaces:
     def get(self, index: SpaceIndex) -> Space | None:
         return next((space for space in self if space.index == index), None)
 
+    def knows(self, space: Space) -> bool:
+        """Whether it has not been forgotten; another one may have its name by then."""
+        return self._named.get(space.name) is space
+
     def has(self, name: str) -> bool:
         """Whether the name is taken."""
         return name in self._named
