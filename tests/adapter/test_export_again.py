@@ -17,7 +17,7 @@ from ctxfs.declared import SHAPES
 from ctxfs.declaring import Declaring
 from tests.worlds.tree import Mounted
 
-EXAMPLES = int(os.environ.get("CTXFS_TEST_EXAMPLES", "20"))
+EXAMPLES = int(os.environ.get("CTXFS_TEST_EXAMPLES", "10"))
 _WORD = st.text(st.characters(min_codepoint=33, blacklist_categories=["Cs", "Cc"],
                               blacklist_characters="/'\"\\"), min_size=1, max_size=12)
 _PATH = st.lists(_WORD.filter(lambda w: w not in (".", "..")), min_size=1, max_size=3).map(

@@ -164,6 +164,7 @@ def numbers_of(directory: Path, names: Iterable[str]) -> dict[str, int]:
     return {name: (directory / name).stat().st_ino for name in names}
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_many_files_are_on_an_account_and_hold_up_no_re_execution() -> None:
     with replaceable(config=f"files: {2 * MANY}\n") as daemon:

@@ -329,6 +329,7 @@ def test_a_part_of_an_archive_restores_nothing(daemon: Daemon, other: Daemon) ->
 # what agents and other users do to it
 
 
+@pytest.mark.long
 def test_no_tree_is_too_deep_for_the_others(daemon: Daemon, other: Daemon) -> None:
     space = daemon.root / "shared/space/data"
     space.parent.mkdir()

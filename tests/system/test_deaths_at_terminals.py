@@ -249,7 +249,9 @@ def _wait_hangs(daemon: Daemon) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("state", [works, is_killed, is_stopped, hangs])
+@pytest.mark.parametrize("state", [
+    works, hangs, *(pytest.param(each, marks=pytest.mark.long) for each in (is_killed, is_stopped))
+])  # fmt: skip
 def test_a_closed_window_leaves_nothing_within_a_second(
     daemon: Daemon, opened: ExitStack, state: Callable[[Daemon], AbstractContextManager[None]]
 ) -> None:

@@ -20,7 +20,8 @@ from tests.worlds.daemon import alive, end_process, read, wait_dead, wait_status
 from tests.worlds.fates import SLEEP, Scene, reboot, scene_of
 from tests.worlds.invariants import Crashed
 
-ALONE = pytest.mark.parametrize("alone", [False, True], ids=["daemon", "alone"])
+ALONE = pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.long)],
+                                ids=["daemon", "alone"])
 
 
 def record_of(scene: Scene, agent: Path, what: str, roles: Sequence[str]) -> RunRecord:
@@ -210,7 +211,7 @@ def test_a_death_around_a_task(role: str, alone: bool) -> None:
 # the daemon
 
 
-@pytest.mark.parametrize("mode", ["turn", "resident"])
+@pytest.mark.parametrize("mode", ["turn", pytest.param("resident", marks=pytest.mark.long)])
 def test_a_long_queue_outlives_many_daemons(mode: str) -> None:
     """Each of fifty messages is worked on once, in order, whoever is there to see it."""
     with scene_of() as scene:

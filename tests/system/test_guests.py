@@ -170,7 +170,9 @@ def test_a_durable_home_is_there_for_the_next_life(host: Daemon, lead: ScriptedL
         lead.until(lambda: not host.agent_dir("durable@one").exists(), "it is forgotten")
 
 
-def test_what_its_lead_calls_lost_ends_at_once(host: Daemon, lead: ScriptedLead) -> None:
+def test_what_its_lead_calls_lost_ends_at_once(host: Daemon) -> None:
+    lead = ScriptedLead(host, "four", lease=6.0)
+    lead.until(lambda: lead.hello)
     agent, name = place(lead, "trap : TERM; while :; do sleep 0.1; done")
     lead.until(is_busy(lead, agent), "it runs")
     lead.grants.over = lead.stream.sent
@@ -180,6 +182,7 @@ def test_what_its_lead_calls_lost_ends_at_once(host: Daemon, lead: ScriptedLead)
     assert lead.ended(agent)["reason"] == "lease_over"
     again, _ = place(lead, "true")
     assert lead.ended(again)["outcome"] == "done"
+    lead.close()
 
 
 def test_a_lead_that_was_put_back_has_nothing_here(host: Daemon) -> None:

@@ -271,6 +271,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("guard")
 @pytest.mark.settings(owner_memory_max="8M", grace="1s")
 def test_unfinished_frames_of_children_are_one_account(daemon: Daemon) -> None:
@@ -319,7 +320,7 @@ time.sleep(1000)
 
 @pytest.mark.usefixtures("guard")
 @pytest.mark.settings(owner_memory_max="16M", grace="1s")
-@pytest.mark.parametrize("what", ["wide", "values"])
+@pytest.mark.parametrize("what", ["wide", pytest.param("values", marks=pytest.mark.long)])
 def test_frames_are_charged_for_what_they_take(daemon: Daemon, what: str) -> None:
     """A text with one wide character takes four times its length, and its JSON as much again; a
     list of empty lists takes thirty times as much."""

@@ -352,6 +352,7 @@ def test_a_container_is_told_nothing(watch: Place) -> None:
 
 
 # with so little, those of any other test are lost as well
+@pytest.mark.long
 @pytest.mark.needs_root("with so little room a user is told nothing at all")
 @pytest.mark.alone
 def test_when_events_are_lost_it_is_known(daemon: Daemon, watch: Place) -> None:

@@ -86,7 +86,8 @@ class Bystander:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("script", [WIDE, DEEP], ids=["wide", "deep"])
+@pytest.mark.parametrize("script", [WIDE, pytest.param(DEEP, marks=pytest.mark.long)],
+                         ids=["wide", "deep"])
 def test_who_makes_all_cgroups_that_it_can_makes_a_dozen(
     owned: OrdinaryDaemon, script: str
 ) -> None:
@@ -185,6 +186,7 @@ def test_nobody_else_lists_where_the_daemon_makes_names(daemon: Daemon) -> None:
     assert not found.stdout
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_process_that_cannot_be_looked_into_holds_up_its_own_line_only(daemon: Daemon) -> None:
     """It waits for a page with the lock of its memory. Without root all are of one owner, for whom

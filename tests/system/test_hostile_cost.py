@@ -90,7 +90,10 @@ def resumers(daemon: Daemon, number: int) -> None:
 
 
 @pytest.mark.usefixtures("guard")
-@pytest.mark.parametrize("attack", [policies, references, frames, lookers, resumers])
+@pytest.mark.parametrize("attack", [
+    policies, lookers, *(pytest.param(each, marks=pytest.mark.long)
+                         for each in (references, frames, resumers))
+])  # fmt: skip
 def test_nobody_waits_for_what_one_call_costs(
     daemon: Daemon, attack: Callable[[Daemon, int], None]
 ) -> None:

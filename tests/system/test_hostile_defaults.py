@@ -188,6 +188,7 @@ def test_refusals_of_one_agent_fill_no_log_and_hold_up_nobody(daemon: Daemon) ->
                                  daemon.log.read_text()), "the others are counted")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("guard")
 def test_a_log_that_nobody_reads_holds_up_nothing(daemon: Daemon) -> None:
     with open(f"/proc/{daemon.pid}/fd/2", "wb") as log:

@@ -135,6 +135,7 @@ def test_a_child_with_all_the_hidden_paths_there_may_be_starts(daemon: Daemon) -
     assert time.monotonic() - begun < STARTED
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_large_frames_on_many_connections_hold_nobody_up(daemon: Daemon) -> None:
     frame = b'{"op":"ping","x":[' + b"[[]]," * 200_000 + b"0]}\n"
@@ -151,6 +152,7 @@ def test_large_frames_on_many_connections_hold_nobody_up(daemon: Daemon) -> None
     assert held_up(daemon, attack) < PATIENCE
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_thousands_of_messages_in_one_write_hold_nobody_up(daemon: Daemon) -> None:
     script = (

@@ -193,7 +193,9 @@ def test_hundreds_who_queue_for_a_lock_hold_up_nobody(
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("owner", "kill"), [(4344, echo_kill), (4345, ctx_kill)])
+@pytest.mark.parametrize(("owner", "kill"), [
+    (4344, echo_kill), pytest.param(4345, ctx_kill, marks=pytest.mark.long)
+])  # fmt: skip
 def test_root_kills_who_writes_to_its_ctl_from_pages_of_its_own_files(
     stage: Daemon, owner: int, kill: Callable[[Daemon, Path], float]
 ) -> None:

@@ -92,9 +92,9 @@ def task(daemon: Daemon, number: int, **fields: str) -> tuple[Path, Callable[[],
 Kind = Callable[..., tuple[Path, Callable[[], object]]]
 CASES = {"stdin-resident": (resident, 0), "stdout-task": (task, 1),
          "stdin-task": (task, 0), "stdout-resident": (resident, 1)}
-#: each kind and each pipe once
+#: one of them in each run of the tests
 EACH = pytest.mark.parametrize(("kind", "number"), [
-    pytest.param(*case, id=name, marks=pytest.mark.long if number > 1 else [])
+    pytest.param(*case, id=name, marks=pytest.mark.long if number else [])
     for number, (name, case) in enumerate(CASES.items())
 ])
 
@@ -165,7 +165,8 @@ HOLDS = pytest.mark.needs_root("only root opens a FIFO of wait, which is 0444, f
 
 @HOLDS
 @pytest.mark.alone
-@pytest.mark.parametrize("owner", [OWNER, "4001"], ids=["same", "other"])
+@pytest.mark.parametrize("owner", [OWNER, pytest.param("4001", marks=pytest.mark.long)],
+                         ids=["same", "other"])
 def test_who_holds_a_wait_holds_up_no_waiter_elsewhere(daemon: Daemon, owner: str) -> None:
     attacked = daemon.run("attacked", "sleep 1000", owner=OWNER)
     agents = [daemon.run(f"other{i}", "sleep 1000", owner=owner) for i in range(2)]

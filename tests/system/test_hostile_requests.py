@@ -236,6 +236,7 @@ def test_processes_that_wait_for_a_file_keep_nobody_from_files() -> None:
     REMOVALS.begin(state)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("guard")
 @pytest.mark.alone
 def test_a_descriptor_that_closes_slowly_holds_up_nobody(daemon: Daemon) -> None:

@@ -75,6 +75,7 @@ def time_used(daemon: Daemon, owner: str = OWNER) -> int:
                 if (str(row["owner"]), row["account"]) == (owner, "time"))
 
 
+@pytest.mark.long
 @pytest.mark.needs_root("who works beside it is on the same account")
 @pytest.mark.settings(owner_time=0.05)
 def test_frames_on_many_connections_are_on_their_owners_time(daemon: Daemon, guard: Guard) -> None:

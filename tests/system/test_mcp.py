@@ -247,7 +247,8 @@ def _hostile_stream() -> Iterator[bytes]:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("reads", [True, False], ids=["heard", "deaf"])
+@pytest.mark.parametrize("reads", [True, pytest.param(False, marks=pytest.mark.long)],
+                         ids=["heard", "deaf"])
 def test_hostile_frames_hold_up_nobody(daemon: Daemon, reads: bool) -> None:
     """Thousands of them, beside another connection of the agent, and another agent."""
     with servers_in_cells(daemon, "boss", "boss", "other") as (hostile, beside, elsewhere):

@@ -115,6 +115,7 @@ def test_lives_go_on_from_their_start_to_their_end(daemon: Replaceable) -> None:
             clients.go_on(5)
 
 
+@pytest.mark.long
 def test_half_written_controls_go_on(daemon: Replaceable) -> None:
     with half_written(daemon, "half"):
         for _ in range(2):
@@ -189,6 +190,7 @@ def test_what_was_refused_before_is_refused_the_same(daemon: Replaceable) -> Non
     assert not directory.exists()
 
 
+@pytest.mark.long
 def test_pollers_are_woken_once_and_go_on(daemon: Replaceable) -> None:
     with polled(daemon, "x", times=2):
         for _ in range(2):
@@ -238,11 +240,13 @@ def test_a_call_that_waits_is_answered_once(daemon: Replaceable) -> None:
         assert peer.next() == {"type": "pong"}
 
 
+@pytest.mark.long
 def test_a_reply_goes_on_where_it_was(daemon: Replaceable) -> None:
     with reply_in_pieces(daemon, "slow", daemon.base / "gate"):
         daemon.reexec()
 
 
+@pytest.mark.long
 def test_what_a_slow_reader_has_not_read_comes_whole_and_once(daemon: Replaceable) -> None:
     directory, _ = sleeper(daemon, "x")
     history = directory / "session" / "events.jsonl"
@@ -311,9 +315,9 @@ def _read_only_older(daemon: Replaceable) -> str:
 
 
 @pytest.mark.parametrize("spoil", [
-    _break_syntax, _take_other_handovers, _write_newer_state,
+    _break_syntax, _write_newer_state,
     *(pytest.param(each, marks=pytest.mark.long)
-      for each in (_break_client, _break_settings, _read_only_older)),
+      for each in (_break_client, _break_settings, _read_only_older, _take_other_handovers)),
 ])  # fmt: skip
 def test_a_program_that_does_not_do_leaves_the_old_one_serving(
     spoil: Callable[[Replaceable], str],
@@ -346,6 +350,7 @@ def test_a_program_that_does_not_do_leaves_the_old_one_serving(
                 db.execute(f"PRAGMA user_version={version - 1}")
 
 
+@pytest.mark.long
 def test_who_asks_is_told_what_is_wrong_beside_the_settings() -> None:
     with replaceable(config="depth: 8\n") as daemon:
         directory, pid = sleeper(daemon, "x")
@@ -406,6 +411,7 @@ def test_to_die_meanwhile_is_a_crash_like_any_other(point: str) -> None:
         wait_dead(directory)
 
 
+@pytest.mark.long
 def test_two_at_once_are_both_answered(daemon: Replaceable) -> None:
     with Peer(daemon.path("ctxd.sock")) as one, Peer(daemon.path("ctxd.sock")) as other:
         one.ask(op="reexec")
@@ -454,6 +460,7 @@ def _being_checked() -> Iterator[tuple[Replaceable, int]]:
         yield daemon, pid
 
 
+@pytest.mark.long
 def test_to_stop_while_the_program_is_checked_leaves_nothing() -> None:
     with _being_checked() as (daemon, _):
         assert daemon.stop() == 0
@@ -507,6 +514,7 @@ def _descriptors_of(daemon: Daemon) -> Iterator[None]:
                f"it has the same descriptors: {before}")
 
 
+@pytest.mark.long
 def test_nothing_is_left_by_many(daemon: Replaceable) -> None:
     directory, pid = sleeper(daemon, "x")
     daemon.reexec()
@@ -530,6 +538,7 @@ def _is_zombie_of(stat: Path, parent: int) -> bool:
     return state == "Z" and int(ppid) == parent
 
 
+@pytest.mark.long
 def test_without_root() -> None:
     with ordinary_daemon() as daemon:
         def life() -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until, write
 from tests.worlds.screens import Terminal, lines_with, terminal
 
@@ -113,6 +115,7 @@ def test_a_text_of_very_many_lines_is_shown_at_once(daemon: Daemon) -> None:
         at.wait_for(FOOTER)
 
 
+@pytest.mark.long
 def test_it_leaves_the_terminal_as_it_was(daemon: Daemon) -> None:
     daemon.make("coder")
     with terminal(80, 24, {"CTX_ROOT": str(daemon.root)}) as at:
@@ -209,6 +212,7 @@ def test_a_daemon_that_hangs_is_told_of(daemon: Daemon) -> None:
         at.wait_gone("does not answer")
 
 
+@pytest.mark.long
 def test_colours_are_left_out_if_they_are_not_wanted(daemon: Daemon) -> None:
     daemon.make("first")  # the line of the cursor has no colours
     wait_status(daemon.run("kid", "sleep 1000"), "busy")
@@ -244,6 +248,7 @@ def test_the_client_of_sandboxes_says_what_it_lacks(daemon: Daemon) -> None:
     assert (result.returncode, result.stderr[:26]) == (2, "ctx: top needs a terminal;")
 
 
+@pytest.mark.long
 def test_its_waiting_costs_nothing(daemon: Daemon) -> None:
     """The list is read anew when it changes, and not before."""
     for number in range(100):

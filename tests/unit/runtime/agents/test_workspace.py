@@ -1932,6 +1932,7 @@ def test_a_child_of_a_child(views: Views, boss: Agent) -> None:
     assert _log(views, boss, "ctx/kid", "/data/src/work") == ["two", "one", "tool"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("boss", ["inside"], indirect=True)
 def test_as_deep_as_there_are_agents(views: Views, boss: Agent) -> None:
     """Git gives up at the seventh link of a chain of what is borrowed."""
