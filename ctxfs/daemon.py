@@ -236,7 +236,7 @@ class Daemon:
 
     def __post_init__(self) -> None:
         self.base, self.runtime = self.fs.base, self.fs.base.runtime
-        self.runtime.guests.files = Placing(self.base)
+        self.runtime.guests.putting.files = Placing(self.base)
         self.base.recipe_places = self.given.config_file.parent / "agents", recipes.shipped()
         self.stopping, self.taken_over = trio.Event(), trio.Event()
         self.service = Service(self.runtime)

@@ -56,8 +56,6 @@ def _life(facts: Facts, agent: Agent, value: str) -> tuple[type[CtxError], str] 
 def _workspace(facts: Facts, agent: Agent, value: str) -> tuple[type[CtxError], str] | None:
     if value.startswith(mounts.EXPLICIT_ROOT):
         return UnsupportedError, "no path of the node can be named; use inherit"
-    if value == "worktree":
-        return UnsupportedError, "the repository of its parent does not reach a node; use inherit"
     return None
 
 

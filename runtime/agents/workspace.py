@@ -49,17 +49,26 @@ not start there by accident and obey what the child left.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Final, Self
 
+from runtime.agents.gitcalls import (
+    TIME_OVER,
+    RunInside,
+    ask,
+    object_id,
+    said,
+    script,
+    without_hooks,
+)
 from runtime.errors import (
     CtxError,
     MalformedError,
     TakenError,
+    TooLargeError,
     UnsupportedError,
     WrongStateError,
 )
@@ -67,10 +76,6 @@ from runtime.records.model import Agent
 from runtime.records.stored import loaded
 from runtime.texts.mounts import Mount
 from runtime.texts.names import check_absolute, check_name, escape, quote, some_of
-
-#: (whose cell, argument vector, working directory there, more environment) ->
-#: (exit status, stdout and stderr together: all of it up to 64 KiB at least)
-RunInside = Callable[[Agent, list[str], str, dict[str, str]], Awaitable[tuple[int, str]]]
 
 #: where a child with a worktree has it
 WORKSPACE: Final = "/workspace"
@@ -93,68 +98,18 @@ _LOOKING: Final = 20
 #: what an operator does when he has repaired what was kept
 _FETCH: Final = "write fetch to ctl"
 
-_OBJECT_ID: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_NOT_FOUND: Final = (126, 127)
-#: of timeout(1)
-_TIME_OVER: Final = 124
-
-_VARIABLES: Final = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "LC_ALL": "C",
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_CONFIG_GLOBAL": "/dev/null",
-    "GIT_ATTR_NOSYSTEM": "1",
-    "GIT_TERMINAL_PROMPT": "0",
-    "GIT_PAGER": "cat",
-    "GIT_EDITOR": ":",
-    # nothing is fetched, not even by a partial clone; protocol.<name>.allow would
-    # win over protocol.allow, but not over this
-    "GIT_ALLOW_PROTOCOL": "",
-    "GIT_NO_LAZY_FETCH": "1",
-    "GIT_NO_REPLACE_OBJECTS": "1",
-    "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_COMMITTER_NAME": "ctxfs",
-    "GIT_COMMITTER_EMAIL": "ctxfs@localhost",
-}
-_SETTINGS: Final = {
-    "core.hooksPath": "/dev/null",
-    "core.fsmonitor": "false",
-    "core.untrackedCache": "false",
-    "core.attributesFile": "/dev/null",
-    "core.excludesFile": "/dev/null",
-    "core.fileMode": "true",
-    "core.alternateRefsCommand": ":",
-    "core.pager": "cat",
-    "core.editor": ":",
-    "core.sshCommand": ":",
-    "core.askPass": "",
-    "credential.helper": "",
-    "gc.auto": "0",
-    "maintenance.auto": "false",
-    "protocol.allow": "never",
-    "submodule.recurse": "false",
-    "pack.threads": "1",
-    # the parent may work in what another uid owns; nothing there is executed
-    "safe.directory": "*",
-}
-
 #: exit statuses of the scripts
 _NO_PATH, _NO_REPOSITORY, _NO_COMMIT, _SHALLOW, _PARTIAL, _NO_WORKSPACE, _TAKEN = range(21, 28)
 _GONE, _NOT_OURS, _NO_BRANCH = range(28, 31)
+TOO_LARGE: Final = 31
 
-
-def _script(*names: str) -> str:
-    """One of the scripts that are run in the parent's cell, of these files."""
-    directory = Path(__file__).with_name("worktree")
-    return "\n".join((directory / f"{name}.sh").read_text() for name in ("say", *names))
-
-
-_LOOK, _DISCARD, _GATHER = map(_script, ("look", "discard", "gather"))
-_MAKE: Final = _script("make", "tree", "copy")
-_LACKS: Final = _script("tree", "lacks")
-_HOOKS: Final = _script() + "hooks\n"
-_TAKE: Final = _script("take") + "say end\n"
-_JUDGE: Final = _script("take", "judge") + "say end\n"
+_LOOK, _DISCARD, _GATHER = map(script, ("look", "discard", "gather"))
+_MAKE: Final = script("make", "tree", "copy")
+_SEND: Final = script("apart", "make", "send")
+_LACKS: Final = script("tree", "lacks")
+_HOOKS: Final = script() + "hooks\n"
+_TAKE: Final = script("take") + "say end\n"
+_JUDGE: Final = script("take", "judge") + "say end\n"
 
 
 class WorktreeState(StrEnum):
@@ -187,6 +142,12 @@ class Worktree:
     commit: str = ""
     reason: str = ""
     differs: dict[str, str] = field(default_factory=dict)
+    #: of a child that is placed there, and what crosses: the size of the pack that its repository
+    #: is made of, its SHA-256, and what git is configured with
+    node: str = ""
+    size: int = 0
+    digest: str = ""
+    config: dict[str, str] = field(default_factory=dict)
 
     @property
     def branch(self) -> str:
@@ -328,98 +289,6 @@ def _is_inside(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-# calls
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """The answer of a script: its exit status, its words, and what else was printed."""
-
-    code: int
-    words: dict[str, list[str]]
-    text: str
-
-    def one(self, word: str) -> str:
-        found = self.words.get(word, [])
-        if len(found) != 1:
-            raise WrongStateError(f"git did not report {word}, but said {_said(self.text)}")
-        return found[0]
-
-    @property
-    def whole(self) -> bool:
-        return self.code == 0 and "end" in self.words
-
-
-async def _ask(
-    run: RunInside,
-    agent: Agent,
-    script: str,
-    *words: str,
-    cwd: str = "/",
-    hooks: Iterable[str] = (),
-    seconds: int = 0,
-    **variables: str,
-) -> _Answer:
-    """Runs a script in an agent's cell, in an environment that nobody else writes.
-
-    ``hooks`` are names that the configuration has, to be switched off; ``seconds`` are what it has
-    until it is killed, 0 for as many as it takes. ``UnsupportedError`` if there is no git, or no
-    shell.
-    """
-    values = {**_VARIABLES, **variables}
-    configured = {**_SETTINGS, **_without_hooks(hooks)}
-    # not by -c: a name may have a "="
-    values["GIT_CONFIG_COUNT"] = str(len(configured))
-    for number, (key, value) in enumerate(configured.items()):
-        values[f"GIT_CONFIG_KEY_{number}"] = key
-        values[f"GIT_CONFIG_VALUE_{number}"] = value
-    # The agent's environment may set anything: GIT_DIR, GIT_TRACE, LD_PRELOAD.
-    command = ["env", "-i", *(f"{key}={value}" for key, value in values.items())]
-    limit = ["timeout", str(seconds)] if seconds else []
-    code, text = await run(agent, [*command, *limit, "sh", "-c", script, "ctxfs", *words], cwd, {})
-    found: dict[str, list[str]] = {}
-    rest = []
-    for line in text.split("\n"):
-        word, _, value = line.removeprefix("=").partition(" ")
-        if line.startswith("=") and word:
-            found.setdefault(word, []).append(value)
-        else:
-            rest.append(line)
-    answer = _Answer(code, found, "\n".join(rest))
-    if code in _NOT_FOUND or "git: not found" in answer.text:
-        raise UnsupportedError(
-            f"a worktree needs git, sh, coreutils, findutils, grep and sed in the view of "
-            f"{quote(agent.name)}: {_said(answer.text)}"
-        )
-    return answer
-
-
-def _without_hooks(names: Iterable[str]) -> dict[str, str]:
-    """Settings that disable each hook which a configuration names."""
-    settings: dict[str, str] = {}
-    for name in names:
-        section, _, rest = name.partition(".")
-        hook, dot, _ = rest.rpartition(".")
-        if section != "hook" or not name.isprintable() or "\ufffd" in name:
-            raise UnsupportedError(
-                f"cannot disable the hook {quote(name)} of the git configuration: its name must be "
-                "printable UTF-8"
-            )
-        if dot:
-            settings[f"hook.{hook}.enabled"] = "false"
-    return settings
-
-
-def _said(text: str) -> str:
-    return quote(" ".join(text.split()) or "no output", 300)
-
-
-def _object_id(text: str) -> str:
-    if not _OBJECT_ID.fullmatch(text):
-        raise WrongStateError(f"git did not report a commit, but said {_said(text)}")
-    return text
-
-
 # making one
 
 
@@ -431,7 +300,7 @@ async def plan(run: RunInside, parent: Agent, child: Agent, root: str) -> Worktr
     or the worktree is there already.
     """
     check_branch(child.name)
-    answer = await _ask(run, parent, _LOOK, child.name, cwd=root)
+    answer = await ask(run, parent, _LOOK, child.name, cwd=root)
     whose = f"{quote(root)}, the workspace of {quote(parent.name)}"
     if answer.code == _NO_REPOSITORY and "not a git repository" in answer.text:
         raise MalformedError(f"workspace=worktree: {whose}, is not in a git repository")
@@ -448,7 +317,7 @@ async def plan(run: RunInside, parent: Agent, child: Agent, root: str) -> Worktr
     if answer.code == _NO_WORKSPACE:
         raise UnsupportedError(
             f"the view of {quote(parent.name)} has no {WORKSPACE} for a child's worktree"
-            f": {_said(answer.text)}"
+            f": {said(answer.text)}"
         )
     if answer.code == _TAKEN and "branch" in answer.words:
         raise TakenError(
@@ -458,8 +327,8 @@ async def plan(run: RunInside, parent: Agent, child: Agent, root: str) -> Worktr
         there = quote(answer.one("there"), 300)
         raise TakenError(f"{there} already exists, perhaps from an earlier worktree")
     if not answer.whole:
-        raise WrongStateError(f"the repository of {whose}: {_said(answer.text)}")
-    _without_hooks(answer.words.get("hook", []))
+        raise WrongStateError(f"the repository of {whose}: {said(answer.text)}")
+    without_hooks(answer.words.get("hook", []))
     objects = [check_absolute(path, "a directory of objects") for path in answer.words["objects"]]
     if len(objects) > _OBJECTS_MAX:
         raise UnsupportedError(
@@ -470,25 +339,34 @@ async def plan(run: RunInside, parent: Agent, child: Agent, root: str) -> Worktr
         name=child.name,
         root=check_absolute(answer.one("root"), "the workspace"),
         common=check_absolute(answer.one("common"), "the repository"),
-        base=_object_id(answer.one("base")),
+        base=object_id(answer.one("base")),
         objects=tuple(dict.fromkeys(objects)),
     )
 
 
 async def add(
-    run: RunInside, parent: Agent, worktree: Worktree, program: str, covered: Iterable[str] = ()
+    run: RunInside,
+    parent: Agent,
+    worktree: Worktree,
+    program: str,
+    covered: Iterable[str] = (),
+    *,
+    send: RunInside | None = None,
+    most: int = 0,
 ) -> Worktree:
     """Makes what ``plan`` returned, which is returned with what it differs in; ``CtxError`` if it
     cannot: then ``discard`` it.
 
     ``program`` is where the parent's view has carry (carry.c), ``covered`` are paths at which the
-    child has nothing of its parent's view, or something else.
+    child has nothing of its parent's view, or something else. Of a child that is placed elsewhere
+    no files are made, but what ``send`` prints is a pack of all that its branch leads to, of at
+    most so many bytes.
     """
-    answer = await _ask(run, parent, _HOOKS, GIT_DIR=worktree.common)
-    answer = await _ask(
-        run,
+    answer = await ask(run, parent, _HOOKS, GIT_DIR=worktree.common)
+    answer = await ask(
+        send or run,
         parent,
-        _MAKE,
+        _SEND if send else _MAKE,
         *(worktree.name, worktree.base, "0" * len(worktree.base)),
         "sha1" if len(worktree.base) == 40 else "sha256",
         *worktree.objects,
@@ -497,15 +375,26 @@ async def add(
         ROOT=worktree.root,
         CARRY=program,
         COVERED="\n".join(covered),
+        FAR="yes" if send else "",
+        MOST=str(most),
     )
+    if answer.code == TOO_LARGE:
+        raise TooLargeError(
+            f"what {quote(parent.name)} has committed is a pack of more than {most} bytes "
+            "(artifact_max), which does not go to a node: raise that at both machines"
+        )
     if answer.code:
-        raise WrongStateError(f"making the worktree {quote(worktree.name)}: {_said(answer.text)}")
+        raise WrongStateError(f"making the worktree {quote(worktree.name)}: {said(answer.text)}")
+    if send:
+        lines = (line.partition("=") for line in answer.words.get("config", []))
+        config = {key: value for key, _, value in lines}
+        worktree = replace(worktree, size=int(answer.one("bytes")), config=config)
     return replace(worktree, differs=await _differences(run, parent, worktree))
 
 
 async def _differences(run: RunInside, parent: Agent, worktree: Worktree) -> dict[str, str]:
     """Each of ``DIFFERENCES`` and what is told of it; ``unknown`` says why not all of it is."""
-    answer = await _ask(
+    answer = await ask(
         run,
         parent,
         _LACKS,
@@ -523,8 +412,8 @@ async def _differences(run: RunInside, parent: Agent, worktree: Worktree) -> dic
         for key in DIFFERENCES
     }
     if not answer.whole:
-        late = answer.code == _TIME_OVER
-        why = f"it took more than {_LOOKING} s" if late else _said(answer.text)
+        late = answer.code == TIME_OVER
+        why = f"it took more than {_LOOKING} s" if late else said(answer.text)
         found["unknown"] = f"not all was looked at: {why}"
     return found
 
@@ -534,11 +423,11 @@ async def discard(run: RunInside, parent: Agent, worktree: Worktree) -> None:
 
     ``CtxError`` if it could not be: it can be tried again.
     """
-    answer = await _ask(
+    answer = await ask(
         run, parent, _DISCARD, worktree.name, worktree.base, GIT_DIR=worktree.common
     )
     if answer.code:
-        raise WrongStateError(f"removing {quote(worktree.place, 300)}: {_said(answer.text)}")
+        raise WrongStateError(f"removing {quote(worktree.place, 300)}: {said(answer.text)}")
 
 
 # taking over
@@ -564,7 +453,7 @@ async def take(
 async def _take(
     run: RunInside, parent: Agent, worktree: Worktree, program: str, *, settled: list[str] | None
 ) -> Worktree:
-    answer = await _ask(
+    answer = await ask(
         run, parent, _GATHER, *(worktree.place, worktree.ref, program), GIT_DIR=worktree.common
     )
     if answer.code == _GONE:
@@ -574,9 +463,9 @@ async def _take(
     if answer.code == _NO_BRANCH:
         return worktree.kept(f"it has no branch {quote(worktree.branch)} any more")
     if not answer.whole:
-        return worktree.kept(f"it cannot be read: {_said(answer.text)}")
-    commit = _object_id(answer.one("commit"))
-    answer = await _ask(
+        return worktree.kept(f"it cannot be read: {said(answer.text)}")
+    commit = object_id(answer.one("commit"))
+    answer = await ask(
         run,
         parent,
         _TAKE if settled is None else _JUDGE,
@@ -588,9 +477,9 @@ async def _take(
     if answer.words.get("moved") == [commit]:
         worktree = replace(worktree, commit=commit)
     if not answer.whole:
-        return worktree.kept(f"git could not compare it with its branch: {_said(answer.text)}")
+        return worktree.kept(f"git could not compare it with its branch: {said(answer.text)}")
     if "kept" in answer.words:
         why = " ".join(answer.one("kept").split())
-        more = f" ({_said(answer.text)})" if answer.text.strip() else ""
+        more = f" ({said(answer.text)})" if answer.text.strip() else ""
         return worktree.kept(escape(why)[:_WHY_MAX] + more)
     return replace(worktree, state=WorktreeState.FETCHED, reason="")

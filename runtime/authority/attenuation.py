@@ -26,7 +26,7 @@ from runtime.kernel.recent import Recent
 from runtime.records.model import Agent, Space, SpaceState
 from runtime.records.registry import Registry
 from runtime.records.settings import Settings
-from runtime.records.spaces import tree_of
+from runtime.records.spaces import tree_of, tree_of_worktree
 from runtime.texts import mounts, policy
 from runtime.texts.names import quote
 from runtime.texts.policy import Rule, Rules
@@ -224,6 +224,9 @@ class Authority:
         written = {tree_of(tree) for tree in held if tree}
         if agent.homedir == "durable":
             written.add(f"agent/{agent.owner}/{agent.name}")
+        if agent.is_guest and agent.workspace == "worktree":
+            tree = tree_of_worktree(agent.owner, agent.name, agent.incarnation)
+            written.add(tree.removesuffix("/work"))
         return written
 
     def _bound_name(self, agent: Agent) -> str:

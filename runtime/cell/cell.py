@@ -148,8 +148,9 @@ class Command:
     ``open_input`` gives its standard input, None means none; what is ``fed`` has what its
     monitor is handed (``runtime.cell.inlet``) instead, and with a ``terminal``, of so many columns
     and rows, that is input and output. ``out``, ``log`` and ``reply`` are what
-    monitor.c calls OUT, LOG and REPLY. ``leads`` says that the cell
-    ends with it when no daemon is there to lead that end.
+    monitor.c calls OUT, LOG and REPLY; of OUT ``most`` bytes are kept in one file, or as much as of
+    any output if that is 0. ``leads`` says that the cell ends with it when no daemon is there to
+    lead that end.
     """
 
     words: tuple[str, ...]
@@ -163,6 +164,7 @@ class Command:
     fed: bool = False
     terminal: tuple[int, int] | None = None
     leads: bool = False
+    most: int = 0
 
 
 def workspace(agents: Agents, agent: Agent) -> str | None:
@@ -262,7 +264,7 @@ def _workspace_mounts(agents: Agents, owner: Agent, agent: Agent) -> list[mounts
     Of what lies at the own place of a durable tree, an agent has what the tree gives it, and the
     worktree. ``WrongStateError`` if its worktree has not been made.
     """
-    if owner.workspace == "worktree":
+    if owner.workspace == "worktree" and not owner.is_guest:
         if owner.worktree is None:
             raise WrongStateError(f"the worktree of {quote(owner.name)} does not exist yet")
         found = binds(Worktree.load(owner.worktree))
@@ -308,23 +310,6 @@ def _carried(agents: Agents, agent: Agent, mount: mounts.Mount) -> Iterator[moun
         yield mounts.Mount("-", target + below, "hide")
 
 
-def _safe(agents: Agents, agent: Agent) -> list[str]:
-    """Directories where git in the cell may use a repository of another user: workspaces, and what
-    mount tables show. Not spaces, where others may have made repositories whose configuration
-    names programs."""
-    found = [
-        mount.target
-        for mount in agents.authority.effective_mounts(agent)
-        if mount.mode != "hide" and not mounts.space_of(mount.of or mount.source)
-    ]
-    for node in (agent, *agents.registry.ancestors(agent)):
-        if node.workspace == "worktree":
-            found.append(WORKSPACE)
-        elif node.workspace.startswith(mounts.EXPLICIT_ROOT):
-            found.append(node.workspace.removeprefix(mounts.EXPLICIT_ROOT))
-    return found
-
-
 def _below(path: str, directory: str) -> str:
     """The rest of a path that is in a directory; empty if it is not, or is the directory."""
     directory = directory.rstrip("/")
@@ -359,9 +344,14 @@ class _Lent:
 
 
 def plan(
-    agents: Agents, agent: Agent, places: Places, terminal: tuple[int, int] | None = None
+    agents: Agents,
+    agent: Agent,
+    places: Places,
+    terminal: tuple[int, int] | None = None,
+    command: Command | None = None,
 ) -> Plan:
-    """The steps into the agent's cell; ``CtxError`` if it cannot have one as it is."""
+    """The steps into the agent's cell; ``CtxError`` if it cannot have one as it is. With a
+    ``command`` into one that has its view and no network, for that alone."""
     parent = agents.registry.parent_of(agent)
     nested = parent is not None and agent.owned
     trees_at = agents.authority.places
@@ -392,7 +382,10 @@ def plan(
         for mount in own
         if mount.tree
     }
-    lent = [*placed, *lines.values(), *([home] if agent.homedir == "durable" else [])]
+    own_trees = [home] if agent.homedir == "durable" else []
+    if agent.is_guest and agent.workspace == "worktree":
+        own_trees.append(_Lent(agents.sessions.worktree(agent), WORKSPACE, "workspace"))
+    lent = [*placed, *lines.values(), *own_trees]
     staged = [] if nested else [m for m in (*kept, *own) if m.mode != "hide" and not m.tree]
     if parent is not None and not nested and not agent.root:
         staged.insert(0, whole)
@@ -419,7 +412,7 @@ def plan(
     else:
         view += _base_view(agents, agent, places, root.mode)
     view += [("proc", "/proc"), ("dev", "/dev"), ("tmpfs", "0755", "/tmp"), ("dir", "0700", HOME)]
-    having = networks.wanted(agents, agent)
+    having = networks.wanted(agents, agent) if command is None else {}
     passed = ["spec", *(["networks"] if having else []), "keeper", "view"]
     # what builds the view, or what is staged
     passed += ["builder"] if nested else ["stage"] if staged else []
@@ -444,8 +437,7 @@ def plan(
         options += "x" if nested and "noexec" in mount.options else ""
         return bind(source_of(mount), mount.target, options, mount.identity if nested else "-")
 
-    if agent.homedir == "durable":
-        view.append(lend(home))
+    view += map(lend, own_trees)
     hidden = [mount for mount in kept if mount.mode == "hide"]
     kept = [mount for mount in kept if mount.mode != "hide"]
     # a worktree may be in a tree that its agent has not
@@ -462,7 +454,7 @@ def plan(
     shared, rootless = str(places.shared), agents.privilege.rootless
     view.append(bind(shared, shared, "sR" if rootless else "s"))
     view += [("hide", str(places.released))] if rootless else []
-    view.append(("file", prepared.git(agent, _safe(agents, agent)), str(places.git)))
+    view.append(("file", prepared.git(agent, prepared.safe(agents, agent)), str(places.git)))
     bare = parent is None or agent.root or inside(str(places.mount), fresh)
     if bare and agent.iso != "shared":
         view.append(("symlink", str(places.fuse), str(places.mount)))
@@ -508,7 +500,7 @@ def plan(
         spec=prepared.spec(
             working_directory(agents, agent),
             environment(agents, agent, str(places.mount), str(places.git), having, terminal),
-            () if agent.how.holds_cell else program(agent),
+            command.words if command else () if agent.how.holds_cell else program(agent),
             terminal,
             having,
         ),

@@ -74,6 +74,8 @@ class Execution:
         self.keeper = 0
         #: is handed to its monitor before that begins
         self.first_viewer: Viewer | None = None
+        #: what it runs under, if it ends by itself when that is over (``runtime.cell.leases``)
+        self.lease: int | None = None
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Returns when something is so that ``changed`` tells of."""
@@ -150,8 +152,6 @@ class LiveCell(Execution):
         #: the current run, if it has entered the cell
         self.run: Execution | None = None
         self.tasks: dict[str, Execution] = {}
-        #: what it runs under, if it ends by itself when that is over (``runtime.cell.leases``)
-        self.lease: int | None = None
         #: takes what a resident program has said and nobody has heard yet
         self.hear_rest: Callable[[], Awaitable[None]] | None = None
 

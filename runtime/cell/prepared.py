@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Final
 
 from runtime.agents.parts import Agents
+from runtime.agents.workspace import WORKSPACE
 from runtime.cell import networks
 from runtime.kernel import links, orders
 from runtime.kernel.users import find_user
 from runtime.records.model import Agent
+from runtime.texts import mounts
 from runtime.texts.names import parse_author, parse_env_line
 
 #: below the agent's own /tmp, which every view has: a directory of the host cannot be made
@@ -133,6 +135,23 @@ def _proxied(
         if name not in told
         for each in (name, name.lower())
     }
+
+
+def safe(agents: Agents, agent: Agent) -> list[str]:
+    """Directories where git in the cell may use a repository of another user: workspaces, and what
+    mount tables show. Not spaces, where others may have made repositories whose configuration
+    names programs."""
+    found = [
+        mount.target
+        for mount in agents.authority.effective_mounts(agent)
+        if mount.mode != "hide" and not mounts.space_of(mount.of or mount.source)
+    ]
+    for node in (agent, *agents.registry.ancestors(agent)):
+        if node.workspace == "worktree":
+            found.append(WORKSPACE)
+        elif node.workspace.startswith(mounts.EXPLICIT_ROOT):
+            found.append(node.workspace.removeprefix(mounts.EXPLICIT_ROOT))
+    return found
 
 
 def git(agent: Agent, safe: Iterable[str]) -> str:

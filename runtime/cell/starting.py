@@ -112,8 +112,25 @@ class Starter(Part):
         await self._monitor(agent, live_cell, plan, command, parent, hand)
         crashpoints.reach("start.launched")
 
+    async def launch_apart(
+        self, live_cell: LiveCell, execution: Execution, command: Command
+    ) -> None:
+        """Starts a program of the runtime's own in a cell that is like the one of an agent, which
+        has none, or none any more; ``CtxError`` or ``OSError`` if it cannot be started."""
+        agent = live_cell.agent
+        await self._looker.complete(agent)
+        await self._make_trees(agent)
+        plan = cell.plan(self._agents, agent, self._places, command=command)
+        await self._port.sweeper.removed(agent.owner, execution.leaf)
+        execution.leaf.make_own(self._port.hierarchy.controllers)
+        self._port.thaw(live_cell.node)
+        self._port.apply_limits(live_cell.node, agent.limits)
+        log.debug("%s %s: %s", agent.name, execution.facts.key, plan.describe())
+        self._agents.disk.wake()
+        await self._monitor(agent, execution, plan, command, None)
+
     async def _make_trees(self, agent: Agent) -> None:
-        """The agent's own durable home and the trees that it is to have are there."""
+        """The agent's own durable trees and those that it is to have are there."""
         lines = {mount.source for mount in mounts.parse(agent.mount) if mount.tree}
         for tree in {*agent.trees, *lines}:
             space = self._agents.spaces.named(mounts.space_of(tree))
@@ -122,6 +139,8 @@ class Starter(Part):
         homes = []
         if agent.homedir == "durable":
             homes.append((self._agents.sessions.home(agent), agent.uid, agent.gid))
+        if agent.is_guest and agent.workspace == "worktree":
+            homes.append((self._agents.sessions.worktree(agent), agent.uid, agent.gid))
         own = f"{mounts.HOME_TREE}{agent.owner}"
         if own in agent.trees or mounts.HOME_TREE in lines:
             user = find_user(agent.owner)
@@ -187,7 +206,7 @@ class Starter(Part):
             hangs = window is not None or command.terminal is not None
             inlet = [held(execution.facts.inlet.listen())] if command.fed or hangs else []
             grace = min(self._agents.settings.grace(agent), HANG_UP_GRACE)
-            lease = self._lease(execution)
+            lease = self._lease(agent, execution)
             if window is not None:
                 execution.facts.inlet.give(window, grace)
             if execution.first_viewer is not None:
@@ -213,7 +232,8 @@ class Starter(Part):
                         command.out,
                         command.log or "-",
                         command.reply or "-",
-                        self._agents.settings.log_max(agent),
+                        # it keeps two files, each of half
+                        2 * command.most or self._agents.settings.log_max(agent),
                         self._agents.disk.output(agent.owner),
                         places.lifeline,
                         str(execution.leaf.own()),
@@ -236,11 +256,11 @@ class Starter(Part):
                 await monitor.wait()
                 raise UnsupportedError(f"cannot start its monitor: {said}")
 
-    def _lease(self, execution: Execution) -> tuple[Path, int] | None:
+    def _lease(self, agent: Agent, execution: Execution) -> tuple[Path, int] | None:
         """The file of the lease under which a program runs, and its grace in milliseconds."""
-        if not isinstance(execution, LiveCell) or execution.lease is None:
+        if execution.lease is None:
             return None
-        grace = self._agents.settings.grace(execution.agent)
+        grace = self._agents.settings.grace(agent)
         return self._places.leases / str(execution.lease), int(grace * 1000)
 
     def _open_keeper(self, owner: Agent) -> int:

@@ -98,7 +98,7 @@ class Beginner:
         turn = has_turn(self._agents.registry, agent)
         if turn:
             change.set(agent, node=node)
-        if turn and node and not self._elsewhere.is_open(node, agent.owner):
+        if turn and node and not self._can_be_told(agent, node):
             change.set(agent, cell=Cell(boot=self._boot))
             change.move(agent, Cue.START)
         elif turn:
@@ -114,6 +114,11 @@ class Beginner:
             if visit.hangs_up:
                 change.set(agent, window="")
         self._agents.journal.commit(change)
+
+    def _can_be_told(self, agent: Agent, node: str) -> bool:
+        """Whether all is there that its node has to be told of an agent, and can be now."""
+        is_open = self._elsewhere.is_open(node, agent.owner)
+        return is_open and agent.workspace != "worktree"
 
     def add_start(self, change: Change, agent: Agent) -> None:
         """Adds that a cell is made, here or at its node; in mode ``once`` the run has no other."""

@@ -7,6 +7,9 @@ recorded in the same way. What differs is asked of ``Elsewhere``, by which
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from runtime.agents.bundles import Left
 from runtime.cell.port import LiveCell
 from runtime.errors import UnsupportedError
 from runtime.ids import RunId
@@ -45,6 +48,11 @@ class Elsewhere:
 
     async def follow(self, live_cell: LiveCell) -> None:
         """Until nothing of an agent is left there, as far as can be known."""
+
+    def left_of(self, agent: Agent) -> tuple[Left, Path | None]:
+        """What an agent that was placed elsewhere has left in its worktree there, as far as that is
+        known, and the pack of it if all of that is here."""
+        return Left(), None
 
     def recovered(self) -> None:
         """All that lived when the daemon started is taken over."""

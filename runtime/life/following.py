@@ -15,6 +15,7 @@ import math
 import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import ClassVar, Final
 
 import trio
@@ -467,8 +468,20 @@ class FollowingTask(Following):
         return f"start_failed: {failure}" if cue is TaskCue.ERROR and failure else ""
 
 
+class FollowingApart(Following):
+    """Follows a command of the runtime's own in a cell like the one of its agent."""
+
+    async def start(self) -> None:
+        if (command := self.command()) is not None:
+            starter = self._follower.starter
+            await starter.launch_apart(self._live_cell, self._execution, command)
+
+    def hand_over(self, *, ended: bool) -> bool:
+        return False
+
+
 class Inside(Part):
-    """Runs commands where an agent is."""
+    """Runs commands of the runtime's own where an agent is, or would be."""
 
     def __init__(self, host: Host, follower: Follower) -> None:
         super().__init__(host)
@@ -483,12 +496,22 @@ class Inside(Part):
             self._port.remove(live_cell.agent.owner, place)
 
     async def run(
-        self, agent: Agent, words: list[str], cwd: str, env: dict[str, str]
+        self,
+        agent: Agent,
+        words: list[str],
+        cwd: str,
+        env: dict[str, str],
+        *,
+        out: Path | None = None,
+        most: int = 0,
+        open_input: Callable[[], int] | None = None,
+        lease: int | None = None,
     ) -> tuple[int, str]:
-        """(exit status, what it wrote), 128 and the number after a signal. If this is cancelled,
-        the command is killed.
+        """(exit status, what it wrote), 128 and the number after a signal; bytes pass as
+        ``RunFiles`` says. If this is cancelled, the command is killed.
 
-        ``WrongStateError`` if the agent has no cell.
+        With a ``lease`` it runs under that in a cell of its own, as of the agent, which has none
+        now. ``WrongStateError`` if the agent has no cell otherwise.
         """
         live_cell = self._live_cells.get(agent.index)
         if live_cell is None:
@@ -503,11 +526,20 @@ class Inside(Part):
         # what one of an earlier daemon said
         shutil.rmtree(directory, ignore_errors=True)
         command = Command(
-            words=tuple(words), cwd=cwd, run=agent.run.id, out=directory, env=tuple(env.items())
+            words=tuple(words),
+            cwd=cwd,
+            run=agent.run.id,
+            out=out or directory,
+            log=directory if out else None,
+            env=tuple(env.items()),
+            open_input=open_input,
+            most=most,
         )
         # what it leaves is killed at once
         execution.impatient = True
-        following = Following(self._follower, live_cell, execution, command)
+        execution.lease = lease
+        kind = Following if lease is None else FollowingApart
+        following = kind(self._follower, live_cell, execution, command)
         try:
             await following.follow()
             if following.error is not None:

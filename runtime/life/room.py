@@ -40,7 +40,7 @@ class Room:
     def _may_any_grow(self) -> bool:
         """Asked often: so by what an agent has, and not by where that leads."""
         return any(
-            agent.trees or agent.mount or agent.root or agent.homedir == "durable"
+            agent.trees or agent.mount or agent.root or agent.homedir == "durable" or agent.is_guest
             for agent in self._agents.registry
             if agent.live
         )

@@ -91,7 +91,7 @@ class Supervisor(Part, Subscriber):
         #: every agent that lives has a live cell
         self._has_taken_over = False
         self._inside = Inside(host, follower)
-        self._worktrees = Worktrees(host, self._inside.run)
+        self._worktrees = Worktrees(host, self._inside.run, self._elsewhere)
         self.networks = follower.networks
         self._beginner = Beginner(
             host.agents, self._worktrees, host.port.boot, self._elsewhere
@@ -113,10 +113,14 @@ class Supervisor(Part, Subscriber):
         """Awaits ``prepare`` for each agent, before its programs run or go on."""
         self._before.append(prepare)
 
-    def launch_when(self, ready: Callable[[LiveCell], Awaitable[None]]) -> None:
+    def launch_when(
+        self, ready: Callable[[LiveCell], Awaitable[None]], lease_of: Callable[[Agent], int]
+    ) -> None:
         """Awaits ``ready`` for each cell, before anything of it begins. It has to return as soon
-        as the agent is not starting any more."""
+        as the agent is not starting any more. ``lease_of`` says under which lease an agent of
+        another machine may run now."""
         self._follower.ready = ready
+        self._worktrees.lease_of = lease_of
 
     # Subscriber
 
@@ -503,6 +507,9 @@ class Supervisor(Part, Subscriber):
                 change.set(agent, node=self._elsewhere.choose(agent))
                 self._agents.journal.note(change)
             await self._elsewhere.reach(live_cell)
+            if agent.workspace == "worktree" and agent.status is Status.STARTING:
+                await self._worktrees.make(agent)
+                await self._elsewhere.reach(live_cell)
         except CtxError as error:
             self._ender.end(agent, Outcome.ERROR, f"start_failed: {escape(error.sentence)}")
         return agent.status is Status.STARTING
@@ -521,8 +528,7 @@ class Supervisor(Part, Subscriber):
             await following.follow()
         if agent.status is Status.STOPPING:
             with guarded(agent):
-                if not agent.away:
-                    await self._worktrees.take_over(agent)
+                await self._worktrees.take_over(agent)
             with guarded(agent):
                 await self.recorder.hear_rest(live_cell)
             with guarded(agent):

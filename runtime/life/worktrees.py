@@ -7,26 +7,44 @@ were taken over, at most a minute later. If the parent or an ancestor is ending 
 is recorded at once and the worktree kept. The parent's record lists what is to be removed, and the
 daemon works through it in the background. A child's slow git delays its own end, and otherwise
 only the ends of its owners.
+
+Of a child that is placed elsewhere, its start sends what its branch leads to, and its end takes
+over what came back (``runtime.agents.bundles``). What did not come is kept there, and the reason
+says where. An agent of another machine has git run in cells like its own, before its first program
+and after its last.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Final
 
 import trio
 
 from runtime import crashpoints
-from runtime.agents import workspace
-from runtime.agents.workspace import RunInside, Worktree, WorktreeState
+from runtime.agents import bundles, workspace
+from runtime.agents.bundles import Given, Left
+from runtime.agents.gitcalls import FIRST, RunFiles
+from runtime.agents.placing import check_here
+from runtime.agents.workspace import Worktree, WorktreeState
 from runtime.cell import cell
 from runtime.cell.port import Host, Part, guarded
-from runtime.errors import CtxError, MalformedError, TakenError, UnsupportedError, WrongStateError
+from runtime.errors import (
+    CtxError,
+    MalformedError,
+    QuotaError,
+    TakenError,
+    TooLargeError,
+    UnsupportedError,
+    WrongStateError,
+)
 from runtime.ids import AgentIndex
 from runtime.kernel.daemonlog import because_of
 from runtime.kernel.lanes import Lanes
+from runtime.life.elsewhere import Elsewhere
 from runtime.records.change import Change, Subscriber
 from runtime.records.items import Task
 from runtime.records.lifecycle import Status
@@ -37,6 +55,8 @@ log = logging.getLogger("ctxd.worktrees")
 
 #: a parent's view may hold up git; no end waits longer
 _SECONDS: Final = 60.0
+#: to make the repository of an agent of another machine, in its own cgroup
+_UNPACK_SECONDS: Final = 300.0
 #: at a time in one parent's cell; what waits for its turn has the same bound
 _AT_A_TIME: Final = 4
 #: what a failed start calls these: it is said too late for an errno
@@ -44,6 +64,7 @@ _NAMES: Final = (
     (MalformedError, "EINVAL"),
     (TakenError, "EEXIST"),
     (UnsupportedError, "EOPNOTSUPP"),
+    (TooLargeError, "EFBIG"),
     (WrongStateError, "EBUSY"),
 )
 
@@ -60,9 +81,12 @@ class _Care:
 class Worktrees(Part, Subscriber):
     """Has git make them, and take over what children committed, in their parents' cells."""
 
-    def __init__(self, host: Host, run: RunInside) -> None:
+    def __init__(self, host: Host, run: RunFiles, elsewhere: Elsewhere) -> None:
         super().__init__(host)
         self._run = run
+        self._elsewhere = elsewhere
+        #: the number of the lease under which an agent of another machine may run now, 0 for none
+        self.lease_of: Callable[[Agent], int] = lambda agent: 0
         self._gather, self._carry = (
             str(host.places.program(name)) for name in ("gather", "carry")
         )
@@ -104,7 +128,7 @@ class Worktrees(Part, Subscriber):
 
     def check_start(self, agent: Agent) -> None:
         """Checks what can be told of a start without git; ``CtxError``."""
-        if agent.workspace != "worktree":
+        if agent.workspace != "worktree" or agent.is_guest:
             return
         workspace.check_possible(agent)
         workspace.check_branch(agent.name)
@@ -127,7 +151,9 @@ class Worktrees(Part, Subscriber):
         if agent.workspace != "worktree":
             return
         try:
-            if agent.worktree is None or not agent.worktree_made:
+            if agent.is_guest:
+                await self._unpack(agent)
+            elif agent.worktree is None or not agent.worktree_made:
                 await self._make(agent)
             else:
                 found = Worktree.load(agent.worktree)
@@ -147,10 +173,14 @@ class Worktrees(Part, Subscriber):
             root = cell.workspace(self._agents, parent)
             assert root is not None
             worktree = await workspace.plan(self._run, parent, agent, root)
+            worktree = replace(worktree, node=agent.node)
             self._agents.journal.update(agent, worktree=worktree.dump())
             crashpoints.reach("worktree.planned")
             covered = self._agents.authority.covered(agent)
-            worktree = await workspace.add(self._run, parent, worktree, self._carry, covered)
+            if agent.node:
+                worktree = await self._send(parent, agent, worktree)
+            else:
+                worktree = await workspace.add(self._run, parent, worktree, self._carry, covered)
             crashpoints.reach("worktree.made")
             self._agents.journal.update(agent, worktree=worktree.dump(), worktree_made=True)
             self._put(agent, worktree)
@@ -158,10 +188,99 @@ class Worktrees(Part, Subscriber):
         if why := await self._care(parent, agent.index, steps, starting=agent):
             raise WrongStateError(f"cannot make its worktree: {why}")
 
+    async def _send(self, parent: Agent, agent: Agent, worktree: Worktree) -> Worktree:
+        """Makes a worktree without files, and the pack that its node is sent."""
+        most = self._agents.settings.config.artifact_max
+        directory = bundles.made(self._agents, agent)
+        self._agents.trash.discard(directory, agent.owner)
+        send = partial(self._run, out=directory, most=most)
+        worktree = await workspace.add(
+            self._run, parent, worktree, self._carry, send=send, most=most
+        )
+        if bundles.size_of(directory / FIRST) != worktree.size:
+            raise QuotaError(
+                f"there is no room for the {worktree.size} bytes that its node is to be sent: "
+                "see disk in the file usage of its owner"
+            )
+        digest = await trio.to_thread.run_sync(bundles.digest_of, directory / FIRST)
+        return replace(worktree, digest=digest)
+
+    # of agents of other machines
+
+    async def _unpack(self, agent: Agent) -> None:
+        """Makes the files of an agent of another machine, of what its lead has sent."""
+        given, lease = Given(**agent.guest["worktree"]), self.lease_of(agent)
+        come = partial(bundles.open_pack, bundles.came(self._agents, agent))
+        why = await self._apart(
+            agent,
+            _UNPACK_SECONDS,
+            partial(bundles.unpack, partial(self._run, open_input=come, lease=lease), agent, given),
+        )
+        if why:
+            raise WrongStateError(why)
+        crashpoints.reach("worktree.unpacked")
+        if agent.status is Status.STARTING:
+            self._note(agent, unpacked=True)
+
+    async def _pack(self, agent: Agent) -> None:
+        """Packs what an agent of another machine has committed, and notes what is left of it."""
+        if not agent.guest.get("unpacked") or agent.guest.get("packed"):
+            return
+        config = self._agents.settings.config
+        left, directory = Left(), bundles.made(self._agents, agent)
+        self._agents.trash.discard(directory, agent.owner)
+
+        async def steps() -> None:
+            nonlocal left
+            lease, most = self.lease_of(agent), config.artifact_max
+            if not lease:
+                raise WrongStateError("its lease was over")
+            run = partial(self._run, out=directory, most=most, lease=lease)
+            given, settled = Given(**agent.guest["worktree"]), self._settled(agent)
+            left = await bundles.keep(run, agent, given, self._gather, settled, most)
+            if bundles.size_of(directory / FIRST) != left.size:
+                raise QuotaError("there was no room for a pack of what it committed")
+
+        try:
+            why = await self._apart(agent, _SECONDS, steps)
+        except CtxError as error:
+            why = error.sentence
+        if why:
+            left = Left(why=why)
+        crashpoints.reach("worktree.packed")
+        where = {key: agent.guest["left"][key] for key in ("path", "keep")}
+        self._note(agent, left=asdict(replace(left, **where)), packed=True)
+
+    async def _apart(
+        self, agent: Agent, seconds: float, steps: Callable[[], Awaitable[None]]
+    ) -> str:
+        """Does something beside an agent of another machine, which does not run; why it was left
+        if its time was over, or the agent was to end instead of to start."""
+        starting = {agent.index} if agent.status is Status.STARTING else set[AgentIndex]()
+        with trio.move_on_after(seconds) as scope:
+            care = _Care(scope=scope, above=frozenset(starting))
+            self._cares.append(care)
+            try:
+                await steps()
+            finally:
+                self._cares.remove(care)
+        if scope.cancelled_caught:
+            return care.why or f"git did not end within {seconds:g} s"
+        return ""
+
+    def _note(self, agent: Agent, **values: object) -> None:
+        change = Change()
+        change.set(agent, guest={**agent.guest, **values})
+        self._agents.journal.note(change)
+
     # taking over
 
     async def take_over(self, agent: Agent) -> None:
         """Before the end of a child is recorded, once nothing of it runs any more."""
+        if agent.is_guest:
+            if agent.workspace == "worktree":
+                await self._pack(agent)
+            return
         if agent.worktree is None:
             return
         worktree = Worktree.load(agent.worktree)
@@ -182,6 +301,10 @@ class Worktrees(Part, Subscriber):
         if why:
             raise WrongStateError(f"the worktree of {quote(task.name)} cannot be fetched: {why}")
         worktree = Worktree.load(child.worktree)
+        if child.live:
+            check_here(child, "commits")
+        if worktree.node and worktree.state is WorktreeState.FETCHED:
+            return  # nothing more comes
         fetching = replace(worktree, state=WorktreeState.FETCHING, reason="")
         self._agents.journal.commit(self._change(child, fetching))
         self._nursery.start_soon(self._fetch, child)
@@ -197,18 +320,38 @@ class Worktrees(Part, Subscriber):
             assert parent is not None and child.worktree is not None
             worktree = Worktree.load(child.worktree)
             self._put(child, replace(worktree, state=WorktreeState.FETCHING, reason=""))
-            found = await workspace.take(
-                self._run,
-                parent,
-                worktree,
-                self._gather,
-                settled=self._settled(child) if ended else None,
-            )
+            if worktree.node:
+                found = await self._take_far(parent, child, worktree)
+            else:
+                found = await workspace.take(
+                    self._run,
+                    parent,
+                    worktree,
+                    self._gather,
+                    settled=self._settled(child) if ended else None,
+                )
             crashpoints.reach("worktree.fetched")
             self._put(child, found)
 
         if why := await self._care(parent, child.index, steps):
             self._keep(child, why)
+
+    async def _take_far(self, parent: Agent, child: Agent, worktree: Worktree) -> Worktree:
+        """The same of a child whose files are at a node, of what came from there."""
+        left, come = self._elsewhere.left_of(child)
+        if come is not None:
+            give = partial(self._run, open_input=partial(bundles.open_pack, come))
+            try:
+                await bundles.receive(give, parent, worktree, left.commit)
+            except CtxError as error:
+                return worktree.kept(f"{error.sentence}: {left.where(worktree.node)}")
+            crashpoints.reach("worktree.received")
+        found = await workspace.take(self._run, parent, worktree, self._gather, settled=None)
+        if found.state is WorktreeState.FETCHED and not left.why:
+            self._agents.trash.discard(bundles.came(self._agents, child), child.owner)
+        if found.state is WorktreeState.KEPT or found.reason or not left.why:
+            return found
+        return found.kept(f"{left.why}: {left.where(worktree.node)}")
 
     def _settled(self, child: Agent) -> list[str]:
         """Worktrees of its own children that hold nothing more: they may go with its own."""
@@ -222,7 +365,11 @@ class Worktrees(Part, Subscriber):
 
     def _keep(self, child: Agent, why: str) -> None:
         assert child.worktree is not None
-        self._put(child, Worktree.load(child.worktree).kept(why))
+        worktree = Worktree.load(child.worktree)
+        if worktree.node:
+            left, _ = self._elsewhere.left_of(child)
+            why += f"; {left.where(worktree.node)}" if left.size or left.why else ""
+        self._put(child, worktree.kept(why))
 
     def _put(self, child: Agent, worktree: Worktree) -> None:
         """Notes a fact, which a full disk does not change."""

@@ -14,7 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from runtime.agents.bundles import PACK, Given
 from runtime.errors import MalformedError, TooLargeError, UnsupportedError
+from runtime.records.config import Config
 from runtime.records.model import FAMILIES
 from runtime.texts import limits, mounts, policy
 from runtime.texts.names import check_name, parse_duration, parse_number, parse_size, quote
@@ -29,7 +31,7 @@ _TEXT_MAX: Final = 4096
 _RUN_MAX: Final = 1 << 31
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 #: the documents whose bytes come after ``put``
-DOCUMENTS: Final = ("handoff.md", "input.jsonl", "inherited.md", "inherited.json")
+DOCUMENTS: Final = ("handoff.md", "input.jsonl", "inherited.md", "inherited.json", PACK)
 #: the files of an agent that ``put`` has beside the label, in an order in which they can be
 #: written: first the policy, by which others are judged
 FILES: Final = (
@@ -40,7 +42,7 @@ _CONFIG: Final = frozenset(
      *FILES)
 ) - {"meta.json"}  # fmt: skip
 _PUT: Final = frozenset(
-    ("name", "session", "run", "config", "supervisor", "takes", "bound", "files")
+    ("name", "session", "run", "config", "supervisor", "takes", "bound", "files", "worktree")
 )
 
 
@@ -133,6 +135,7 @@ class Put:
     takes: bool
     bound: Bound
     files: Mapping[str, tuple[int, str]]
+    worktree: Given | None
 
     @classmethod
     def read(cls, values: Mapping[str, Any], alias: str) -> Put:
@@ -147,6 +150,7 @@ class Put:
         _check_possible(config)
         if "meta" in config:
             config["meta.json"] = config.pop("meta")
+        files = dict(_documents(said.get("files", dict, {})))
         return cls(
             name=said.word("name"),
             session=check_name(said.word("session")),
@@ -156,8 +160,18 @@ class Put:
             supervisor=_supervisor(said.word("supervisor"), alias),
             takes=said.get("takes", bool),
             bound=Bound.read(said.get("bound", dict), config["label"]),
-            files=dict(_documents(said.get("files", dict, {}))),
+            files=files,
+            worktree=_worktree(said, config, files),
         )
+
+
+def _worktree(
+    said: Said, config: Mapping[str, str], files: Collection[str]
+) -> Given | None:
+    wanted = config.get("workspace") == "worktree"
+    if wanted is not (PACK in files):
+        raise MalformedError(f"put is without {PACK}, or without workspace worktree")
+    return Given.read(said.get("worktree", dict, {}), said.word("name")) if wanted else None
 
 
 def _run(said: Said) -> int:
@@ -171,6 +185,8 @@ def _check_possible(config: Mapping[str, str]) -> None:
     """``UnsupportedError`` for what no placed agent can be."""
     wanted = {"mode": "once", "life": "owned", "iso": "sandbox", "workspace": "inherit", "tty": ""}
     for name, value in wanted.items():
+        if (name, config.get(name)) == ("workspace", "worktree"):
+            continue
         if config.get(name, value) != value:
             raise UnsupportedError(
                 f"{name}={quote(config[name])}: an agent of another machine can only have "
@@ -201,9 +217,10 @@ def _documents(values: Mapping[str, Any]) -> Iterable[tuple[str, tuple[int, str]
         yield name, (size, digest)
 
 
-def check_sizes(files: Mapping[str, tuple[int, str]], most: int) -> None:
-    """``TooLargeError`` if a document is longer than there may be here."""
+def check_sizes(files: Mapping[str, tuple[int, str]], config: Config) -> None:
+    """``TooLargeError`` if a document, or a pack, is longer than there may be here."""
     for name, (size, _) in files.items():
+        most = config.artifact_max if name == PACK else config.document_max
         if size > most:
             raise TooLargeError(f"{name} has {size} bytes, and at most {most} here")
 

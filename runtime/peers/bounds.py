@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Final
 
+from runtime.agents.bundles import PACK, Given
 from runtime.agents.parts import Agents
+from runtime.agents.workspace import Worktree
 from runtime.errors import TooLongError
 from runtime.ids import RunId
 from runtime.peers.streams import MESSAGE_MAX
@@ -73,6 +75,11 @@ def put_of(agents: Agents, agent: Agent, run: RunId, bound: dict[str, Any]) -> d
         if agents.documents.size(agent, name):
             data = agents.documents.read(agent, name)
             files[name] = [len(data), hashlib.sha256(data).hexdigest()]
+    worktree = {}
+    if agent.workspace == "worktree" and agent.worktree is not None:
+        made = Worktree.load(agent.worktree)
+        files[PACK] = [made.size, made.digest]
+        worktree = {"worktree": Given.of(made).said()}
     put = {
         "name": agent.name,
         "session": session.name if session is not None else "",
@@ -86,6 +93,7 @@ def put_of(agents: Agents, agent: Agent, run: RunId, bound: dict[str, Any]) -> d
         "takes": supervisor is not None and supervisor.how.takes_messages,
         "bound": bound,
         "files": files,
+        **worktree,
     }
     if (size := len(dump_json(put).encode())) > MESSAGE_MAX - _AROUND:
         raise TooLongError(

@@ -12,13 +12,14 @@ from urllib.parse import unquote_to_bytes
 
 import trio
 
+from runtime.agents.bundles import PACK
 from runtime.errors import MalformedError
 from runtime.kernel.output import Copy
 from runtime.peers.peering import CREDIT_MAX
 from runtime.texts.names import decode
 
 #: what an agent may be given
-SUPPLIES: Final = ("handoff.md", "input.jsonl", "inherited.md", "inherited.json")
+SUPPLIES: Final = ("handoff.md", "input.jsonl", "inherited.md", "inherited.json", PACK)
 #: what it prints
 OUTPUTS: Final = ("out", "log")
 #: what it gives back at its end: documents of its own, and files of its session

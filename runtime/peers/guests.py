@@ -13,67 +13,46 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
 import trio
 
 from runtime import crashpoints
 from runtime.authority.guard import Act
-from runtime.caller import Caller
-from runtime.cell import networks
 from runtime.cell.leases import Leases
 from runtime.cell.port import Host as Machine
 from runtime.cell.port import LiveCell, Part, guarded
 from runtime.cell.record import LEASE_OVER
 from runtime.errors import (
     CtxError,
-    DeniedError,
     MalformedError,
     MissingError,
     NotRunningError,
     QuotaError,
 )
-from runtime.ids import AgentIndex, Incarnation
+from runtime.ids import AgentIndex
 from runtime.kernel import clock
 from runtime.kernel.inotify import Wakeup
-from runtime.kernel.users import find_user
 from runtime.life import room
 from runtime.life.beginning import STARTING
 from runtime.life.supervisor import Supervisor
-from runtime.peers.admission import (
-    FILES,
-    Bound,
-    Put,
-    Said,
-    check_sizes,
-    least,
-    lines_of,
-    mount_table,
-    narrowed,
-    settable,
-)
+from runtime.peers.admission import Said
 from runtime.peers.lease import Lease
 from runtime.peers.peering import BrokenLinkError, Event, Host, Message, Over
 from runtime.peers.post import LEAD, Post
+from runtime.peers.putting import Putting
 from runtime.peers.supplies import Supplies
 from runtime.peers.talking import now
 from runtime.peers.telling import Telling
 from runtime.records.change import Change, Subscriber
 from runtime.records.lifecycle import AGENT_MOVES, Cue, Status
 from runtime.records.model import Agent, Outcome
-from runtime.texts import policy
 from runtime.texts.names import check_known, quote
-from runtime.texts.policy import Rules
 
 log = logging.getLogger("ctxd.peers")
 
-_INCARNATION: Final = re.compile(r"[0-9a-f]{16}")
 #: that what is killed at once may take, until that is said all the same
 _KILL_SECONDS: Final = 30.0
 _RETRY_SECONDS: Final = 1.0
@@ -88,19 +67,6 @@ _ENDS: Final = frozenset((Cue.STOP, Cue.KILL))
 _OUTCOMES: Final = {"": Outcome.CANCELLED, **{each.value: each for each in Outcome}}
 
 
-class Files(Protocol):
-    """Writes files of agents (``ctxfs.placing``)."""
-
-    #: the directory of those that came with ctxfs
-    recipes: Path
-
-    def write(self, agent: Agent, caller: Caller, name: str, text: str) -> None:
-        """Writes a file of an agent as ``caller`` would, but for who may; ``CtxError``."""
-
-    def code(self, error: BaseException) -> str:
-        """The name of the errno of an error."""
-
-
 class Guests(Part, Subscriber):
     """Those of all registrations, by their keys."""
 
@@ -109,6 +75,9 @@ class Guests(Part, Subscriber):
         self._post = post
         self._supervisor = supervisor
         self.supplies = Supplies(host, post)
+        #: makes them
+        self.putting = Putting(host, post)
+        self.putting.take_away = self._take_away
         self.telling = Telling(host.agents, post, self.supplies)
         self._leases = Leases(self._places.leases)
         self._under: dict[str, Lease] = {}
@@ -118,11 +87,10 @@ class Guests(Part, Subscriber):
         self._called_lost: dict[str, tuple[Host, int]] = {}
         #: until when leads are told what guests use
         self._looked_at: dict[AgentIndex, float] = {}
-        self.files: Files
         #: all that lives is taken over: leads are heard
         self.taken_over = trio.Event()
         self.supplies.done = lambda agent: self.changed.notify()
-        supervisor.launch_when(self._ready)
+        supervisor.launch_when(self._ready, lambda agent: self.number(agent.peer))
         host.agents.journal.subscribe(self)
 
     def go_on(self) -> None:
@@ -297,7 +265,7 @@ class Guests(Part, Subscriber):
         self.telling.check_heard(key)
         journal = self._agents.journal
         error: BaseException
-        with journal.acting(self._caller(uid)):
+        with journal.acting(self.putting.caller(uid)):
             doing = None
             try:
                 with journal.doing(key, message.number, message.line) as doing:
@@ -312,22 +280,12 @@ class Guests(Part, Subscriber):
             change = Change()
             known = isinstance(error, CtxError | OSError)
             sentence = getattr(error, "sentence", str(error)) if known else "a bug in ctxfs there"
-            code = self.files.code(error) if known else "EIO"
+            code = self.putting.files.code(error) if known else "EIO"
             self.telling.refuse(change, key, message, code, sentence)
             if doing is None or not doing.done:
                 change.done.append((key, message.number, message.line))
             journal.note(change)
 
-    def _caller(self, uid: int) -> Caller:
-        """An operator of the link's uid, outside of all agents."""
-        own = self._agents.privilege
-        if uid == own.uid:
-            return Caller(uid, own.gid, os.getpid(), groups=own.groups)
-        entry = find_user(uid)
-        if entry is None:
-            return Caller(uid, uid, os.getpid(), groups=())
-        groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
-        return Caller(uid, entry.pw_gid, os.getpid(), groups=groups)
 
     def _guest(self, key: str, message: Message) -> Agent | None:
         """The guest that a lead means, if it is here: one of its own."""
@@ -340,112 +298,19 @@ class Guests(Part, Subscriber):
             raise MissingError(f"no agent {quote(message.agent)} of this lead is here")
         return agent
 
-    # put
+    # operations
 
     def _put(self, key: str, uid: int, message: Message) -> None:
-        agents, births = self._agents, self._agents.births
-        data, config = self._post.data(key), agents.settings.config
-        if not config.placed.allow:
-            raise DeniedError("this machine runs no agents of others: placed.allow is false")
-        if message.number <= data.get("upto", 0):
-            raise NotRunningError("its lead has said meanwhile that it is lost")
-        if not _INCARNATION.fullmatch(message.agent):
-            raise MalformedError(f"{quote(message.agent)} is not an incarnation")
-        self._check_room(uid, config.placed.max)
-        caller, alias = self._caller(uid), data["alias"]
-        put = Put.read(message.said, alias)
-        guest: dict[str, Any] = {
-            "supervisor": put.supervisor,
-            "takes": put.takes,
-            "alias": alias,
-            "bound": asdict(put.bound),
-            "files": {name: list(of) for name, of in put.files.items()},
-            "limits": dict(put.limits),
-            "session": put.session,
-            "number": message.number,
-        }
-        check_sizes(put.files, config.document_max)
-        self._make_way(key, f"{put.name}@{alias}")
-        with agents.journal.preparing():
-            agent = births.place(
-                caller,
-                f"{put.name}@{alias}",
-                Incarnation(message.agent),
-                lineage=put.supervisor,
-                label=f"{put.name}_t",
-                context=put.config.get("context", "fresh"),
-                mount=mount_table(put.config.get("mount", ""), self.files.recipes),
-                guest=guest,
-            )
-            try:
-                guest["lost"] = self._configure(agent, caller, put)
-            except BaseException:
-                agents.removals.unmake(agent)
-                raise
-        crashpoints.reach("peer.put")
-        change = Change()
-        change.set(agent, peer=key, guest=guest, made_to_start=False)
-        if put.run > 1:
-            change.runs.append((agent.name, put.run - 1))
-        try:
-            agents.journal.commit(change)
-        except BaseException:
-            with agents.journal.preparing():
-                agents.removals.unmake(agent)
-            raise
-        self.supplies.expect(agent, guest["files"])
+        agent = self.putting.put(key, uid, message)
+        self.supplies.expect(agent, agent.guest["files"])
 
-    def _make_way(self, key: str, name: str) -> None:
-        """An agent of that name may be one that its lead has just forgotten."""
-        agent = self._agents.registry.named(name)
-        if agent is None or agent.peer != key or agent.status is not Status.DEAD:
-            return
-        if agent.guest.get("forgotten") and not self._agents.journal.behind:
-            with self._agents.journal.preparing():
-                self._take_away(agent)
+    def _limits(self, key: str, uid: int, message: Message) -> None:
+        if (agent := self._guest(key, message)) is not None:
+            self.putting.limit(agent, uid, message)
 
-    def _check_room(self, uid: int, most: int) -> None:
-        placed = sum(
-            agent.is_guest and agent.owner == uid and agent.status is not Status.DEAD
-            for agent in self._agents.registry
-        )
-        if placed >= most:
-            raise QuotaError(
-                f"uid {uid} has {placed} agents of other machines here, the configured maximum "
-                "(placed.max)"
-            )
-
-    def _configure(self, agent: Agent, caller: Caller, put: Put) -> list[str]:
-        """Writes its files; which networks and spaces it does not have here."""
-        wanted = least(put.limits, put.bound.limits)
-        self.files.write(agent, caller, "label", f"{put.config['label']}\n")
-        rules = policy.parse(put.config.get("policy", ""), agent.label)
-        rules, lost = self._narrowed(agent, rules, put.bound, wanted)
-        texts = {
-            **put.config,
-            "policy": policy.render(rules, agent.label),
-            "limits": lines_of(settable(wanted)),
-        }
-        for name in FILES:
-            if name in texts:
-                self.files.write(agent, caller, name, texts[name])
-        return lost
-
-    def _narrowed(
-        self, agent: Agent, rules: Rules, bound: Bound, limits: Mapping[str, str]
-    ) -> tuple[Rules, list[str]]:
-        placed = self._agents.settings.config.placed
-        return narrowed(
-            rules,
-            bound,
-            agent.label,
-            networks=placed.networks,
-            shared=placed.shared,
-            metered=networks.metered(self._agents),
-            limited=limits,
-        )
-
-    # what it is told later
+    def _bound(self, key: str, uid: int, message: Message) -> None:
+        if (agent := self._guest(key, message)) is not None:
+            self.putting.bound(agent, uid, message)
 
     def _start(self, key: str, uid: int, message: Message) -> None:
         agent = self._present(key, message)
@@ -471,38 +336,6 @@ class Guests(Part, Subscriber):
             raise NotRunningError(f"no run to abort: {quote(agent.name)} is between two runs")
         else:
             self._supervisor.abort(agent, None)
-
-    def _limits(self, key: str, uid: int, message: Message) -> None:
-        """All limits of a guest, as they are now."""
-        if (agent := self._guest(key, message)) is not None:
-            said = Said(dict(message.said), "limits").texts("limits")
-            limits = {key: value for key, value in said.items() if value != "max"}
-            self._confine(agent, uid, Bound(**agent.guest["bound"]), limits)
-
-    def _bound(self, key: str, uid: int, message: Message) -> None:
-        """Less than before, from now on."""
-        if (agent := self._guest(key, message)) is not None:
-            before = Bound(**agent.guest["bound"])
-            bound = Bound.read(dict(message.said), agent.label, before)
-            self._confine(agent, uid, bound, agent.guest["limits"])
-
-    def _confine(self, agent: Agent, uid: int, bound: Bound, limits: Mapping[str, str]) -> None:
-        """Takes from a guest what is not in a bound, or what its limits leave out."""
-        if agent.status is Status.DEAD:
-            return
-        authority, total = self._agents.authority, least(limits, bound.limits)
-        rules, _ = self._narrowed(agent, authority.own_policy(agent), bound, total)
-        authority.check_taking(agent, rules)
-        now_set = settable(total)
-        gone = {key: "max" for key in agent.limits if key not in now_set}
-        with self._agents.journal.preparing():
-            self.files.write(agent, self._caller(uid), "limits", lines_of({**gone, **now_set}))
-        guest = {**agent.guest, "bound": asdict(bound), "limits": dict(limits)}
-        change = Change()
-        change.set(agent, guest=guest)
-        if rules != authority.own_policy(agent):
-            change.set(agent, policy=policy.render(rules, agent.label))
-        self._agents.journal.commit(change)
 
     def _freeze(self, key: str, uid: int, message: Message, *, held: bool = True) -> None:
         if (agent := self._guest(key, message)) is not None:
@@ -562,6 +395,7 @@ class Guests(Part, Subscriber):
             self._nursery.start_soon(self._finish, agent)
         elif agent.status is Status.BUSY:
             self.supplies.watch(agent)
+            self.supplies.drop_pack(agent)
             if agent.is_held:
                 self._supervisor.restore(agent)  # it began just when it was to wait
 

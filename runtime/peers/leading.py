@@ -15,12 +15,16 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import trio
 
 from runtime import crashpoints
+from runtime.agents.bundles import Left, came, made, size_of
+from runtime.agents.workspace import WorktreeState
 from runtime.cell.port import Host, LiveCell, Part
 from runtime.errors import AgainError, CtxError, MissingError, QuotaError, WrongStateError
 from runtime.ids import AgentIndex, RunId
@@ -273,6 +277,34 @@ class Leading(Part, Elsewhere, Subscriber):
     def _above(self, agent: Agent) -> list[Agent]:
         return self._agents.registry.ancestors(agent)
 
+    # worktrees
+
+    def left_of(self, agent: Agent) -> tuple[Left, Path | None]:
+        heard, path = agent.heard, came(self._agents, agent)
+        gives = heard.get("gives", {})
+        if "worktree" not in gives:
+            unheard = bool(agent.peer) and "ended" not in heard
+            why = f"{agent.node} has not said what it committed" if unheard else ""
+            return replace(Left(**heard.get("tree", {})), why=why), None
+        left = Left(**gives["worktree"])
+        if not left.size or not left.commit:
+            return left, None
+        if size_of(path) == left.size:
+            return left, path
+        most = self._agents.settings.config.artifact_max
+        size = f"what it committed, {left.size} bytes"
+        why = f"{size}, and what else it gave is more than artifact_max, {most}"
+        if left.size <= most:
+            why = f"{size}, did not come from {agent.node}"
+        return replace(left, why="; ".join(filter(None, (why, left.why)))), None
+
+    def _is_left_there(self, agent: Agent, worktree: Mapping[str, Any] | None) -> bool:
+        """Whether what an agent left in its worktree was not taken over whole: then it is kept at
+        its node for as long as that keeps anything."""
+        if worktree is None or not agent.worktree_made:
+            return False
+        return bool(worktree["state"] != WorktreeState.FETCHED)
+
     # what hosts are told
 
     def say(self, agent: Agent, verb: str) -> None:
@@ -306,6 +338,10 @@ class Leading(Part, Elsewhere, Subscriber):
             return
         self._tell_ends(change)
         for agent, values in tuple(change.agents.values()):
+            if agent.away and not agent.live and self._is_left_there(agent, agent.worktree):
+                worktree = values.get("worktree", agent.worktree)
+                if not self._is_left_there(agent, worktree):
+                    self._tell(change, agent, "forget")
             if values.get("heard", {}).get("lost") and agent.away:
                 self._post.note(agent.peer, over=self._grants[agent.peer].over)
             if not values.keys().isdisjoint(("policy", "limits")):  # ``_narrow`` follows
@@ -343,7 +379,8 @@ class Leading(Part, Elsewhere, Subscriber):
                 continue
             heard = change.peek_agent(agent, "heard")
             if change.peek_agent(agent, "status") is Status.DEAD:
-                self._tell(change, agent, "forget")
+                if not self._is_left_there(agent, change.peek_agent(agent, "worktree")):
+                    self._tell(change, agent, "forget")
             elif cue in _ENDS and agent not in killed and not heard.keys() & {"ended", "lost"}:
                 self._tell_end(change, agent, "stop")
 
@@ -377,6 +414,8 @@ class Leading(Part, Elsewhere, Subscriber):
             self._count(agent)
             if agent.away and not agent.live:
                 self.returns.forget(agent)
+            if agent.away and agent.status in (Status.BUSY, Status.DEAD):
+                self._agents.trash.discard(made(self._agents, agent), agent.owner)
         if "heard" in names:
             self._notify(agent)
         if self._there and ("policy" in names or "limits" in names):

@@ -11,8 +11,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
+from runtime.agents.bundles import Left
 from runtime.cell.port import Host, Part, about
 from runtime.errors import CtxError, QuotaError
 from runtime.kernel import clock
@@ -142,11 +144,14 @@ class Replica(Part):
         told = self._has_room(agent, message)
         change.show(agent, status, told=told, **why, **self._who(agent, said))
         change.set(agent, reason=reason)
+        if status is Status.STARTING and agent.worktree_made:
+            tree = asdict(Left.read(said.get("worktree")))
+            change.set(agent, heard={**agent.heard, "tree": tree})
         lost = said.get("lost")
         if isinstance(lost, list) and lost:
             names = head(escape(" ".join(map(str, lost))), _TEXT_MAX)
             more = {"refused": [clock.wall(), f"{agent.node}: not offered there: {names}"]}
-            change.set(agent, heard={**agent.heard, **more})
+            change.set(agent, heard={**change.peek_agent(agent, "heard"), **more})
 
     def _see_run(self, change: Change, agent: Agent, said: Mapping[str, Any]) -> None:
         """The run at hand, which goes on, or is over; or the one after it, which begins."""
@@ -233,6 +238,8 @@ class Replica(Part):
             raise BrokenLinkError(f"an outcome {outcome!r:.32} is none")
         gives: dict[str, Any] = {name: _number(said.get(name, 0)) for name in ("out", "log")}
         gives["files"] = said.get("files", {})  # judged when they come (runtime.peers.returns)
+        if agent.worktree_made and "worktree" in said:
+            gives["worktree"] = asdict(Left.read(said["worktree"]))
         heard = {**agent.heard, "ended": [outcome, reason], "gives": gives}
         change.set(agent, heard=heard, usage=_numbers(said, "usage", _KEYS_MAX) or agent.usage)
         if agent.status is Status.STOPPING:

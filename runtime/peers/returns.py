@@ -14,6 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from runtime.agents import bundles
+from runtime.agents.bundles import PACK
+from runtime.agents.gitcalls import FIRST
 from runtime.agents.messages import OWN, provenance_of_handoff, sender_of_handoff
 from runtime.agents.results import check_ref
 from runtime.errors import MalformedError
@@ -42,6 +45,8 @@ _ENTRY_MAX: Final = 8 * _NAME_MAX
 #: the bits of a mode that a file gets, as from any caller
 _MODE: Final = 0o777
 _DIRECTORY_MODE: Final = 0o755
+#: those of a directory that it keeps: without root, more of what is in it is still to be linked
+_OWN_MODE: Final = 0o700
 _ROLES: Final = ("user", "assistant", "system")
 #: of a line, whatever its writer says
 _GIVEN: Final = ("id", "ts", "from", "provenance", "run", "at", "node")
@@ -54,7 +59,10 @@ class Returns(Parcels):
     def _read(self, agent: Agent, name: str, offset: int, size: int) -> tuple[int, bytes]:
         if name not in SUPPLIES:
             return offset, b""
-        with open(self._agents.documents.path(agent, name), "rb") as file:
+        path = self._agents.documents.path(agent, name)
+        if name == PACK:
+            path = bundles.made(self._agents, agent) / FIRST
+        with open(path, "rb") as file:
             return offset, os.pread(file.fileno(), size, offset)
 
     # what comes while it runs
@@ -84,11 +92,20 @@ class Returns(Parcels):
                 self.grown(agent, name, length)
         files = said.get("files")
         files = files if isinstance(files, dict) else {}
+        if PACK in files and not self._may_have(agent, files):
+            files = {name: value for name, value in files.items() if name != PACK}
         total = sum(
             number for value in files.values() if isinstance(value, list)
             for number in value[:1] if isinstance(number, int)
         )  # fmt: skip
         self._expect(agent, self._expected(files), total)
+
+    def _may_have(self, agent: Agent, files: Mapping[str, Any]) -> bool:
+        """Whether what an agent committed is taken: beside all else that it gives back."""
+        most = self._agents.settings.config.artifact_max
+        sizes = [value[0] for value in files.values() if isinstance(value, list) and value]
+        own = sum(size for size in sizes if size.__class__ is int)
+        return agent.worktree is not None and agent.worktree_made and own <= most
 
     def _expected(self, files: Mapping[str, Any]) -> Iterator[Expected]:
         for name, value in files.items():
@@ -116,7 +133,7 @@ class Returns(Parcels):
     def _check(self, name: str, right: Any) -> None:
         if name.startswith(ARTIFACT):
             _parts(name)
-        elif name not in (*DOCUMENTS, *CONVERSATION, LISTING):
+        elif name not in (*DOCUMENTS, *CONVERSATION, LISTING, PACK):
             raise MalformedError(f"{quote(name)} is nothing that an agent gives back")
 
     def _show(self, parcel: Parcel, file: File) -> None:
@@ -134,12 +151,15 @@ class Returns(Parcels):
             self._agents.journal.tell_session(agent.session, (file.name,))
         elif file.name == CONVERSATION[0]:
             self._work(parcel, partial(self._converse, agent, path))
+        elif file.name == PACK:
+            link(path, bundles.came(self._agents, agent))
         elif file.name.startswith(ARTIFACT):
             documents.ensure(agent)
             path.chmod(file.right & _MODE)
             # a directory takes as much of the disk as a file does
             root = documents.path(agent, "artifact")
-            parcel.count += _link_beneath(path, root, _parts(file.name))
+            mode = file.right & _MODE | _OWN_MODE
+            parcel.count += _link_beneath(path, root, _parts(file.name), mode)
             self._agents.journal.tell_agent(agent.index, ("artifact",))
 
     async def _keep_document(self, agent: Agent, name: str, path: Path) -> None:
@@ -192,9 +212,10 @@ def _message(agent: Agent, line: str) -> dict[str, Any]:
     return {**given, **{key: value for key, value in said.items() if key not in _GIVEN}}
 
 
-def _link_beneath(path: Path, root: Path, parts: list[bytes]) -> int:
+def _link_beneath(path: Path, root: Path, parts: list[bytes], mode: int) -> int:
     """A second name of a file, below a directory, and whatever is missing above it: how many
-    directories. No link is followed; ``OSError`` if something else is in the way."""
+    directories. What is a directory itself gets a mode. No link is followed; ``OSError`` if
+    something else is in the way."""
     above, made = os.open(root, _BENEATH), 0
     try:
         for part in parts[:-1]:
@@ -205,7 +226,9 @@ def _link_beneath(path: Path, root: Path, parts: list[bytes]) -> int:
             below = os.open(part, _BENEATH, dir_fd=above)
             os.close(above)
             above = below
-        if parts[-1]:
+        if not parts[-1]:
+            os.chmod(f"/proc/self/fd/{above}", mode)
+        else:
             try:
                 os.link(path, parts[-1], dst_dir_fd=above)
             except FileExistsError:

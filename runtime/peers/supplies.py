@@ -19,6 +19,9 @@ from typing import Any, ClassVar, Final
 
 import trio
 
+from runtime.agents import bundles
+from runtime.agents.bundles import PACK
+from runtime.agents.gitcalls import FIRST
 from runtime.authority.accounts import Payer
 from runtime.authority.loop import Timed
 from runtime.cell.port import Host as Machine
@@ -90,10 +93,30 @@ class Supplies(Parcels):
             raise MalformedError(f"{quote(name)} is nothing that an agent is given")
 
     def _show(self, parcel: Parcel, file: File) -> None:
-        if file.digest.hexdigest() != file.right:
-            parcel.path(file.name).unlink()
-            raise MalformedError(f"{file.name} is not what its lead said that it would be")
-        self._work(parcel, partial(self._give_to, parcel.agent, file.name, parcel.path(file.name)))
+        path = parcel.path(file.name)
+        if file.name == PACK:
+            self._work(parcel, partial(self._give_pack, parcel.agent, path, file.right))
+        else:
+            self._compare(file.name, path, file.digest.hexdigest(), file.right)
+            self._work(parcel, partial(self._give_to, parcel.agent, file.name, path))
+
+    @staticmethod
+    def _compare(name: str, path: Path, digest: str, right: str) -> None:
+        if digest != right:
+            path.unlink()
+            raise MalformedError(f"{name} is not what its lead said that it would be")
+
+    async def _give_pack(self, agent: Agent, path: Path, right: str) -> None:
+        digest = await trio.to_thread.run_sync(bundles.digest_of, path)
+        self._compare(PACK, path, digest, right)
+        link(path, bundles.came(self._agents, agent))
+
+    def drop_pack(self, agent: Agent) -> None:
+        """Its repository is made: what it was made of is not needed any more."""
+        if agent.guest.get("worktree"):
+            path = Parcel(agent, self._directory(agent)).path(PACK)
+            for each in (path, bundles.came(self._agents, agent)):
+                self._agents.trash.discard(each, agent.owner)
 
     async def _give_to(self, agent: Agent, name: str, path: Path) -> None:
         async with aclosing(lines_of(path)) as parts:
@@ -179,13 +202,16 @@ class Supplies(Parcels):
             with suppress(FileNotFoundError):
                 latest = self._agents.sessions.directory(session) / "latest.md"
                 found["latest.md"] = [latest.stat().st_size, 0]
+        pack: dict[str, list[int | None]] = {}
+        if size := agent.guest.get("left", {}).get("size"):
+            pack[PACK] = [size, 0]
         pay = partial(self._agents.accounts.time.pay, Payer(agent.owner, agent.name))
         artifacts, lines = await Timed(self._listed(agent), pay)
         if len(lines) <= _LISTED_MAX:
-            return {**found, **{name: [size, mode] for name, size, mode in artifacts}}
+            return {**found, **{name: [size, mode] for name, size, mode in artifacts}, **pack}
         with suppress(OSError):
             self._write_listing(agent, lines)
-        return {**found, LISTING: [len(lines), sum(size for _, size, _ in artifacts)]}
+        return {**found, **pack, LISTING: [len(lines), sum(size for _, size, _ in artifacts)]}
 
     async def _listed(self, agent: Agent) -> tuple[list[tuple[str, int, int]], bytes]:
         """The artifacts, and a line for each."""
@@ -199,8 +225,8 @@ class Supplies(Parcels):
         return artifacts, bytes(lines)
 
     def _artifacts(self, agent: Agent) -> Iterator[tuple[str, int, int]]:
-        """Name, size and mode of each file, and of each directory with nothing in it; no more than
-        there may be."""
+        """Name, size and mode of each file, and of each directory with nothing in it or an unusual
+        mode; no more than there may be."""
         root = os.fsencode(self._agents.documents.path(agent, "artifact"))
         most, left = self._agents.settings.config.files, [b""]
         while left and most >= 0:
@@ -210,8 +236,9 @@ class Supplies(Parcels):
             except OSError:
                 continue
             most -= len(entries)
-            if below and not entries:
-                yield ARTIFACT + named(below), 0, 0o755
+            mode = os.lstat(root + b"/" + below).st_mode & 0o777
+            if below and (not entries or mode != 0o755):
+                yield ARTIFACT + named(below), 0, mode
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     left.append(below + entry.name + b"/")
@@ -243,6 +270,8 @@ class Supplies(Parcels):
     def _path(self, agent: Agent, name: str) -> Path | None:
         if name == LISTING:
             return self._directory(agent) / LISTING
+        if name == PACK:
+            return bundles.made(self._agents, agent) / FIRST
         if name in DOCUMENTS:
             return self._agents.documents.path(agent, name)
         session = self._agents.sessions.get(agent.session)

@@ -97,6 +97,7 @@ class Telling(Subscriber):
 
     def _add_state(self, change: Change, agent: Agent, when: float) -> None:
         said = {"lost": agent.guest["lost"]} if agent.guest.get("lost") else {}
+        said |= {"worktree": agent.guest["left"]} if "left" in agent.guest else {}
         status = change.peek_agent(agent, "status")
         self._tell(
             change,
@@ -142,6 +143,7 @@ class Telling(Subscriber):
         """Nothing of a guest is left: how it ended, and what it gives back."""
         change = Change(by=RUNTIME)
         change.set(agent, guest={**agent.guest, "told": True})
+        left = {"worktree": agent.guest["left"]} if agent.guest.get("packed") else {}
         self._tell(
             change,
             agent,
@@ -151,6 +153,7 @@ class Telling(Subscriber):
             usage=agent.usage,
             started=agent.started,
             files=files,
+            **left,
             **self._supplies.lengths(agent),
         )
         self._tell(change, agent, "dead")

@@ -22,6 +22,7 @@ from runtime.kernel.trash import Trash
 from runtime.records.fleet import path_of, plain
 from runtime.records.model import Agent, Session
 from runtime.records.registry import Registry
+from runtime.records.spaces import tree_of_worktree
 from runtime.records.store import Pending, Store
 from runtime.texts.names import free_number
 
@@ -146,6 +147,10 @@ class Sessions:
         digest = hashlib.sha256("/".join(family).encode()).hexdigest()[:32]
         name = f"{agent.uid}-{digest}" if family else str(agent.uid)
         return f"agent/{agent.owner}/{agent.name}/{name}"
+
+    def worktree(self, agent: Agent) -> str:
+        """The files of an agent of another machine, in the same way: of one life alone."""
+        return tree_of_worktree(agent.owner, agent.name, agent.incarnation)
 
     def discard_homes(self, owner: int, agent: str) -> None:
         """Takes them away, with all that is in them."""

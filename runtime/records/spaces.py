@@ -32,6 +32,12 @@ def tree_of_home(uid: int) -> str:
     return f"home/{uid}"
 
 
+def tree_of_worktree(owner: int, name: str, incarnation: str) -> str:
+    """The path of the files of an agent of another machine, with their repository, relative to the
+    directory of all durable trees. No name of an agent has a ``~``."""
+    return f"agent/{owner}/{name}~{incarnation}/work"
+
+
 def tree_of(tree: str) -> str:
     """The path of the tree ``KIND:NAME``, which views have at another place."""
     space = space_of(tree)

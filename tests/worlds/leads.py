@@ -64,7 +64,7 @@ class Site:
         self.post = Post(world.store)
         self.supervisor = self.mounted.supervisor
         self.guests = Guests(self.supervisor._host, self.post, self.supervisor)
-        self.guests.files = Placing(self.mounted.base)
+        self.guests.putting.files = Placing(self.mounted.base)
         self.agents.journal.subscribe(self.post)
 
     def guest(self, name: str = "x@one") -> Agent:

@@ -32,4 +32,8 @@ printf 'gitdir: %s\n' "$GIT_DIR/ctx" >"$place/dotgit"
 # in the child's view the line above; here nothing, so that git does not begin to work
 : >"$place/work/.git"
 cd "$place/work"
-GIT_DIR=$git GIT_WORK_TREE=$place/work git reset --hard --quiet
+if [ -n "$FAR" ]; then # its files are elsewhere
+    GIT_DIR=$git git read-tree "$base"
+else
+    GIT_DIR=$git GIT_WORK_TREE=$place/work git reset --hard --quiet
+fi

@@ -3,6 +3,8 @@
 # so all objects are packed from our repository, and an object that is damaged there is found missing.
 
 place=$1 ref=$2 commit=$3 left=$4 base=$5 ours=$1/fetch pack=
+work=$1/work copied=$1/copied below=$1/git/ctx
+shift 5
 keep() { say kept "$1"; say end; exit 0; }
 trap 'rm -rf "$ours"; [ -z "$pack" ] || rm -f "$objects/pack/pack-$pack.keep"' EXIT
 objects=$(git rev-parse --path-format=absolute --git-path objects) || exit 1

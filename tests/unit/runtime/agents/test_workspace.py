@@ -17,7 +17,8 @@ import pytest
 import trio
 
 from runtime.agents import workspace
-from runtime.agents.workspace import RunInside, Worktree, WorktreeState
+from runtime.agents.gitcalls import RunInside, script
+from runtime.agents.workspace import Worktree, WorktreeState
 from runtime.cell import cell, networks
 from runtime.cell.cell import Places
 from runtime.errors import (
@@ -657,7 +658,7 @@ def test_what_is_not_looked_at_in_time(
     make: Callable[..., Worktree], repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workspace, "_LACKS", "say count copied:2; exec sleep 60\n")
-    monkeypatch.setattr(workspace, "_LACKS", workspace._script() + workspace._LACKS)
+    monkeypatch.setattr(workspace, "_LACKS", script() + workspace._LACKS)
     monkeypatch.setattr(workspace, "_LOOKING", 1)
     worktree = make(repo)
     assert worktree.differs["unknown"] == "not all was looked at: it took more than 1 s"
@@ -1896,8 +1897,8 @@ def test_what_a_child_cannot_do(views: Views, boss: Agent) -> None:
     shared += "rename() { perl -e 'rename $ARGV[0], $ARGV[1] or die $!' \"$@\"; }\n"
     assert views.sh(kid, shared + "echo x > /tmp/a; rename /tmp/a /tmp/b; cat /tmp/b") == (0, "x\n")
     before = _everything(views.data)
-    for what, script in FORBIDDEN.items():
-        code, text = views.sh(kid, shared + script)
+    for what, forbidden in FORBIDDEN.items():
+        code, text = views.sh(kid, shared + forbidden)
         assert code != 0, f"{what}: {text}"
     after = _everything(views.data)
     changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}

@@ -609,7 +609,7 @@ def test_a_put_that_was_half_done_is_done_again(
             raise KeyboardInterrupt
 
         monkeypatch.setattr(site.agents.removals, "unmake", die)
-        monkeypatch.setattr(site.guests.files, "write", die)
+        monkeypatch.setattr(site.guests.putting.files, "write", die)
         lead.stream.record("put", A, **put())
         with pytest.raises(KeyboardInterrupt):
             await lead.go_on()

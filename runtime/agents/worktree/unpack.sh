@@ -1,0 +1,19 @@
+# unpack NAME BASE FORMAT: the directory at hand becomes a work tree with a repository of its own, of
+# the pack on standard input, on a branch at BASE. It may have what an earlier try has left.
+
+set -e
+git=$PWD/.git
+find . -mindepth 1 -delete
+mkdir -p "$git/hooks" "$git/info" "$git/objects/info" "$git/objects/pack" "$git/refs/heads/ctx"
+git config --file "$git/config" core.bare false
+if [ "$3" != sha1 ]; then
+    git config --file "$git/config" core.repositoryFormatVersion 1
+    git config --file "$git/config" extensions.objectFormat "$3"
+fi
+configure "$git/config"
+printf 'ref: refs/heads/ctx/%s\n' "$1" >"$git/HEAD"
+export GIT_DIR="$git" GIT_WORK_TREE="$PWD"
+git index-pack --stdin --strict >/dev/null
+printf '%s\n' "$2" >"$git/refs/heads/ctx/$1"
+git reset --hard --quiet
+say end
