@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from client.declaring import LISTING, Arguments, command, operand, option
+from client.declaring import LISTING, Arguments, command, flag, operand, option
 from client.exits import DENIED, FAILED, OK, USAGE, Failure, Misuse
 from client.files import timestamp
 from client.loop import BLOCK, POLLIN, POLLOUT, parse_object
@@ -291,10 +291,15 @@ def do_add(root: Root, args: Arguments) -> None:
     show(None, [*told, f"Then reload ctxd (SIGHUP), and look: ctx nodes check {args.name}"], False)
 
 
-@command("nodes forget", operand("name", "NAME", "the name of the node"))
+@command(
+    "nodes forget",
+    operand("name", "NAME", "the name of the node"),
+    flag("--lead", "NAME is a lead: what its agents have left here goes"),
+)
 def do_forget(root: Root, args: Arguments) -> None:
     """Forget what was at a node that is gone for good, or was set up anew.
 
-    Refused as long as agents are there.
+    A node that answers takes away the durable homes and worktrees that agents left there. Refused
+    as long as agents are there.
     """
-    answer(connect_daemon(root), op="nodes", forget=args.name)
+    answer(connect_daemon(root), op="nodes", forget=args.name, lead=args.lead)

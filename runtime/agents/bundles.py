@@ -2,10 +2,10 @@
 
 At the lead the child has its branch, its place and a repository, as one that is there
 (``runtime.agents.workspace``); what it lacks is files. All that its branch leads to goes to the
-host. There a repository is made of it, an ordinary one, in a durable tree that the agent has at
-``/workspace``: by git in a sandbox like the agent's, with no more rights than that. In another one
-git packs what was committed, once the agent has ended. At the lead that becomes the child's
-repository, and is taken over from there as if it had been committed there.
+host. There a repository is made of it, an ordinary one, in durable trees that the agent has at
+``/workspace`` and ``/repository``: by git in a sandbox like the agent's, with no more rights than
+that. In another one git packs what was committed, once the agent has ended. At the lead that
+becomes the child's repository, and is taken over as if it had been committed there.
 
 Neither side obeys anything of the other's but those two: no ref, no configuration, no hook. A host
 may make up whatever objects it likes: ``receive`` unpacks them where nothing else is, with bounded
@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 
 from runtime.agents.gitcalls import OBJECT_ID, Answer, RunInside, ask, object_id, said, script
 from runtime.agents.parts import Agents
-from runtime.agents.workspace import WORKSPACE, Worktree, check_branch
+from runtime.agents.workspace import REPOSITORY, WORKSPACE, Worktree, check_branch
 from runtime.errors import MalformedError, WrongStateError
 from runtime.records.model import Agent
 from runtime.texts.names import escape, quote
@@ -92,7 +92,7 @@ def _is_right(item: tuple[Any, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What an agent on another machine has left: the commit of its branch, the directory there,
+    """An agent on another machine has left this: the commit of its branch, the directory there,
     for how many seconds that is kept, and why it is to be; ``size`` is that of the pack, 0 if
     nothing was committed."""
 
@@ -151,6 +151,7 @@ async def unpack(run: RunInside, agent: Agent, given: Given) -> None:
         _UNPACK,
         *(given.name, given.base, _format(given.base)),
         cwd=WORKSPACE,
+        REPOSITORY=REPOSITORY,
         CONFIG=_lines(given.config),
     )
     _check(answer, "its repository cannot be made of what its lead has sent")
@@ -168,6 +169,7 @@ async def keep(
         _KEEP,
         *(given.name, given.base, _format(given.base), program, *settled),
         cwd=WORKSPACE,
+        REPOSITORY=REPOSITORY,
         CONFIG=_lines(given.config),
         MOST=str(most),
     )

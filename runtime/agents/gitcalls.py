@@ -23,10 +23,12 @@ RunInside = Callable[[Agent, list[str], str, dict[str, str]], Awaitable[tuple[in
 
 
 class RunFiles(Protocol):
-    """The same, with bytes: ``open_input`` gives standard input. With ``out`` that directory gets
-    standard output, in one file of at most ``most`` bytes (``FIRST``), and only what is said on
-    standard error is returned. With a ``lease`` it runs under that in a cell of its own, as of the
-    agent, which has none now."""
+    """As ``RunInside``, with bytes.
+
+    ``open_input`` gives standard input. With ``out`` that directory gets standard output, in one
+    file of at most ``most`` bytes (``FIRST``), and only what is said on standard error is returned.
+    With a ``lease`` it runs under that in a cell of its own, as of the agent, which has none now.
+    """
 
     def __call__(
         self,

@@ -79,6 +79,8 @@ from runtime.texts.names import check_absolute, check_name, escape, quote, some_
 
 #: where a child with a worktree has it
 WORKSPACE: Final = "/workspace"
+#: where one of another machine has the repository of that: its own children cover the workspace
+REPOSITORY: Final = "/repository"
 #: made afresh for every agent: what the parent has there is none of the child's
 _FRESH: Final = ("/tmp", "/proc", "/dev")
 #: in the child's repository, but not its own
@@ -176,7 +178,7 @@ class Worktree:
         """The text that the handle shows: ``key=value``, one per line."""
         values = {
             "state": self.state.value,
-            "path": self.path,
+            "path": "" if self.node else self.path,
             "branch": self.branch,
             "base": self.base,
             "commit": self.commit,
@@ -190,7 +192,7 @@ class Worktree:
         return {
             "state": self.state.value,
             "branch": self.branch,
-            "path": self.path,
+            "path": "" if self.node else self.path,
             "commit": self.commit,
             "reason": self.reason.replace(_FETCH, "call WorktreeTake"),
         }

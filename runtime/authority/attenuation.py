@@ -225,8 +225,7 @@ class Authority:
         if agent.homedir == "durable":
             written.add(f"agent/{agent.owner}/{agent.name}")
         if agent.is_guest and agent.workspace == "worktree":
-            tree = tree_of_worktree(agent.owner, agent.name, agent.incarnation)
-            written.add(tree.removesuffix("/work"))
+            written.add(tree_of_worktree(agent.owner, agent.name, agent.incarnation))
         return written
 
     def _bound_name(self, agent: Agent) -> str:

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Final
 
 from runtime.agents.parts import Agents
-from runtime.agents.workspace import WORKSPACE, Worktree, binds
+from runtime.agents.workspace import REPOSITORY, WORKSPACE, Worktree, binds
 from runtime.cell import networks, prepared, trees
 from runtime.cell.prepared import HOME, environment, inside
 from runtime.errors import MalformedError, WrongStateError
@@ -384,7 +384,9 @@ def plan(
     }
     own_trees = [home] if agent.homedir == "durable" else []
     if agent.is_guest and agent.workspace == "worktree":
-        own_trees.append(_Lent(agents.sessions.worktree(agent), WORKSPACE, "workspace"))
+        tree = agents.sessions.worktree(agent)
+        own_trees.append(_Lent(f"{tree}/work", WORKSPACE, "workspace"))
+        own_trees.append(_Lent(f"{tree}/git", REPOSITORY, "workspace"))
     lent = [*placed, *lines.values(), *own_trees]
     staged = [] if nested else [m for m in (*kept, *own) if m.mode != "hide" and not m.tree]
     if parent is not None and not nested and not agent.root:

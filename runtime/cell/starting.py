@@ -140,7 +140,8 @@ class Starter(Part):
         if agent.homedir == "durable":
             homes.append((self._agents.sessions.home(agent), agent.uid, agent.gid))
         if agent.is_guest and agent.workspace == "worktree":
-            homes.append((self._agents.sessions.worktree(agent), agent.uid, agent.gid))
+            tree = self._agents.sessions.worktree(agent)
+            homes += [(f"{tree}/{name}", agent.uid, agent.gid) for name in ("work", "git")]
         own = f"{mounts.HOME_TREE}{agent.owner}"
         if own in agent.trees or mounts.HOME_TREE in lines:
             user = find_user(agent.owner)

@@ -50,8 +50,8 @@ class Elsewhere:
         """Until nothing of an agent is left there, as far as can be known."""
 
     def left_of(self, agent: Agent) -> tuple[Left, Path | None]:
-        """What an agent that was placed elsewhere has left in its worktree there, as far as that is
-        known, and the pack of it if all of that is here."""
+        """Tells what an agent that was placed elsewhere has left in its worktree there, as far as
+        that is known, and the pack of it if all of that is here."""
         return Left(), None
 
     def recovered(self) -> None:

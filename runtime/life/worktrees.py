@@ -337,7 +337,7 @@ class Worktrees(Part, Subscriber):
             self._keep(child, why)
 
     async def _take_far(self, parent: Agent, child: Agent, worktree: Worktree) -> Worktree:
-        """The same of a child whose files are at a node, of what came from there."""
+        """Takes over what came of a child whose files are at a node."""
         left, come = self._elsewhere.left_of(child)
         if come is not None:
             give = partial(self._run, open_input=partial(bundles.open_pack, come))

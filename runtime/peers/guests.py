@@ -31,6 +31,7 @@ from runtime.errors import (
     MissingError,
     NotRunningError,
     QuotaError,
+    WrongStateError,
 )
 from runtime.ids import AgentIndex
 from runtime.kernel import clock
@@ -39,6 +40,7 @@ from runtime.life import room
 from runtime.life.beginning import STARTING
 from runtime.life.supervisor import Supervisor
 from runtime.peers.admission import Said
+from runtime.peers.keeping import Keeping
 from runtime.peers.lease import Lease
 from runtime.peers.peering import BrokenLinkError, Event, Host, Message, Over
 from runtime.peers.post import LEAD, Post
@@ -78,6 +80,7 @@ class Guests(Part, Subscriber):
         #: makes them
         self.putting = Putting(host, post)
         self.putting.take_away = self._take_away
+        self.keeping = Keeping(host, self._take_away)
         self.telling = Telling(host.agents, post, self.supplies)
         self._leases = Leases(self._places.leases)
         self._under: dict[str, Lease] = {}
@@ -107,6 +110,7 @@ class Guests(Part, Subscriber):
                 self.supplies.expect(agent, agent.guest["files"])
             else:
                 self.supplies.watch(agent)
+        self._nursery.start_soon(self.keeping.run)
         self.taken_over.set()
 
     def has(self, key: str) -> bool:
@@ -362,9 +366,40 @@ class Guests(Part, Subscriber):
         del self._looked_at[agent.index]
 
     def _forget(self, key: str, uid: int, message: Message) -> None:
-        """The copy goes, as soon as nothing of the agent runs."""
-        if (agent := self._guest(key, message)) is None:
-            return
+        """The copy goes, as soon as nothing of the agent runs. Of no agent: all that is here."""
+        if not message.agent:
+            self._nursery.start_soon(self._forget_all, key)
+        elif (agent := self._guest(key, message)) is not None:
+            self._forget_one(agent)
+
+    async def _forget_all(self, key: str) -> None:
+        """Forgets all that a lead has here, or had."""
+        data, agents = self._post.data(key), self._agents.registry.guests(key)
+        for agent in agents:
+            with guarded(agent):
+                self._forget_one(agent)
+        while any(self._agents.registry.get(agent.index) is agent for agent in agents):
+            await trio.sleep(_RETRY_SECONDS)
+        await self.keeping.forget(data["uid"], data["alias"])
+
+    async def forget_lead(self, name: str, uid: int | None) -> None:
+        """An operator here forgets a lead, by what it calls itself: of one uid, or of all.
+        ``MissingError``; ``WrongStateError`` if agents of it live."""
+        keys = [
+            key
+            for key in self._post.keys(LEAD)
+            if (data := self._post.data(key)).get("alias") == name and uid in (None, data["uid"])
+        ]
+        if not keys:
+            raise MissingError(f"no lead {quote(name)} has or had agents of yours here")
+        there = [each for key in keys for each in self._agents.registry.guests(key)]
+        if live := [each.name for each in there if each.live]:
+            such = f"such as {quote(live[0])}: stop them"
+            raise WrongStateError(f"{len(live)} agents of {quote(name)} live here, {such}")
+        for key in keys:
+            await self._forget_all(key)
+
+    def _forget_one(self, agent: Agent) -> None:
         with self._agents.journal.changing() as change:
             change.set(agent, guest={**agent.guest, "forgotten": True})
         if agent.status is Status.DEAD:
@@ -422,3 +457,4 @@ class Guests(Part, Subscriber):
     def _take_away(self, agent: Agent) -> None:
         self.supplies.forget(agent)
         self._agents.removals.remove_copy(agent)
+        self.keeping.left(agent)

@@ -75,7 +75,7 @@ class Hosting:
         self._agents = agents
         self._registrations = registrations
         self._post = post
-        self._guests = guests
+        self.guests = guests
         self._about = about
         #: by their descriptors
         self._served: dict[int, _Served] = {}
@@ -86,7 +86,7 @@ class Hosting:
     def _in_use(self, known: str) -> bool:
         """Whether a lead is connected, or has anything here."""
         connected = any(each.known == known for each in self._served.values())
-        return connected or self._guests.has(key_of(LEAD, known))
+        return connected or self.guests.has(key_of(LEAD, known))
 
     async def serve(self, fd: int, uid: int, received: bytes, progress: dict[str, Any]) -> None:
         """A connection of ``ctx peer``, until either side ends it; what is to pass to the next
@@ -94,12 +94,12 @@ class Hosting:
         if not self._agents.settings.config.placed.allow:
             raise DeniedError("this machine runs no agents of others: placed.allow is false")
         # what an earlier daemon did half is taken back before it is done again
-        await self._guests.taken_over.wait()
+        await self.guests.taken_over.wait()
         host = Host()
 
         def fed() -> None:
             if served.known:
-                self._guests.leased(served.key, host)
+                self.guests.leased(served.key, host)
 
         payer = Payer(uid)
         talk = Talk(host, fd, _HELLO_SECONDS, partial(self._turns.take, payer), fed)
@@ -114,9 +114,9 @@ class Hosting:
             elif isinstance(event, Acknowledged):
                 self._post.acknowledged(served.key, event.number)
             elif isinstance(event, Want | Bytes | Grown):
-                self._guests.supplies.hear(served.key, host, event)
+                self.guests.supplies.hear(served.key, host, event)
             else:
-                await self._guests.hear(served.key, uid, host, event)
+                await self.guests.hear(served.key, uid, host, event)
 
         try:
             await Timed(talk.run(hear, received), partial(self._agents.accounts.time.pay, payer))
@@ -128,7 +128,7 @@ class Hosting:
                             extra=because_of(uid))  # fmt: skip
         finally:
             del self._served[fd]
-            self._guests.supplies.closed(served.key, host)
+            self.guests.supplies.closed(served.key, host)
 
     def note(self) -> None:
         """Notes what the next daemon needs in order to go on with each connection."""
@@ -139,7 +139,7 @@ class Hosting:
             progress["unheard"] = served.talk.unheard
             if served.known and not served.hello:
                 progress["known"] = served.known
-                progress["lease"] = self._guests.lease(served.key).save(Descriptors())
+                progress["lease"] = self.guests.lease(served.key).save(Descriptors())
 
     def _take_over(self, served: _Served) -> bytes:
         progress, talk = served.progress, served.talk
@@ -147,11 +147,11 @@ class Hosting:
         talk.left = bytearray(progress["left"])
         if known := progress.get("known"):
             served.known = known
-            lease = self._guests.lease(served.key)
+            lease = self.guests.lease(served.key)
             lease.restore(progress["lease"])
             served.host.taken_over(self._post.stream(served.key), lease)
             talk.tell_by(self._post.wakeup(served.key))
-            self._guests.supplies.opened(served.key, served.host)
+            self.guests.supplies.opened(served.key, served.host)
             talk.expect(lease.seconds)
         return bytes(progress.get("unheard", b""))
 
@@ -167,7 +167,7 @@ class Hosting:
             check_name(name)
             known, lead = self._registrations.lead(uid, said["as"], name)
             if not self._post.stream(key_of(LEAD, known)).fits(said) and known == said["as"]:
-                self._guests.part(key_of(LEAD, known))
+                self.guests.part(key_of(LEAD, known))
                 self._registrations.drop(known)
                 known, lead = self._registrations.lead(uid, "", name)
         except CtxError as error:
@@ -189,7 +189,7 @@ class Hosting:
             return  # there is a newer one meanwhile
         seconds = float(min(seconds, config.placed.lease_max))
         self._post.note(key, uid=uid, alias=lead.alias, seconds=seconds)
-        lease = self._guests.lease(key)
+        lease = self.guests.lease(key)
         lease.seconds = seconds
         served.talk.tell_by(self._post.wakeup(key))
         served.talk.expect(seconds)
@@ -205,4 +205,4 @@ class Hosting:
             "roots": [],
         }
         served.host.go_on(answer, self._post.stream(key), lease, hello)
-        self._guests.supplies.opened(key, served.host)
+        self.guests.supplies.opened(key, served.host)

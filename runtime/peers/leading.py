@@ -53,6 +53,8 @@ _OPEN_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 60.0
 #: between two questions what an agent uses: it is told for longer (``runtime.peers.guests``)
 _ASK_SECONDS: Final = 30.0
+#: between two looks whether a node has heard that it is forgotten
+_FORGET_LOOK: Final = 0.05
 _ENDS: Final = frozenset({Cue.STOP, Cue.ENDING, Cue.OWNER_ENDING})
 
 
@@ -166,14 +168,33 @@ class Leading(Part, Elsewhere, Subscriber):
         self._post.note(key, parted=True)
         self._changed.notify()
 
-    def forget(self, node: str, owner: int | None) -> set[int]:
-        """Forgets the registrations at a node, of one owner or of all; the owners that had one.
-        ``WrongStateError`` if agents are there."""
+    def check_left(self, node: str, owner: int | None) -> None:
+        """``WrongStateError`` if agents are at a node, of one owner or of any."""
         live = [each for each in self._there.values() if each.node == node]
         if there := [each.name for each in live if owner in (None, each.owner)]:
             raise WrongStateError(
                 f"{len(there)} agents are at {quote(node)}, such as {quote(there[0])}: stop them"
             )
+
+    async def leave(self, node: str, owner: int | None) -> None:
+        """Has a node take away all that was left there, where its link is open, and waits for
+        that; ``WrongStateError`` if agents are there."""
+        self.check_left(node, owner)
+        keys = [
+            key
+            for (name, uid), key in self._open.items()
+            if name == node and owner in (None, uid)
+        ]
+        for key in keys:
+            with self._agents.journal.changing() as change:
+                change.post(key, "forget", "")
+        while any(self._post.stream(key).kept for key in keys):
+            await trio.sleep(_FORGET_LOOK)
+
+    def forget(self, node: str, owner: int | None) -> set[int]:
+        """Forgets the registrations at a node, of one owner or of all; the owners that had one.
+        ``WrongStateError`` if agents are there."""
+        self.check_left(node, owner)
         owners = set()
         for key in self._at(node):
             if owner in (None, self._post.data(key)["owner"]):
@@ -334,14 +355,14 @@ class Leading(Part, Elsewhere, Subscriber):
             )
 
     def storing(self, change: Change, when: float) -> None:
+        for agent, values in tuple(change.agents.values()):
+            if "worktree" in values and agent.away and not agent.live:
+                if not self._is_left_there(agent, values["worktree"]):
+                    self._tell(change, agent, "forget")
         if not self._there:
             return
         self._tell_ends(change)
         for agent, values in tuple(change.agents.values()):
-            if agent.away and not agent.live and self._is_left_there(agent, agent.worktree):
-                worktree = values.get("worktree", agent.worktree)
-                if not self._is_left_there(agent, worktree):
-                    self._tell(change, agent, "forget")
             if values.get("heard", {}).get("lost") and agent.away:
                 self._post.note(agent.peer, over=self._grants[agent.peer].over)
             if not values.keys().isdisjoint(("policy", "limits")):  # ``_narrow`` follows
@@ -418,6 +439,9 @@ class Leading(Part, Elsewhere, Subscriber):
                 self._agents.trash.discard(made(self._agents, agent), agent.owner)
         if "heard" in names:
             self._notify(agent)
+        where = agent.node, agent.owner
+        if "worktree" in names and agent.away and not agent.live and self.needs(*where):
+            self.want(*where)
         if self._there and ("policy" in names or "limits" in names):
             self._narrow(agent)
 

@@ -68,6 +68,8 @@ _LEASE_MAX: Final = 1e9
 #: for which a command that nobody needs any more is kept
 _IDLE_SECONDS: Final = 60.0
 #: until the other side has said hello
+#: that a node is told that it is forgotten
+_FORGET_SECONDS: Final = 5.0
 _OPEN_SECONDS: Final = 30.0
 #: of what a command said that is told
 _SAID_MAX: Final = 1024
@@ -262,7 +264,10 @@ class Links(Part, Ways):
 
     async def forget(self, name: str, owner: int | None) -> None:
         """Waits no more for agents at a node, of one owner or of all, of which nothing is heard:
-        whoever answers there next is another host. ``WrongStateError``."""
+        whoever answers there next is another host. One that answers now takes away what they have
+        left there. ``WrongStateError``."""
+        with trio.move_on_after(_FORGET_SECONDS):
+            await self._leading.leave(name, owner)
         for each in self._leading.forget(name, owner):
             self._registrations.note_host(name, each, "")
             talk = self._link(name, each).talk

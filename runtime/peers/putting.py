@@ -110,7 +110,7 @@ class Putting(Part):
         if put.worktree is not None:
             guest["worktree"] = asdict(put.worktree)
             tree = tree_of_worktree(uid, f"{put.name}@{alias}", message.agent)
-            left = Left(path=f"{self._places.trees}/{tree}", keep=config.placed_keep)
+            left = Left(path=f"{self._places.trees}/{tree}/work", keep=config.placed_keep)
             guest["left"] = asdict(left)
         self._make_way(key, f"{put.name}@{alias}")
         with agents.journal.preparing():

@@ -149,7 +149,8 @@ class Sessions:
         return f"agent/{agent.owner}/{agent.name}/{name}"
 
     def worktree(self, agent: Agent) -> str:
-        """The files of an agent of another machine, in the same way: of one life alone."""
+        """Where the files of an agent of another machine and their repository are, in the same way:
+        of one life alone."""
         return tree_of_worktree(agent.owner, agent.name, agent.incarnation)
 
     def discard_homes(self, owner: int, agent: str) -> None:

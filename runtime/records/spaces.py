@@ -33,9 +33,9 @@ def tree_of_home(uid: int) -> str:
 
 
 def tree_of_worktree(owner: int, name: str, incarnation: str) -> str:
-    """The path of the files of an agent of another machine, with their repository, relative to the
+    """The path of the trees ``work`` and ``git`` of an agent of another machine, relative to the
     directory of all durable trees. No name of an agent has a ``~``."""
-    return f"agent/{owner}/{name}~{incarnation}/work"
+    return f"agent/{owner}/{name}~{incarnation}"
 
 
 def tree_of(tree: str) -> str:

@@ -385,8 +385,12 @@ async def _nodes(request: Request) -> None:
     all nodes, and where the keys of links are."""
     links, caller = request.services.links, request.caller
     if request.fields.get("forget") is not None:
-        name = request.text("forget", "the name of a node")
-        await links.forget(name, request.agents.identity.whose(caller))
+        name = request.text("forget", "the name of a node, or of a lead")
+        whose = request.agents.identity.whose(caller)
+        if request.fields.get("lead"):
+            await request.services.hosting.guests.forget_lead(name, whose)
+        else:
+            await links.forget(name, whose)
         rows = []
     elif request.fields.get("check") is None:
         rows = [link.shown() for link in links.of(caller.uid)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -52,7 +54,7 @@ class Family:
         directory = self.three.daemon.make(name, parent=given.pop("parent"))
         write(directory / "placement", f"node={where}")
         for file, text in {**given, "exec": f"sh -c '{program}'"}.items():
-            write(directory / file, text)
+            write(directory / file, text.replace("NAME", name))
         write(directory / "ctl", "start")
         return directory
 
@@ -77,13 +79,16 @@ def family(three: Three) -> Iterator[Family]:
     made.end()
 
 
-COMMITS = "cat file; git log --format=%s; echo two > file; git commit -qam second; git status --short --branch"
+COMMITS = (
+    "cat file; git log --format=%s; echo two > file; git commit -qam second;"
+    " git status --short --branch"
+)
 
 
 def test_what_is_committed_there_comes_back(family: Family) -> None:
     directory = family.child(COMMITS)
     wait_dead(directory)
-    assert read(directory, "outcome") == "done\n", (read(directory, "reason"), read(directory, "log"))
+    assert read(directory, "outcome") == "done\n", read(directory, "reason")
     name = directory.name.removesuffix(".d")
     assert read(directory, "out") == f"one\nfirst\n## ctx/{name}\n", read(directory, "log")
     facts = family.facts(directory)
@@ -92,3 +97,138 @@ def test_what_is_committed_there_comes_back(family: Family) -> None:
     assert git(family.repository, "log", "-1", "--format=%an", f"ctx/{name}") == "A Parent"
     assert git(family.repository, "rev-parse", f"ctx/{name}") == facts["commit"]
     wait_until(lambda: not family.three.there(directory).exists(), "it is forgotten there")
+
+
+def test_what_is_not_committed_is_kept_there_until_nobody_wants_it(family: Family) -> None:
+    directory = family.child("echo two > file; git commit -qam second; echo x > more; rm file")
+    wait_dead(directory)
+    facts, name = family.facts(directory), directory.name.removesuffix(".d")
+    assert facts["state"] == "kept", facts
+    assert git(family.repository, "show", f"ctx/{name}:file") == "two", "what is, comes"
+    assert facts["reason"].startswith("uncommitted: more file file: "), facts
+    assert "kept at n2 for 7 days, in " in facts["reason"]
+    path = Path(facts["reason"].partition("in \"")[2].partition("\"")[0])
+    assert (path / "more").read_text() == "x\n", path
+    family.fetch(directory)
+    wait_until(lambda: family.facts(directory)["state"] == "kept", "it is kept still")
+    assert family.three.there(directory).exists()
+    with pytest.raises(OSError, match="not empty"):
+        (family.parent / "task" / name).rmdir()
+    place = facts["reason"].partition("remove \"")[2].partition("\"")[0]
+    shutil.rmtree(place)
+    family.fetch(directory)
+    wait_until(lambda: family.facts(directory)["state"] == "fetched", "nobody wants it")
+    wait_until(lambda: not path.exists(), "it is gone there")
+    (family.parent / "task" / name).rmdir()
+
+
+@pytest.mark.parametrize("verb", ["stop", "kill"])
+def test_what_was_committed_comes_though_it_is_ended(family: Family, verb: str) -> None:
+    directory = family.child("echo two > file; git commit -qam second; echo ready; sleep 1000")
+    wait_until(lambda: "ready" in read(directory, "out"), "it has committed")
+    write(directory / "ctl", verb)
+    wait_dead(directory)
+    name = directory.name.removesuffix(".d")
+    facts = family.facts(directory)
+    assert facts["state"] == "fetched", facts["reason"]
+    assert git(family.repository, "show", f"ctx/{name}:file") == "two"
+
+
+@pytest.mark.parametrize("of", ["lead", "host"])
+def test_commits_outlive_daemons(family: Family, of: str) -> None:
+    three = family.three
+    directory = family.child("echo two > file; git commit -qam second; sleep 1000; cat file")
+    wait_status(directory, "busy")
+    (three.daemon if of == "lead" else three.hosts["n2"]).restart()
+    three.go(directory)
+    wait_dead(directory)
+    name = directory.name.removesuffix(".d")
+    assert (read(directory, "outcome"), read(directory, "out")) == ("done\n", "two\n")
+    facts = family.facts(directory)
+    assert facts["state"] == "fetched", facts["reason"]
+    assert git(family.repository, "show", f"ctx/{name}:file") == "two"
+
+
+WITH_A_CHILD = """
+mkdir $CTX_ROOT/agent/$1.d && cd $CTX_ROOT/agent/$1.d
+echo worktree > workspace
+echo 'sh -c "echo three > file; git commit -qam third"' > exec
+echo start > ctl
+cat wait
+cd /workspace && git merge -q --ff-only ctx/$1
+"""
+
+
+def test_its_own_child_has_a_worktree_of_it_there(family: Family) -> None:
+    kid = f"kid{next(family.three.numbers)}"
+    script = WITH_A_CHILD.replace("$1", kid)
+    policy = "allow NAME_t agent:* create\nallow NAME_t tool:* execute\n"
+    directory = family.child("sh", policy=policy, **{"handoff.md": script})
+    wait_dead(directory)
+    name = directory.name.removesuffix(".d")
+    assert read(directory, "outcome") == "done\n", read(directory, "log")
+    facts = family.facts(directory)
+    assert facts["state"] == "fetched", facts["reason"]
+    assert git(family.repository, "show", f"ctx/{name}:file") == "three"
+
+
+# what is left at a host
+
+
+def home(three: Three, where: str, name: str) -> Path:
+    return three.hosts[where].state / f"tree/agent/0/{name}@one"
+
+
+def test_directories_keep_their_modes(three: Three) -> None:
+    directory = three.place(
+        "cd $CTX_SELF/artifact; mkdir -p a/b c; echo x > a/b/x; chmod 700 a; chmod 750 a/b c"
+    )
+    wait_dead(directory)
+    modes = {
+        path.name: path.stat().st_mode & 0o777 for path in (directory / "artifact").rglob("*")
+    }
+    assert modes == {"a": 0o700, "b": 0o750, "c": 0o750, "x": 0o644}, read(directory, "error")
+
+
+def ended(three: Three, directory: Path) -> str:
+    """The name of an agent that has ended, and of which its host has nothing any more."""
+    wait_dead(directory)
+    wait_until(lambda: not three.there(directory).exists(), "it is forgotten there")
+    return directory.name.removesuffix(".d")
+
+
+def test_a_durable_home_is_there_until_it_is_forgotten(three: Three) -> None:
+    program = "cat $HOME/x; echo was >> $HOME/x"
+    name = ended(three, directory := three.place(program, homedir="durable"))
+    directory.rmdir()
+    three.numbers = chain([int(name[1:])], three.numbers)
+    assert ended(three, directory := three.place(program, homedir="durable")) == name
+    assert read(directory, "out") == "was\n", "the next agent of its name has it"
+    assert home(three, "n2", name).is_dir()
+    host = three.hosts["n2"]
+    assert host.ctx("nodes", "forget", "--lead", "nobody").returncode == 1
+    assert host.ctx("nodes", "forget", "--lead", "one").returncode == 0
+    wait_until(lambda: not home(three, "n2", name).exists(), "an operator there has removed it")
+    other = ended(three, three.place("true", homedir="durable"))
+    assert home(three, "n2", other).is_dir()
+    # the last of these tests there: whoever comes next is another lead
+    assert three.daemon.ctx("nodes", "forget", "n2").returncode == 0
+    wait_until(lambda: not home(three, "n2", other).exists(), "its lead has forgotten it")
+
+
+@pytest.mark.long
+def test_what_a_lease_has_ended_is_kept_there(family: Family) -> None:
+    three = family.three
+    directory = family.child("echo two > file; git commit -qam second; sleep 1000", "n3")
+    wait_until(lambda: read(directory, "status") == "busy\n", "it runs")
+    wait_until(lambda: three.runs(directory, "n3"), "it runs there")
+    three.wires["n3"].stop()
+    three.gone(directory, "n3")
+    wait_dead(directory)
+    three.wires["n3"].go_on()
+    facts = family.facts(directory)
+    assert read(directory, "reason") == "runtime_lost\n"
+    assert facts["state"] == "kept", facts
+    assert facts["reason"].startswith("n3 has not said what it committed: kept at n3 for 7 days")
+    path = Path(facts["reason"].partition('in "')[2].partition('"')[0])
+    assert (path / "file").read_text() == "two\n"

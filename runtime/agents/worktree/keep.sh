@@ -1,12 +1,11 @@
-# keep NAME BASE FORMAT PROGRAM [SETTLED...]: of an agent that has ended, what it committed in the
-# directory at hand, as a pack of what BASE does not lead to; judge follows. No file that the agent
-# may have left there is obeyed.
+# keep NAME BASE FORMAT PROGRAM [SETTLED...]: what an agent that has ended committed in REPOSITORY,
+# whose work tree is the directory at hand, as a pack of what BASE does not lead to; judge follows. No
+# file that the agent may have left there is obeyed.
 
-work=$PWD repo=$PWD/.git ours=$PWD/.git/ctxfs base=$2 program=$4
-ref=refs/heads/ctx/$1 copied=$PWD/.git/ctxfs/none below=$PWD/.git/ctx
+work=$PWD repo=$REPOSITORY ours=$REPOSITORY/ctxfs base=$2 program=$4
+ref=refs/heads/ctx/$1 copied=$REPOSITORY/ctxfs/none below=$REPOSITORY/ctx
 keep() { say kept "$1"; say end; exit 0; }
 trap 'rm -rf "$ours"' EXIT
-[ -d "$repo" ] || keep "its repository is gone"
 rm -rf "$ours"
 mkdir -p "$ours/objects/info" "$ours/objects/pack" "$ours/refs/heads" || exit 1
 git config --file "$ours/config" core.bare false
