@@ -27,7 +27,7 @@ _INSTANTS: Final = {
     "abort": "committed told late killed",
     "task": "queued launched running recorded",
     "relay": "planned started told gone",
-    "worktree": "planned made fetched removed",
+    "worktree": "planned made unpacked packed received fetched removed",
     "finish": "shed conversation recorded removed released",
     "cancel": "marked more thawed signalled killed",
     "pause": "frozen committed",

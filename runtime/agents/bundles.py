@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,13 @@ from typing import Any, Final, Self
 
 from runtime.agents.gitcalls import OBJECT_ID, Answer, RunInside, ask, object_id, said, script
 from runtime.agents.parts import Agents
-from runtime.agents.workspace import REPOSITORY, WORKSPACE, Worktree, check_branch
+from runtime.agents.workspace import (
+    DIFFERENCES,
+    REPOSITORY,
+    WORKSPACE,
+    Worktree,
+    check_branch,
+)
 from runtime.errors import MalformedError, WrongStateError
 from runtime.records.model import Agent
 from runtime.texts.names import escape, quote
@@ -54,40 +60,60 @@ _KEEP: Final = script("apart", "keep", "judge") + "say end\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """A worktree as a host is told of it: whose branch, where that begins, and what git is
-    configured with."""
+    """A worktree as a host is told of it: whose branch, where that begins, what git is configured
+    with, and what it lacks of that of its parent (``DIFFERENCES``)."""
 
     name: str
     base: str
     config: Mapping[str, str]
+    differs: Mapping[str, str]
 
     @classmethod
     def of(cls, worktree: Worktree) -> Self:
-        config = {key: value for key, value in worktree.config.items() if key in KEYS}
-        return cls(name=worktree.name, base=worktree.base, config=config)
+        config = {key: value for key, value in worktree.config.items() if _is_right(value)}
+        differs = {key: escape(value)[:_VALUE_MAX] for key, value in worktree.differs.items()}
+        return cls(
+            name=worktree.name,
+            base=worktree.left,
+            config={key: value for key, value in config.items() if key in KEYS},
+            differs=differs,
+        )
 
     @classmethod
     def read(cls, values: Mapping[str, Any], name: str) -> Self:
         """From ``put``, which says the rest of it; ``MalformedError``."""
-        base, config = values.get("base"), values.get("config")
-        if values.keys() - {"base", "config"}:
+        base, config, differs = (values.get(key) for key in ("base", "config", "differs"))
+        if values.keys() - {"base", "config", "differs"}:
             raise MalformedError("worktree has something that is not known here")
         if not isinstance(base, str) or not OBJECT_ID.fullmatch(base):
             raise MalformedError("worktree is without a right base")
-        if not isinstance(config, dict) or not all(map(_is_right, config.items())):
-            raise MalformedError("worktree is without a right config")
         check_branch(name)
-        return cls(name=name, base=base, config=config)
+        return cls(
+            name=name,
+            base=base,
+            config=_texts(config, KEYS),
+            differs=_texts(differs, {*DIFFERENCES, "unknown"}),
+        )
 
     def said(self) -> dict[str, Any]:
         """The field of ``put``."""
-        return {"base": self.base, "config": dict(self.config)}
+        return {"base": self.base, "config": dict(self.config), "differs": dict(self.differs)}
+
+    def told(self) -> dict[str, str]:
+        """As the agent is told of it."""
+        branch = {"path": WORKSPACE, "branch": f"ctx/{self.name}", "base": self.base}
+        return {**branch, **self.differs}
 
 
-def _is_right(item: tuple[Any, Any]) -> bool:
-    key, value = item
-    short = isinstance(value, str) and len(value) <= _VALUE_MAX and value.isprintable()
-    return key in KEYS and short
+def _is_right(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _VALUE_MAX and value.isprintable()
+
+
+def _texts(values: Any, known: Collection[str]) -> dict[str, str]:
+    right = isinstance(values, dict) and values.keys() <= {*known}
+    if not right or not all(map(_is_right, values.values())):
+        raise MalformedError("worktree is without a right config, or what it differs in")
+    return dict(values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

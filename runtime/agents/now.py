@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from runtime.agents.bundles import Given
 from runtime.agents.forking import Room, finished
 from runtime.agents.parts import Agents
 from runtime.agents.results import CHILD
@@ -41,6 +42,8 @@ def _workspace(agents: Agents, agent: Agent) -> context.Part:
         found = Worktree.load(whose.worktree)
         made = (("path", WORKSPACE), ("branch", found.branch), ("base", found.base))
         entries = (context.entry(*made, *found.differs.items()),)
+    elif whose.workspace == "worktree" and whose.is_guest:
+        entries = (context.entry(*Given(**whose.guest["worktree"]).told().items()),)
     section = context.Section("workspace", "Workspace", entries)
     return context.Part(section, context.NOW_WORKSPACE)
 

@@ -57,6 +57,7 @@ from typing import Any, Final, Self
 
 from runtime.agents.gitcalls import (
     TIME_OVER,
+    Answer,
     RunInside,
     ask,
     object_id,
@@ -103,11 +104,12 @@ _FETCH: Final = "write fetch to ctl"
 #: exit statuses of the scripts
 _NO_PATH, _NO_REPOSITORY, _NO_COMMIT, _SHALLOW, _PARTIAL, _NO_WORKSPACE, _TAKEN = range(21, 28)
 _GONE, _NOT_OURS, _NO_BRANCH = range(28, 31)
-TOO_LARGE: Final = 31
+_TOO_LARGE: Final = 31
 
 _LOOK, _DISCARD, _GATHER = map(script, ("look", "discard", "gather"))
 _MAKE: Final = script("make", "tree", "copy")
 _SEND: Final = script("apart", "make", "send")
+_AGAIN: Final = script("apart", "again", "send")
 _LACKS: Final = script("tree", "lacks")
 _HOOKS: Final = script() + "hooks\n"
 _TAKE: Final = script("take") + "say end\n"
@@ -364,7 +366,7 @@ async def add(
     no files are made, but what ``send`` prints is a pack of all that its branch leads to, of at
     most so many bytes.
     """
-    answer = await ask(run, parent, _HOOKS, GIT_DIR=worktree.common)
+    hooks = await _hooks(run, parent, worktree)
     answer = await ask(
         send or run,
         parent,
@@ -372,7 +374,7 @@ async def add(
         *(worktree.name, worktree.base, "0" * len(worktree.base)),
         "sha1" if len(worktree.base) == 40 else "sha256",
         *worktree.objects,
-        hooks=answer.words.get("hook", []),
+        hooks=hooks,
         GIT_DIR=worktree.common,
         ROOT=worktree.root,
         CARRY=program,
@@ -380,18 +382,39 @@ async def add(
         FAR="yes" if send else "",
         MOST=str(most),
     )
-    if answer.code == TOO_LARGE:
-        raise TooLargeError(
-            f"what {quote(parent.name)} has committed is a pack of more than {most} bytes "
-            "(artifact_max), which does not go to a node: raise that at both machines"
-        )
-    if answer.code:
+    if answer.code != _TOO_LARGE and answer.code:
         raise WrongStateError(f"making the worktree {quote(worktree.name)}: {said(answer.text)}")
     if send:
-        lines = (line.partition("=") for line in answer.words.get("config", []))
-        config = {key: value for key, _, value in lines}
-        worktree = replace(worktree, size=int(answer.one("bytes")), config=config)
+        worktree = _sent(worktree, answer, most)
     return replace(worktree, differs=await _differences(run, parent, worktree))
+
+
+async def _hooks(run: RunInside, parent: Agent, worktree: Worktree) -> list[str]:
+    answer = await ask(run, parent, _HOOKS, GIT_DIR=worktree.common)
+    return answer.words.get("hook", [])
+
+
+def _sent(worktree: Worktree, answer: Answer, most: int) -> Worktree:
+    if answer.code == _TOO_LARGE:
+        raise TooLargeError(
+            f"what the branch of {quote(worktree.name)} leads to is a pack of more than {most} "
+            "bytes (artifact_max), which does not go to a node: raise that at both machines"
+        )
+    lines = (line.partition("=") for line in answer.words.get("config", []))
+    config = {key: value for key, _, value in lines}
+    return replace(worktree, size=int(answer.one("bytes")), config=config)
+
+
+async def send_again(
+    run: RunInside, send: RunInside, parent: Agent, worktree: Worktree, most: int
+) -> Worktree:
+    """For a child that goes on: ``send`` prints what its branch has led to; ``CtxError``."""
+    hooks = await _hooks(run, parent, worktree)
+    words, where = (worktree.place, worktree.left), worktree.common
+    answer = await ask(send, parent, _AGAIN, *words, hooks=hooks, GIT_DIR=where, MOST=str(most))
+    if answer.code != _TOO_LARGE and answer.code:
+        raise WrongStateError(f"sending {quote(worktree.name)}: {said(answer.text)}")
+    return _sent(worktree, answer, most)
 
 
 async def _differences(run: RunInside, parent: Agent, worktree: Worktree) -> dict[str, str]:

@@ -156,7 +156,7 @@ class Worktrees(Part, Subscriber):
             elif agent.worktree is None or not agent.worktree_made:
                 await self._make(agent)
             else:
-                found = Worktree.load(agent.worktree)
+                found = await self._go_on(agent, Worktree.load(agent.worktree))
                 self._put(agent, replace(found, state=WorktreeState.OPEN, reason=""))
         except CtxError as error:
             names = [name for cls, name in _NAMES if isinstance(error, cls)]
@@ -188,15 +188,39 @@ class Worktrees(Part, Subscriber):
         if why := await self._care(parent, agent.index, steps, starting=agent):
             raise WrongStateError(f"cannot make its worktree: {why}")
 
+    async def _go_on(self, agent: Agent, worktree: Worktree) -> Worktree:
+        """The worktree of an agent that goes on in it: of one at a node, what came from there."""
+        parent = self._agents.registry.parent_of(agent)
+        if not (agent.node or worktree.node):
+            return worktree
+        if not agent.node:
+            raise WrongStateError(
+                f"its worktree was made for {worktree.node} and has no files here: keep its "
+                f"placement, or remove {quote(worktree.place, 300)} and the agent"
+            )
+
+        async def steps() -> None:
+            nonlocal worktree
+            assert parent is not None
+            worktree = await self._send(parent, agent, replace(worktree, node=agent.node))
+
+        if why := await self._care(parent, agent.index, steps, starting=agent):
+            raise WrongStateError(f"cannot send its worktree: {why}")
+        return worktree
+
     async def _send(self, parent: Agent, agent: Agent, worktree: Worktree) -> Worktree:
-        """Makes a worktree without files, and the pack that its node is sent."""
+        """Makes a worktree without files, unless it is there, and the pack that its node is
+        sent."""
         most = self._agents.settings.config.artifact_max
         directory = bundles.made(self._agents, agent)
         self._agents.trash.discard(directory, agent.owner)
         send = partial(self._run, out=directory, most=most)
-        worktree = await workspace.add(
-            self._run, parent, worktree, self._carry, send=send, most=most
-        )
+        if agent.worktree_made:
+            worktree = await workspace.send_again(self._run, send, parent, worktree, most)
+        else:
+            worktree = await workspace.add(
+                self._run, parent, worktree, self._carry, send=send, most=most
+            )
         if bundles.size_of(directory / FIRST) != worktree.size:
             raise QuotaError(
                 f"there is no room for the {worktree.size} bytes that its node is to be sent: "

@@ -370,7 +370,12 @@ class Guests(Part, Subscriber):
         if not message.agent:
             self._nursery.start_soon(self._forget_all, key)
         elif (agent := self._guest(key, message)) is not None:
-            self._forget_one(agent)
+            self._forget_one(agent, keep=message.said.get("keep") is True)
+        else:
+            data = self._post.data(key)
+            self._nursery.start_soon(
+                self.keeping.forget, data["uid"], data["alias"], message.agent
+            )
 
     async def _forget_all(self, key: str) -> None:
         """Forgets all that a lead has here, or had."""
@@ -399,9 +404,10 @@ class Guests(Part, Subscriber):
         for key in keys:
             await self._forget_all(key)
 
-    def _forget_one(self, agent: Agent) -> None:
+    def _forget_one(self, agent: Agent, *, keep: bool = False) -> None:
+        """With ``keep`` its worktree stays for a while."""
         with self._agents.journal.changing() as change:
-            change.set(agent, guest={**agent.guest, "forgotten": True})
+            change.set(agent, guest={**agent.guest, "forgotten": True, "kept": keep})
         if agent.status is Status.DEAD:
             self._nursery.start_soon(self._finish, agent)
         else:

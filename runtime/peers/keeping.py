@@ -83,16 +83,21 @@ class Keeping(Part):
         return found is not None and incarnation in ("", found.incarnation)
 
     def left(self, agent: Agent) -> None:
-        """A guest was taken away: so is its worktree, and its home counts as used now."""
-        self._discard(agent.owner, f"{agent.name}~{agent.incarnation}")
-        with suppress(FileNotFoundError):
-            os.utime(self._path(agent.owner, agent.name))
+        """A guest was taken away: so is its worktree, unless that is kept. What stays counts as
+        used now."""
+        worktree = f"{agent.name}~{agent.incarnation}"
+        if not agent.guest.get("kept"):
+            self._discard(agent.owner, worktree)
+        for name in (agent.name, worktree):
+            with suppress(FileNotFoundError):
+                os.utime(self._path(agent.owner, name))
 
-    async def forget(self, owner: int, alias: str) -> None:
-        """All of a lead's that nobody uses."""
+    async def forget(self, owner: int, alias: str, incarnation: str = "") -> None:
+        """All of a lead's that nobody uses, or the worktree of one agent."""
         for user, name, _ in await trio.to_thread.run_sync(lambda: list(self._trees())):
-            of = name.partition("~")[0].rpartition("@")[2]
-            if (user, of) == (owner, alias) and not self._is_used(name):
+            agent, _, life = name.partition("~")
+            own = (user, agent.rpartition("@")[2]) == (owner, alias)
+            if own and incarnation in ("", life) and not self._is_used(name):
                 self._discard(user, name)
 
 

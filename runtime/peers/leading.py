@@ -321,7 +321,7 @@ class Leading(Part, Elsewhere, Subscriber):
 
     def _is_left_there(self, agent: Agent, worktree: Mapping[str, Any] | None) -> bool:
         """Whether what an agent left in its worktree was not taken over whole: then it is kept at
-        its node for as long as that keeps anything."""
+        its node for as long as that keeps anything, or until that was done."""
         if worktree is None or not agent.worktree_made:
             return False
         return bool(worktree["state"] != WorktreeState.FETCHED)
@@ -356,9 +356,9 @@ class Leading(Part, Elsewhere, Subscriber):
 
     def storing(self, change: Change, when: float) -> None:
         for agent, values in tuple(change.agents.values()):
-            if "worktree" in values and agent.away and not agent.live:
-                if not self._is_left_there(agent, values["worktree"]):
-                    self._tell(change, agent, "forget")
+            taken = "worktree" in values and not self._is_left_there(agent, values["worktree"])
+            if taken and agent.away and not agent.live:
+                self._tell(change, agent, "forget", keep=False)
         if not self._there:
             return
         self._tell_ends(change)
@@ -400,8 +400,8 @@ class Leading(Part, Elsewhere, Subscriber):
                 continue
             heard = change.peek_agent(agent, "heard")
             if change.peek_agent(agent, "status") is Status.DEAD:
-                if not self._is_left_there(agent, change.peek_agent(agent, "worktree")):
-                    self._tell(change, agent, "forget")
+                left = self._is_left_there(agent, change.peek_agent(agent, "worktree"))
+                self._tell(change, agent, "forget", keep=left)
             elif cue in _ENDS and agent not in killed and not heard.keys() & {"ended", "lost"}:
                 self._tell_end(change, agent, "stop")
 

@@ -97,6 +97,13 @@ def test_what_is_committed_there_comes_back(family: Family) -> None:
     assert git(family.repository, "log", "-1", "--format=%an", f"ctx/{name}") == "A Parent"
     assert git(family.repository, "rev-parse", f"ctx/{name}") == facts["commit"]
     wait_until(lambda: not family.three.there(directory).exists(), "it is forgotten there")
+    write(directory / "ctl", "reset")
+    write(directory / "exec", "sh -c 'cat file; cat $CTX_SELF/session/context/now.md'")
+    write(directory / "ctl", "start")
+    wait_dead(directory)
+    assert read(directory, "out").startswith("two\n# Now\n"), "it goes on there"
+    assert f"branch: ctx/{name}" in read(directory, "out"), read(directory, "out")
+    assert family.facts(directory)["state"] == "fetched", family.facts(directory)
 
 
 def test_what_is_not_committed_is_kept_there_until_nobody_wants_it(family: Family) -> None:
@@ -111,7 +118,8 @@ def test_what_is_not_committed_is_kept_there_until_nobody_wants_it(family: Famil
     assert (path / "more").read_text() == "x\n", path
     family.fetch(directory)
     wait_until(lambda: family.facts(directory)["state"] == "kept", "it is kept still")
-    assert family.three.there(directory).exists()
+    wait_until(lambda: not family.three.there(directory).exists(), "the agent is forgotten there")
+    assert path.exists()
     with pytest.raises(OSError, match="not empty"):
         (family.parent / "task" / name).rmdir()
     place = facts["reason"].partition("remove \"")[2].partition("\"")[0]
@@ -199,10 +207,12 @@ def ended(three: Three, directory: Path) -> str:
 
 def test_a_durable_home_is_there_until_it_is_forgotten(three: Three) -> None:
     program = "cat $HOME/x; echo was >> $HOME/x"
-    name = ended(three, directory := three.place(program, homedir="durable"))
+    directory = three.place(program, homedir="durable")
+    name = ended(three, directory)
     directory.rmdir()
     three.numbers = chain([int(name[1:])], three.numbers)
-    assert ended(three, directory := three.place(program, homedir="durable")) == name
+    directory = three.place(program, homedir="durable")
+    assert ended(three, directory) == name
     assert read(directory, "out") == "was\n", "the next agent of its name has it"
     assert home(three, "n2", name).is_dir()
     host = three.hosts["n2"]

@@ -21,7 +21,8 @@ def kept_histories(state: Path) -> dict[Path, bytes]:
     found = _held(state)
     for name in ("events.jsonl", "messages.jsonl"):
         for path in state.glob(f"home/*/agent/*/*/{name}"):
-            found[path] = max(found.get(path, b""), path.read_bytes(), key=len)
+            if path.parent.name[0] != ".":  # it is being removed
+                found[path] = max(found.get(path, b""), path.read_bytes(), key=len)
     for path, data in _held(state).items():
         found.setdefault(path, data)
     return found

@@ -762,6 +762,43 @@ def worktree(scene: Scene) -> None:
     scene.do(handle.rmdir)
 
 
+def worktree_at(scene: Scene) -> None:
+    """A child of the daemon's, at another one, whose commits come back once."""
+    lead, host = scene.daemon, scene.beside.enter_context(daemon_of())
+    (lead.base / "other").write_text(str(host.root))
+    _commit_there(scene, lead, host, "other")
+
+
+def worktree_for(scene: Scene) -> None:
+    """The same of an agent that another daemon has placed at this one."""
+    nodes = {"here": node(peer(scene.daemon))}
+    lead = scene.beside.enter_context(daemon_of(config=f"nodes: {json.dumps(nodes)}\n"))
+    _commit_there(scene, lead, scene.daemon, "here")
+
+
+def _commit_there(scene: Scene, lead: Daemon, host: Daemon, where: str) -> None:
+    repository, kid = lead.base / "repository", lead.agent_dir("kid")
+    _make_repository(repository)
+    files = {"parent": "agent:boss", "placement": f"node={where}", "workspace": "worktree"}
+    program = "sh -c 'git log --format=%s; echo two > file; git commit -qam Two'"
+
+    def over() -> None:
+        if not kid.exists() or read(kid, "status") == "new\n":
+            return  # the lead died before
+        wait_dead(kid)
+        assert (read(kid, "outcome"), read(kid, "out")) == ("done\n", "One\n"), read(kid, "reason")
+        handle = lead.agent_dir("boss") / "task" / "kid"
+        assert read(handle, "worktree").startswith("state=fetched\n"), read(handle, "worktree")
+        assert _git(repository, "log", "--format=%s", "ctx/kid").split() == ["Two", "One"]
+        wait_until(lambda: not [*(host.root / "agent").iterdir()], "no copy is left at the host")
+
+    lead.run("boss", SLEEP, workspace=f"explicit_root:{repository}")
+    wait_status(lead.agent_dir("boss"), "busy")
+    scene.after.append(over)
+    scene.do(lambda: lead.run("kid", program, **files))
+    scene.wait_until(lambda: read(kid, "status") == "dead\n", "it is dead")
+
+
 def _make_repository(path: Path) -> None:
     path.mkdir()
     _git(path, "init", "--quiet", "--initial-branch=main")

@@ -245,11 +245,13 @@ def test_a_pack_that_lacks_something_makes_no_repository(two: Two) -> None:
         {"config": {"user.name": "x\n[core]\n\tpager = x"}},
         {"config": {"user.name": 1}},
         {"config": []},
+        {"differs": {"result": "x"}},
+        {"differs": {"copied": "x\ny"}},
         {"more": 1},
     ],
 )
 def test_a_lead_says_something_else(said: dict[str, Any]) -> None:
-    right = {"base": "a" * 40, "config": {"user.name": "A Parent"}}
+    right = {"base": "a" * 40, "config": {"user.name": "A Parent"}, "differs": {"copied": "x"}}
     assert Given.read(right, "kid").said() == right
     with pytest.raises(MalformedError):
         Given.read({**right, **said}, "kid")
@@ -349,7 +351,7 @@ def test_an_object_that_fills_the_memory(two: Two) -> None:
     body += first + bytes(head) + bytes(offset) + zlib.compress(delta)
     worktree = two.send()
     assert len(body) < 10_000
-    with pytest.raises(CtxError, match="[Oo]ut of memory"):
+    with pytest.raises(CtxError, match=r"[Oo]ut of memory"):
         two.receive(worktree, "a" * 40, body + sha1(body).digest())
 
 
