@@ -44,6 +44,9 @@ class Family:
         for each in (repository, *repository.rglob("*")):
             os.chown(each, AGENT_UID, AGENT_UID)
         self.parent = three.daemon.make(self.name, workspace=f"explicit_root:{repository}")
+        label = f"allow {self.name}_t"
+        policy = [f"{label} network:* connect", f"{label} recipe:* use"]
+        write(self.parent / "policy", read(self.parent, "policy") + "\n".join(policy))
         write(self.parent / "exec", "sleep 1000")
         write(self.parent / "ctl", "start")
         wait_status(self.parent, "busy")
@@ -178,6 +181,30 @@ def test_its_own_child_has_a_worktree_of_it_there(family: Family) -> None:
     facts = family.facts(directory)
     assert facts["state"] == "fetched", facts["reason"]
     assert git(family.repository, "show", f"ctx/{name}:file") == "three"
+
+
+#: in place of the program: takes the task, and does it
+PROGRAM = "#!/bin/sh\nread -r task\necho \"$task\" > done\ngit add done\ngit commit -qm \"$task\"\n"
+
+
+@pytest.mark.parametrize("recipe", ["claude", "codex", "gemini"])
+def test_a_recipe_gives_back_a_branch(family: Family, recipe: str) -> None:
+    """The real one, whose program is at the node; here a script that is in the repository."""
+    programs, name = family.repository / "bin", f"x{next(family.three.numbers)}"
+    programs.mkdir()
+    (programs / recipe).write_text(PROGRAM)
+    (programs / recipe).chmod(0o755)
+    git(family.repository, "add", ".")
+    git(family.repository, "commit", "-q", "-m", "programs")
+    done = family.three.daemon.ctx(
+        *("spawn", "--parent", family.name, "--node", "n2", "--agent", recipe, "--name", name),
+        *("--workspace", "worktree", "--env", "PATH=/workspace/bin:/usr/bin:/bin", "fix the test"),
+    )
+    assert done.returncode == 0, done.stderr
+    directory = family.three.daemon.agent_dir(name)
+    wait_dead(directory)
+    assert read(directory, "outcome") == "done\n", read(directory, "log")
+    assert git(family.repository, "show", f"ctx/{name}:done") == "fix the test"
 
 
 # what is left at a host

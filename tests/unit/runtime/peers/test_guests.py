@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,16 @@ from tests.worlds.records import World, inside, world_in
 UID = 1000
 C = "c" * 16
 DIGEST = hashlib.sha256(b"hello").hexdigest()
+
+
+WORKTREE = {"workspace": "worktree"}
+
+
+def worktree(size: int = 5, name: str = "x", **more: Any) -> dict[str, Any]:
+    """What ``put`` says more of an agent with a worktree."""
+    given = {"base": "a" * 40, "config": {}, "differs": {}, **more}
+    files = {"worktree.pack": [size, DIGEST]}
+    return {"name": name, "config": WORKTREE, "files": files, "worktree": given}
 
 
 async def busy(site: Site, lead: Leader, **more: Any) -> Agent:
@@ -109,6 +121,12 @@ def test_a_life_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"files": {"result.md": [1, "0" * 64]}}, "EINVAL", "handoff.md"),
         ({"files": {"handoff.md": [-1, "0" * 64]}}, "EINVAL", "SHA-256"),
         ({"files": {"handoff.md": [1 << 40, "0" * 64]}}, "EFBIG", "at most"),
+        ({"config": WORKTREE}, "EINVAL", "worktree.pack"),
+        ({"files": {"worktree.pack": [1, "0" * 64]}}, "EINVAL", "workspace worktree"),
+        (worktree(1 << 40), "EFBIG", "at most"),
+        (worktree(base="HEAD"), "EINVAL", "base"),
+        (worktree(config={"core.hooksPath": "/x"}), "EINVAL", "config"),
+        (worktree(name="a..b"), "EINVAL", "branch"),
         ({"bound": {"depth": -1}}, "EINVAL", "depth"),
         ({"bound": {"policy": "deny all\n"}}, "EINVAL", "policy line"),
     ],
@@ -640,3 +658,40 @@ def test_a_reboot_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None
         assert (ended["outcome"], ended["reason"]) == ("interrupted", "reboot")
 
     at_site(world, monkeypatch, after, rebooted, lead)
+
+
+def test_what_nobody_uses_goes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        agent = await busy(site, lead)
+        top = world.state / f"tree/agent/{UID}"
+        names = ("x@one", "y@one", f"x@one~{A}", f"x@one~{C}", "y@two", "own")
+        for name in names:
+            (top / name / "work").mkdir(parents=True)
+
+        def there() -> set[str]:
+            return {path.name for path in top.iterdir() if path.name[0] != "."}
+
+        keeping = site.guests.keeping
+        await keeping.clear(time.time() - 100)
+        assert there() == {*names}, "it was used not long ago"
+        await keeping.forget(UID + 1, "one")
+        await keeping.forget(UID, "one", B)
+        assert there() == {*names}, "it is another's"
+        await keeping.forget(UID, "one", C)
+        assert there() == {*names} - {f"x@one~{C}"}
+        os.utime(top / "x@one", (0, 0))
+        await keeping.clear(time.time() + 100)
+        assert there() == {"x@one", f"x@one~{A}", "own"}, "an agent has it"
+        site.machine.ended(site.cell(agent), code=0)
+        await told(site, lead, agent)
+        old = {"guest": {**agent.guest, "kept": True}, "ended": agent.ended - 8 * 86400}
+        world.agents.journal.update(agent, **old)
+        await keeping.clear(agent.ended - 1)
+        assert site.agents.registry.named("x@one") is agent
+        await keeping.clear(agent.ended + 1)
+        assert site.agents.registry.named("x@one") is None, "its lead is not heard of any more"
+        assert there() == {"x@one", f"x@one~{A}", "own"}, "that counts as used"
+        await keeping.clear(time.time() + 100)
+        assert there() == {"own"}
+
+    at_site(world, monkeypatch, act)
