@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import subprocess
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.worlds.daemon import Daemon, daemon_of, read, wait_dead, wait_until
+from tests.worlds.family import Family, git
 from tests.worlds.nodes import Lead, lead_of, node
 from tests.worlds.strangers import FalseHost, Wire, false_host, false_lead
 
@@ -225,3 +230,63 @@ def test_what_one_node_gave_another_cannot_give(lead: Lead, far: FalseHost) -> N
     wait_dead(one)
     assert "Traceback" not in lead.daemon.log.read_text()
     first.socket.close()
+
+
+@pytest.fixture
+def family(lead: Lead) -> Iterator[Family]:
+    made = Family(lead.daemon, count(1))
+    yield made
+    made.end()
+
+
+def _give(wire: Wire, agent: str, file: str, data: bytes) -> None:
+    """What a lead wants of a file of an agent."""
+    while True:
+        want = wire.until(lambda said: said["op"] == "want" and said["file"] == file)
+        part = data[want["offset"] : want["offset"] + want["credit"]]
+        frame = {"op": "bytes", "agent": agent, "file": file, "offset": want["offset"]}
+        wire.raw(json.dumps({**frame, "length": len(part)}).encode() + b"\n" + part)
+        if want["offset"] + len(part) >= len(data):
+            return
+
+
+def test_a_host_moves_no_branch_to_what_it_does_not_give(
+    lead: Lead, far: FalseHost, family: Family
+) -> None:
+    """Neither by bytes that are no pack, nor by one of other things."""
+    wire: Wire | None = None
+    base = git(family.repository, "rev-parse", "HEAD")
+    for commit, data in (("f" * 40, b"x" * 1000), ("f" * 40, _pack(family)), (base, b"")):
+        directory = family.child("true")
+        wire = wire or far.meet()
+        put = wire.op("put")
+        agent, (size, digest) = put["agent"], put["files"]["worktree.pack"]
+        wire.say("want", agent=agent, file="worktree.pack", offset=0, credit=size)
+        given = wire.until(lambda said: said["op"] == "bytes")["data"]
+        assert hashlib.sha256(given).hexdigest() == digest and put["worktree"]["base"] == base
+        left = {"commit": commit, "size": len(data), "path": "/x\n", "why": "\x1b[2Jno"}
+        files = {"worktree.pack": [len(data), 0]} if data else {}
+        wire.tell("state", agent, status="busy", run="r1")
+        wire.tell("ended", agent, outcome="done", reason="exit:0", files=files, worktree=left)
+        wire.tell("dead", agent)
+        if data:
+            _give(wire, agent, "worktree.pack", data)
+        wait_dead(directory)
+        facts = family.facts(directory)
+        assert facts["state"] == "kept" and "\x1b" not in facts["reason"], facts
+        assert git(family.repository, "rev-parse", facts["branch"]) == base
+        told = wire.until(lambda said: said["op"] == "forget")
+        assert (told["agent"], told["keep"]) == (agent, True)
+    git(family.repository, "fsck", "--strict")
+    assert git(family.repository, "for-each-ref", "refs/heads/ctx", "--format=%(objectname)")
+    assert "Traceback" not in lead.daemon.log.read_text()
+    assert wire is not None
+    wire.socket.close()
+
+
+def _pack(family: Family) -> bytes:
+    """All that is in a repository."""
+    command = ["git", "-c", "safe.directory=*", "-C", str(family.repository), "pack-objects"]
+    words = ["--all", "--revs", "--stdout", "-q"]
+    done = subprocess.run([*command, *words], input=b"", capture_output=True, check=True)
+    return done.stdout

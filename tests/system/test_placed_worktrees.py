@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from tests.worlds.daemon import AGENT_UID, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.daemon import read, wait_dead, wait_status, wait_until, write
+from tests.worlds.family import Family, git
 from tests.worlds.nodes import LEASE
 from tests.worlds.three import Three, three_of
 
@@ -22,62 +21,9 @@ def three() -> Iterator[Three]:
         yield made
 
 
-def git(repository: Path, *words: str) -> str:
-    command = ["git", "-c", "safe.directory=*", "-C", str(repository), *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-class Family:
-    """A parent here with a repository, whose children are placed."""
-
-    def __init__(self, three: Three) -> None:
-        self.three = three
-        self.name = f"boss{next(three.numbers)}"
-        repository = self.repository = three.daemon.base / self.name
-        repository.mkdir()
-        git(repository, "init", "-q", "-b", "main")
-        git(repository, "config", "user.name", "A Parent")
-        git(repository, "config", "user.email", "parent@example.org")
-        (repository / "file").write_text("one\n")
-        git(repository, "add", ".")
-        git(repository, "commit", "-q", "-m", "first")
-        for each in (repository, *repository.rglob("*")):
-            os.chown(each, AGENT_UID, AGENT_UID)
-        self.parent = three.daemon.make(self.name, workspace=f"explicit_root:{repository}")
-        label = f"allow {self.name}_t"
-        policy = [f"{label} network:* connect", f"{label} recipe:* use"]
-        write(self.parent / "policy", read(self.parent, "policy") + "\n".join(policy))
-        write(self.parent / "exec", "sleep 1000")
-        write(self.parent / "ctl", "start")
-        wait_status(self.parent, "busy")
-
-    def child(self, program: str, where: str = "n2", **files: str) -> Path:
-        given = {"parent": f"agent:{self.name}", "workspace": "worktree", **files}
-        name = f"x{next(self.three.numbers)}"
-        directory = self.three.daemon.make(name, parent=given.pop("parent"))
-        write(directory / "placement", f"node={where}")
-        for file, text in {**given, "exec": f"sh -c '{program}'"}.items():
-            write(directory / file, text.replace("NAME", name))
-        write(directory / "ctl", "start")
-        return directory
-
-    def facts(self, directory: Path) -> dict[str, str]:
-        handle = self.parent / "task" / directory.name.removesuffix(".d")
-        lines = (handle / "worktree").read_text().splitlines()
-        return dict(line.split("=", 1) for line in lines)
-
-    def fetch(self, directory: Path) -> None:
-        write(self.parent / "task" / directory.name.removesuffix(".d") / "ctl", "fetch")
-
-    def end(self) -> None:
-        if self.parent.exists():
-            write(self.parent / "ctl", "kill")
-            wait_dead(self.parent)
-
-
 @pytest.fixture
 def family(three: Three) -> Iterator[Family]:
-    made = Family(three)
+    made = Family(three.daemon, three.numbers)
     yield made
     made.end()
 
@@ -88,7 +34,7 @@ COMMITS = (
 )
 
 
-def test_what_is_committed_there_comes_back(family: Family) -> None:
+def test_what_is_committed_there_comes_back(three: Three, family: Family) -> None:
     directory = family.child(COMMITS)
     wait_dead(directory)
     assert read(directory, "outcome") == "done\n", read(directory, "reason")
@@ -99,7 +45,7 @@ def test_what_is_committed_there_comes_back(family: Family) -> None:
     assert git(family.repository, "show", f"ctx/{name}:file") == "two"
     assert git(family.repository, "log", "-1", "--format=%an", f"ctx/{name}") == "A Parent"
     assert git(family.repository, "rev-parse", f"ctx/{name}") == facts["commit"]
-    wait_until(lambda: not family.three.there(directory).exists(), "it is forgotten there")
+    wait_until(lambda: not three.there(directory).exists(), "it is forgotten there")
     write(directory / "ctl", "reset")
     write(directory / "exec", "sh -c 'cat file; cat $CTX_SELF/session/context/now.md'")
     write(directory / "ctl", "start")
@@ -109,7 +55,9 @@ def test_what_is_committed_there_comes_back(family: Family) -> None:
     assert family.facts(directory)["state"] == "fetched", family.facts(directory)
 
 
-def test_what_is_not_committed_is_kept_there_until_nobody_wants_it(family: Family) -> None:
+def test_what_is_not_committed_is_kept_until_nobody_wants_it(
+    three: Three, family: Family
+) -> None:
     directory = family.child("echo two > file; git commit -qam second; echo x > more; rm file")
     wait_dead(directory)
     facts, name = family.facts(directory), directory.name.removesuffix(".d")
@@ -121,7 +69,7 @@ def test_what_is_not_committed_is_kept_there_until_nobody_wants_it(family: Famil
     assert (path / "more").read_text() == "x\n", path
     family.fetch(directory)
     wait_until(lambda: family.facts(directory)["state"] == "kept", "it is kept still")
-    wait_until(lambda: not family.three.there(directory).exists(), "the agent is forgotten there")
+    wait_until(lambda: not three.there(directory).exists(), "the agent is forgotten there")
     assert path.exists()
     with pytest.raises(OSError, match="not empty"):
         (family.parent / "task" / name).rmdir()
@@ -146,8 +94,7 @@ def test_what_was_committed_comes_though_it_is_ended(family: Family, verb: str) 
 
 
 @pytest.mark.parametrize("of", ["lead", "host"])
-def test_commits_outlive_daemons(family: Family, of: str) -> None:
-    three = family.three
+def test_commits_outlive_daemons(three: Three, family: Family, of: str) -> None:
     directory = family.child("echo two > file; git commit -qam second; sleep 1000; cat file")
     wait_status(directory, "busy")
     (three.daemon if of == "lead" else three.hosts["n2"]).restart()
@@ -170,8 +117,8 @@ cd /workspace && git merge -q --ff-only ctx/$1
 """
 
 
-def test_its_own_child_has_a_worktree_of_it_there(family: Family) -> None:
-    kid = f"kid{next(family.three.numbers)}"
+def test_its_own_child_has_a_worktree_of_it_there(three: Three, family: Family) -> None:
+    kid = f"kid{next(three.numbers)}"
     script = WITH_A_CHILD.replace("$1", kid)
     policy = "allow NAME_t agent:* create\nallow NAME_t tool:* execute\n"
     directory = family.child("sh", policy=policy, **{"handoff.md": script})
@@ -188,20 +135,20 @@ PROGRAM = "#!/bin/sh\nread -r task\necho \"$task\" > done\ngit add done\ngit com
 
 
 @pytest.mark.parametrize("recipe", ["claude", "codex", "gemini"])
-def test_a_recipe_gives_back_a_branch(family: Family, recipe: str) -> None:
+def test_a_recipe_gives_back_a_branch(three: Three, family: Family, recipe: str) -> None:
     """The real one, whose program is at the node; here a script that is in the repository."""
-    programs, name = family.repository / "bin", f"x{next(family.three.numbers)}"
+    programs, name = family.repository / "bin", f"x{next(three.numbers)}"
     programs.mkdir()
     (programs / recipe).write_text(PROGRAM)
     (programs / recipe).chmod(0o755)
     git(family.repository, "add", ".")
     git(family.repository, "commit", "-q", "-m", "programs")
-    done = family.three.daemon.ctx(
+    done = three.daemon.ctx(
         *("spawn", "--parent", family.name, "--node", "n2", "--agent", recipe, "--name", name),
         *("--workspace", "worktree", "--env", "PATH=/workspace/bin:/usr/bin:/bin", "fix the test"),
     )
     assert done.returncode == 0, done.stderr
-    directory = family.three.daemon.agent_dir(name)
+    directory = three.daemon.agent_dir(name)
     wait_dead(directory)
     assert read(directory, "outcome") == "done\n", read(directory, "log")
     assert git(family.repository, "show", f"ctx/{name}:done") == "fix the test"
@@ -254,8 +201,7 @@ def test_a_durable_home_is_there_until_it_is_forgotten(three: Three) -> None:
 
 
 @pytest.mark.long
-def test_what_a_lease_has_ended_is_kept_there(family: Family) -> None:
-    three = family.three
+def test_what_a_lease_has_ended_is_kept_there(three: Three, family: Family) -> None:
     directory = family.child("echo two > file; git commit -qam second; sleep 1000", "n3")
     wait_until(lambda: read(directory, "status") == "busy\n", "it runs")
     wait_until(lambda: three.runs(directory, "n3"), "it runs there")
