@@ -10,6 +10,7 @@ from client.declaring import LISTING, Arguments, command
 from client.exits import FAILED, OK, Failure
 from client.files import find_program, first_line, pairs, read_file
 from client.networks import ANSWER_SECONDS, Finding, check_networks, judge
+from client.nodes import check_nodes
 from client.output import Part, decode, show
 from client.root import DEFAULT_ROOT, Root, start_hint, user_directory
 from client.types import Iterator, Sequence
@@ -462,6 +463,7 @@ def findings(root: Root) -> Iterator[Finding]:
     yield from check_room(root)
     yield from check_trees(status)
     yield from check_networks(status, rootless)
+    yield from check_nodes(root)
     yield from check_names(root)
     if rootless:
         for sentence in WEAKER:

@@ -13,15 +13,19 @@ from client.declaring import LISTING, Arguments, command, flag, operand, option
 from client.exits import DENIED, FAILED, OK, USAGE, Failure, Misuse
 from client.files import timestamp
 from client.loop import BLOCK, POLLIN, POLLOUT, parse_object
+from client.networks import Finding, judge
 from client.output import Part, headed, show, show_rows
 from client.root import Root, own_agent
 from client.sockets import MESSAGE_CODES, NO_ANSWER, answer, ask, connect_daemon, refusal
-from client.types import Any
+from client.types import Any, Iterator
 
 CHECK_CODES = {**MESSAGE_CODES, "ENOENT": USAGE}
+OWN_KEYS = "your keys of ssh have your uid, as agents do: only sandboxes keep agents from them"
 HANGUP = ~(POLLIN | POLLOUT)
 #: of a line of authorized_keys: the key leads to ctxd alone
 RESTRICTED = 'restrict,command="ctx peer"'
+SHELL = "the key gets a shell there"
+RESTRICT = f"begin its line in authorized_keys with {RESTRICTED}"
 GREETING = b"ctxfs-peer "  # of a daemon that serves another one
 
 
@@ -121,9 +125,9 @@ def do_check(root: Root, args: Arguments) -> int:
     Exits 1 if one of them cannot be used; each line says how to cure that. Exits 2 for a node that
     is not configured for you.
     """
-    names = args.name or [
-        str(row.get("name")) for row in answer(connect_daemon(root), op="nodes").get("nodes", ())
-    ]
+    told = answer(connect_daemon(root), op="nodes")
+    listed = [str(row.get("name")) for row in told.get("nodes", ())]
+    names = args.name or listed or told.get("configured")
     if not names:
         raise Failure("no nodes are configured for you: add nodes to the configuration of ctxd")
     rows = []
@@ -140,8 +144,7 @@ def described(row: dict[str, Any]) -> list[list[Part]]:
     if row.get("state") != "up":
         return [[("FAIL", "FAIL"), f" {name}: {row.get('error') or 'no link'}"]]
     if not row.get("restricted"):
-        why = f'the key gets a shell there: begin its line in authorized_keys with {RESTRICTED}'
-        return [[("FAIL", "FAIL"), f" {name}: {why}"]]
+        return [[("FAIL", "FAIL"), f" {name}: {SHELL}: {RESTRICT}"]]
     networks = " ".join(map(str, row.get("networks") or ())) or "none"
     what = (
         f"{row.get('host.node')} runs ctxd {row.get('product')}, and calls this machine "
@@ -149,6 +152,50 @@ def described(row: dict[str, Any]) -> list[list[Part]]:
         f"leases up to {row.get('lease_max'):g} s; networks: {networks}"
     )
     return [[("ok", "ok"), f" {name}: {what}"]]
+
+
+def check_nodes(root: Root) -> Iterator[Finding]:
+    """Judge the links to nodes, as far as they are open or were, and who may read their key."""
+    try:
+        told = answer(connect_daemon(root), op="nodes")
+    except Failure:
+        return  # no daemon, or an older one
+    for row in told.get("nodes", ()):
+        yield check_link(root, row, "configured" in told)
+    if told.get("ssh"):
+        keys = told["keys"]
+        yield check_keys(*keys[:2]) if keys else ("weak", OWN_KEYS, "")
+
+
+def check_link(root: Root, row: dict[str, Any], is_master: bool) -> Finding:
+    """Judge a link; only if it is up, open another connection, to see what its key is for."""
+    what, state = f"node {row.get('name')}", row.get("state")
+    if row.get("error"):
+        return "warn", f"{what}: {row['error']}", f"ctx nodes check {row.get('name')}"
+    if state == "up" and is_master:
+        rows = answer(connect_daemon(root), op="nodes", check=row.get("name")).get("nodes")
+        restricted = bool(rows and rows[0].get("restricted"))
+        return judge(restricted, f"{what} is up", "FAIL", f"{what}: {SHELL}", RESTRICT)
+    return "ok", f"{what} is {state}" + ": no agent needs it" * (state == "idle"), ""
+
+
+def check_keys(directory: str, uid: int) -> Finding:
+    """Judge whether the links of a daemon of root have a key that nobody else can read."""
+    import pwd
+
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        remedy = "useradd --system ctxfs-link, or name another one; systemctl reload ctxd"
+        return "FAIL", f"link_user: ssh runs for no uid without a user, such as {uid}", remedy
+    try:
+        found = [os.stat(path) for path in (directory, f"{directory}/key")]
+    except OSError as error:
+        return "warn", f"no key of links: {error.filename}: {error.strerror}", "ctx nodes add"
+    private = all(each.st_uid == uid and not each.st_mode & 0o077 for each in found)
+    problem = f"others than uid {uid} (link_user) may read the key in {directory}"
+    remedy = f"chown -R {uid} {directory}; chmod 700 {directory}; chmod 600 {directory}/key"
+    return judge(private, f"the key of links in {directory}", "FAIL", problem, remedy)
 
 
 class Keys:

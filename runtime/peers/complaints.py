@@ -13,18 +13,30 @@ _CURES: Final = {
         "from {}/known_hosts"
     ),
     "key is known for": "compare it with the one there, and add it to {}/known_hosts",
+    "Host key verification failed": "log in there once by hand, and compare the key",
     "Permission denied (": "the key in {} is to be in authorized_keys there",
     "ctx: command not found": "install ctxfs there, or name its path in authorized_keys",
     "ctx: not found": "install ctxfs there, or name its path in authorized_keys",
     "No user exists for uid": "make a user ctxfs-link, or name another one as link_user",
     "ssh: connect to host": "is the address right, is the machine up, and its sshd?",
+    "Could not resolve hostname": "is the name right? ssh looks for it where ctxd runs",
+}
+#: what else is to be said where that is the user's own ssh(1)
+_OWN: Final = {
+    "Permission denied (": (
+        "nobody types a passphrase for ctxd: if an agent of ssh has the key, say where with "
+        "IdentityAgent in ~/.ssh/config, or start ctxd with SSH_AUTH_SOCK"
+    ),
 }
 
 
 def told(said: str, keys: str) -> str:
-    """One line of it all, or of what is known how to cure; ``keys`` is the directory of keys."""
+    """One line of it all, or of what is known how to cure; ``keys`` is the directory of the
+    daemon's own keys, empty where the user's ssh has them."""
+    cures = _CURES if keys else {**_CURES, **_OWN}
     for line in said.splitlines():
-        for mark, cure in _CURES.items():
+        for mark, cure in cures.items():
             if mark in line:
-                return f"{escape(line.strip().removesuffix('.'))}: {cure.format(keys)}"
+                cure = cure.format(keys or "~/.ssh")
+                return f"{escape(line.strip().removesuffix('.'))}: {cure}"
     return escape(" ".join(said.split()))

@@ -200,12 +200,15 @@ class Links(Part, Ways):
         return found
 
     def setting(self) -> dict[str, Any]:
-        """For whoever adds a node: the names of all; the directory of the key, with its uid
-        and gid, None if the user's own ssh has the keys; the name of this machine at nodes."""
+        """For whoever adds a node, or looks after them: the names of all; whether ssh leads to
+        one; the directory of the key, with its uid and gid, None if the user's own ssh has the
+        keys; the name of this machine at nodes."""
         config, privilege = self._agents.settings.config, self._agents.privilege
+        by_ssh = any(node.ssh for node in config.nodes.values())
         uid, gid, _ = config.link_ids()
         keys = None if privilege.rootless else [str(self._places.state / "ssh"), uid, gid]
-        return {"configured": sorted(config.nodes), "keys": keys, "alias": config.node_name}
+        names = sorted(config.nodes)
+        return {"configured": names, "ssh": by_ssh, "keys": keys, "alias": config.node_name}
 
     def heard(self, node: str, owner: int) -> Mapping[str, Any]:
         link = self._links.get((node, owner))
@@ -235,6 +238,11 @@ class Links(Part, Ways):
     async def opened(self, name: str, owner: int) -> Link:
         """The link to a node, once it is up, or cannot be. ``MissingError`` for no such node."""
         if not self._login(name, owner):
+            if name in self._agents.settings.config.nodes and not owner:
+                raise MissingError(
+                    f"{quote(name)}: root has no login there: ask as a user who has one, or add "
+                    "root: LOGIN to its users"
+                )
             usable = ", ".join(link.node for link in self.of(owner)) or "none"
             raise MissingError(f"{quote(name)}: no such node for you; there is {usable}")
         link, most = self._link(name, owner), self._agents.settings.config.links
@@ -388,8 +396,8 @@ class Links(Part, Ways):
                 with contextlib.suppress(OSError):
                     _take_errors(said, words)
             nursery.cancel_scope.cancel()
-        keys = "~/.ssh" if self._agents.privilege.rootless else f"{self._places.state}/ssh"
-        last = told("".join(words), keys)
+        rootless = self._agents.privilege.rootless
+        last = told("".join(words), "" if rootless else f"{self._places.state}/ssh")
         state = "refused" if link.state == "refused" else "down"
         if trio.current_time() < link.needed or not link.host:
             link.become(state, ": ".join(filter(None, (error, last))))
@@ -485,11 +493,13 @@ class Links(Part, Ways):
                 await self._leading.hear(key, lead, event)
                 return
             crashpoints.reach("link.greeted")
+            if self._registrations.is_own(known := event.said["as"]):
+                self._registrations.note_host(*link.key, known)  # so it is one, however often
+                raise BrokenLinkError("it leads to this ctxd, which is no node of itself")
             told, new = _told(event.said), None
             if not lead.fits(event):
                 if key:
                     self._leading.parted(key)
-                known = event.said["as"]
                 if known == before or not known:
                     self._registrations.note_host(*link.key, "")
                     await self._stored()

@@ -75,6 +75,10 @@ class Registrations:
             self._kept.hosts[f"{node} {owner}"] = known
             self._changes += 1
 
+    def is_own(self, known: str) -> bool:
+        """Whether this machine gave somebody these bits: whoever says them is this machine."""
+        return known in self._kept.leads
+
     def lead(self, uid: int, said: str, name: str) -> tuple[str, Lead]:
         """The registration of a lead that says these bits, and a new one for whoever says others.
 

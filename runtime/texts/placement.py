@@ -37,7 +37,8 @@ def parse_line(line: str, known: Collection[str] | None = None) -> str:
 
 def listed(known: Collection[str]) -> str:
     """The nodes that somebody may use, in words that go on a sentence."""
-    return f"you may use {', '.join(known)}" if known else "there is no node that you may use"
+    none = "there is no node that you may use: ctx nodes check"
+    return f"you may use {', '.join(known)}" if known else none
 
 
 def parse(text: str, known: Collection[str] | None = None) -> str:

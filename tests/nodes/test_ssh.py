@@ -29,7 +29,7 @@ from tests.worlds.daemon import (
     write,
 )
 from tests.worlds.nodes import CTX, LEASE, Lead
-from tests.worlds.ordinary import UID, AskedDaemon
+from tests.worlds.ordinary import UID, HomeDaemon
 
 #: somebody without rights who is known to this machine
 _LINK_USER = "nobody"
@@ -137,6 +137,7 @@ def test_what_is_wrong_is_said(far: Far) -> None:
     with _file(ours / "known_hosts", f"{far.cable.there} {other}"):
         said = _complaint(far)
         assert said.startswith(f"Host key for {far.cable.there} has changed") and keys in said, said
+        assert f"\nwarn  node n2: {said}; ctx nodes check" in far.lead.daemon.ctx("doctor").stdout
     with _file(ours / "known_hosts", ""):
         said = _complaint(far)
         assert said.startswith("No ED25519 host key is known for") and keys in said, said
@@ -166,6 +167,8 @@ def test_a_key_is_for_nothing_but_the_daemon(far: Far) -> None:
         "ssh", "-F", "none", "-oBatchMode=yes", f"-oUserKnownHostsFile={known}", "-i", str(key),
         "-l", "root",
     ]  # fmt: skip
+    found = far.lead.daemon.ctx("doctor").stdout
+    assert "\nok    node n2 is up\n" in found and "\nok    the key of links in " in found, found
     for words in (["-T", far.cable.there, "id"], ["-T", far.cable.there]):
         with subprocess.Popen(
             far.where.enter([*begin, *words]), stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -183,22 +186,14 @@ def test_a_key_is_for_nothing_but_the_daemon(far: Far) -> None:
 # without root
 
 
-class UserDaemonIn(AskedDaemon):
-    """A daemon of an ordinary user, who has a home, in a network of its own."""
+class UserDaemonIn(HomeDaemon):
+    """A daemon of an ordinary user in a network of its own."""
 
     executed = True
 
     def __init__(self, where: Network, config: str) -> None:
         super().__init__(config=config)
         self._where = where
-        self.keys = self.home / ".ssh"
-        self.keys.mkdir(mode=0o700)
-        os.chown(self.keys, UID, UID)
-        # ssh(1) looks for it there, rather than in HOME
-        named = f"sed 's|^ordinary.*|ordinary:x:{UID}:{UID}::{self.home}:/bin/sh|' /etc/passwd"
-        script = f'new=$({named}) && echo "$new" > /etc/passwd'
-        enter = ["nsenter", f"--mount=/proc/{self.user[0]}/ns/mnt"]  # type: ignore[index]
-        subprocess.run([*enter, "sh", "-c", script], check=True)
 
     def command(self, *more: str) -> list[str]:
         return self._where.enter(super().command(*more))
@@ -208,11 +203,6 @@ class UserDaemonIn(AskedDaemon):
         command = self._where.enter(self.run_as_user("ssh", *words))
         return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL, timeout=TIMEOUT, check=False).returncode
-
-    def note(self, name: str, text: str) -> None:
-        """A file in the user's ``~/.ssh``."""
-        (self.keys / name).write_text(text)
-        os.chown(self.keys / name, UID, UID)
 
 
 _OWN_CONFIG: Final = """\
@@ -235,10 +225,11 @@ _PORT: Final = 2222
 
 @dataclass
 class Own:
-    """A user's daemon that is its own node, which is reached over another machine."""
+    """A user's daemon, and another one of the same user, which is reached over a third machine."""
 
     lead: Lead
     daemon: UserDaemonIn
+    host: HomeDaemon
     cable: Cable
     sshd: Sshd
 
@@ -253,27 +244,28 @@ def own() -> Iterator[Own]:
         first, second = Cable(here, hop), Cable(hop, there, 2)
         nodes = {name: {"ssh": name, "lease": LEASE} for name in ("far", "shared")}
         daemon = UserDaemonIn(here, f"node_name: own\nnodes: {json.dumps(nodes)}\n")
-        with running(daemon):
+        host = HomeDaemon(config="node_name: theirs\n")
+        with running(host), running(daemon):
             jump = stack.enter_context(sshd_in(hop, first.there))
-            ids = daemon.run_as_user()
+            ids = host.run_as_user()
             sshd = stack.enter_context(
                 sshd_in(there, second.there, ids=ids, uid=UID, port=_PORT)
             )
             key = make_key(daemon.keys / "id", uid=UID)
             (jump.directory / "authorized_keys").write_text(key)
-            sshd.authorize(key, daemon.root)
+            sshd.authorize(key, host.root)
             daemon.note("known_hosts", jump.known + sshd.known)
             daemon.note("config", _OWN_CONFIG.format(
                 home=daemon.home, hop=first.there, far=second.there, port=_PORT
             ))  # fmt: skip
-            yield Own(Lead(daemon), daemon, second, sshd)
+            yield Own(Lead(daemon), daemon, host, second, sshd)
             daemon.ssh("-O", "exit", "shared")
 
 
 def test_a_user_has_the_ssh_that_the_user_has(own: Own) -> None:
     """With its configuration, keys, and a machine between."""
     status, said = own.lead.check("far")
-    assert status == 0 and "own runs ctxd" in said, said
+    assert status == 0 and "theirs runs ctxd" in said, said
     own.cable.pull()
     try:
         wait_until(lambda: own.lead.state("far") == "down", "nothing was heard for a lease")
@@ -295,6 +287,26 @@ def test_a_connection_that_is_shared_and_gone_is_not_made(own: Own) -> None:
     status, said = own.lead.check("shared")
     assert status == 1 and "log in" in said, said
     assert own.connections() == before + 1
+
+
+def test_a_user_places_agents_behind_another_machine(own: Own) -> None:
+    """And over a connection that is there: none is made for it."""
+    assert own.daemon.ssh("-f", "-N", "-M", "shared") == 0
+    for name in ("far", "shared"):
+        own.lead.use(name)
+        before = own.connections()
+
+        def live(name: str = name) -> tuple[str, str]:
+            directory = own.daemon.run(name, "sh -c 'id -u; sleep 1000'", placement=f"node={name}")
+            wait_until(lambda: read(directory, "out") == f"{UID}\n", "it is heard")
+            assert _left(own.host, name)
+            write(directory / "ctl", "stop")
+            wait_dead(directory)
+            return read(directory, "outcome"), read(directory, "reason")
+
+        assert own.daemon.do(live) == ("cancelled\n", "operator_stop\n")
+        assert not _left(own.host, name) and own.connections() == before
+    own.daemon.ssh("-O", "exit", "shared")
 
 
 # agents

@@ -150,6 +150,8 @@ def test_what_is_wrong_is_said() -> None:
         assert "/nothing: No such file or directory" in lines["missing"]
         assert "others" not in lines
         status, said = lead.check("others")
+        assert status == 2 and "root has no login there" in said, said
+        status, said = lead.check("none")
         assert status == 2 and "no such node for you; there is away, closed" in said, said
 
 

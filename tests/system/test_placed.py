@@ -10,7 +10,7 @@ import pytest
 
 from client.making import command_of
 from tests.worlds.daemon import end_process, read, wait_dead, wait_status, wait_until, write
-from tests.worlds.nodes import LEASE
+from tests.worlds.nodes import LEASE, PARENT
 from tests.worlds.three import Three, three_of
 
 
@@ -70,12 +70,6 @@ def test_all_that_it_gives_back_is_as_if_it_had_run_here(three: Three) -> None:
     assert [line["content"].strip() for line in map(json.loads, said)][:2] == [
         "by the way", "a task",
     ]  # fmt: skip
-
-
-PARENT = (
-    'cd "$CTX_ROOT/agent" && mkdir {0}.d && echo "node=n2" > {0}.d/placement &&'
-    ' echo "sleep 1000" > {0}.d/exec && echo start > {0}.d/ctl && sleep 1000'
-)
 
 
 def test_a_placed_child_ends_with_its_parent(three: Three) -> None:

@@ -15,6 +15,11 @@ from tests.worlds.daemon import Daemon, daemon_of, wait_until
 #: as short as it may be: what waits for an end of it takes as long
 LEASE: Final = "5s"
 CTX: Final = Path(sys.executable).with_name("ctx")
+#: what a shell does that places a child at n2, which is called so
+PARENT: Final = (
+    'cd "$CTX_ROOT/agent" && mkdir {0}.d && echo "node=n2" > {0}.d/placement &&'
+    ' echo "sleep 1000" > {0}.d/exec && echo start > {0}.d/ctl && sleep 1000'
+)
 
 
 def peer(host: Daemon) -> list[str]:

@@ -213,6 +213,26 @@ class AskedDaemon(OrdinaryDaemon):
         return self.do(lambda: super(AskedDaemon, self).ctx(*arguments, **more))
 
 
+class HomeDaemon(AskedDaemon):
+    """One whose user has a home, with what ssh(1) looks for there."""
+
+    def __init__(self, *, config: str = "") -> None:
+        super().__init__(config=config)
+        self.keys = self.home / ".ssh"
+        self.keys.mkdir(mode=0o700)
+        os.chown(self.keys, UID, UID)
+        # ssh(1) looks for it there, rather than in HOME
+        named = f"sed 's|^ordinary.*|ordinary:x:{UID}:{UID}::{self.home}:/bin/sh|' /etc/passwd"
+        script = f'new=$({named}) && echo "$new" > /etc/passwd'
+        enter = ["nsenter", f"--mount=/proc/{self._machine.pid}/ns/mnt"]
+        subprocess.run([*enter, "sh", "-c", script], check=True)
+
+    def note(self, name: str, text: str) -> None:
+        """A file in the user's ``~/.ssh``."""
+        (self.keys / name).write_text(text)
+        os.chown(self.keys / name, UID, UID)
+
+
 @contextmanager
 def ordinary_daemon(**options: Any) -> Iterator[OrdinaryDaemon]:
     daemon = OrdinaryDaemon(**options)

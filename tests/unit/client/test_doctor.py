@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from client import doctor, networks
+from client import doctor, networks, nodes
 from client.root import Root, default_root
 from tests.unit.client.fakes import FakeRoot, Run
 
@@ -505,3 +505,30 @@ def test_every_problem_names_a_command(tmp_path: Path) -> None:
     assert len(problems) >= 14
     for level, what, remedy in problems:
         assert any(word in remedy for word in _COMMANDS), (level, what, remedy)
+
+
+def test_a_key_of_links_is_for_one_user_alone(tmp_path: Path) -> None:
+    keys, uid = tmp_path / "ssh", os.getuid()
+    assert nodes.check_keys(str(keys), 61999)[0] == "FAIL", "nobody has that uid"
+    assert nodes.check_keys(str(keys), uid)[::2] == ("warn", "ctx nodes add")
+    keys.mkdir(mode=0o700)
+    (keys / "key").touch(mode=0o600)
+    assert nodes.check_keys(str(keys), uid)[0] == "ok"
+    for path, mode in ((keys, 0o710), (keys / "key", 0o640)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        level, what, remedy = nodes.check_keys(str(keys), uid)
+        assert level == "FAIL" and "may read the key" in what and f"chmod 700 {keys}" in remedy
+        path.chmod(before)
+
+
+def test_a_link_says_why_it_is_down() -> None:
+    root = Root("/nowhere")
+    row = {"name": "n2", "state": "down", "error": "it is: do that"}
+    assert nodes.check_link(root, row, True) == (
+        "warn", "node n2: it is: do that", "ctx nodes check n2"
+    )  # fmt: skip
+    idle = {"name": "n2", "state": "idle", "error": ""}
+    assert nodes.check_link(root, idle, True) == ("ok", "node n2 is idle: no agent needs it", "")
+    up = {"name": "n2", "state": "up", "error": ""}
+    assert nodes.check_link(root, up, False) == ("ok", "node n2 is up", "")

@@ -31,3 +31,10 @@ from runtime.peers.complaints import told
 )
 def test_what_is_known_has_a_cure(said: str, shown: str) -> None:
     assert told(said, "/s") == shown
+
+
+def test_a_user_is_told_of_the_own_ssh() -> None:
+    said = told("al@n2: Permission denied (publickey).\n", "")
+    assert "SSH_AUTH_SOCK" in said and "IdentityAgent in ~/.ssh/config" in said
+    said = told("No ED25519 host key is known for n2 and you\nHost key verification failed", "")
+    assert said.endswith("compare it with the one there, and add it to ~/.ssh/known_hosts")
