@@ -20,8 +20,8 @@ ONCE = f"sh -c 'echo got $CTX_RUN; {AT_GATE}; cat $CTX_SELF/status; echo over'"
 class Successor(Daemon):
     """``start_older`` starts the version that is installed in ``older``, ``start`` this one."""
 
-    def __init__(self, older: Path) -> None:
-        super().__init__(config="grace: 500ms\nrestart_max: 20\n")
+    def __init__(self, older: Path, config: str = "") -> None:
+        super().__init__(config=f"grace: 500ms\nrestart_max: 20\n{config}")
         self._older = older
         self._earlier: subprocess.Popen[bytes] | None = None
         self.gate = self.base / "gate"
@@ -82,10 +82,17 @@ class Executed(Successor):
 
     executed = True
 
-    def __init__(self, older: Path) -> None:
-        super().__init__(older)
+    def __init__(self, older: Path, config: str = "") -> None:
+        super().__init__(older, config)
         self._program = self.base / "program"
         self._copy(older)
+
+    def alter(self, file: str, before: str, after: str) -> None:
+        """Changes the program, which has the text ``before``."""
+        source = self._program / file
+        text = source.read_text()
+        assert before in text, f"{file} has no {before}"
+        source.write_text(text.replace(before, after))
 
     def _copy(self, version: Path) -> None:
         for package in ("ctxfs", "runtime", "client"):
@@ -102,12 +109,16 @@ class Executed(Successor):
         """Where the program says what can be asked for."""
         return (self._program / "runtime" / "sockets" / "operations.py").read_text()
 
-    def execute_this(self) -> dict[str, Any]:
-        """What is answered. No process is started, which would close what is open here."""
+    def become_this(self) -> None:
+        """Puts this version in the place of the program."""
         # not the directory itself, in which the daemon runs
         for package in self._program.iterdir():
             shutil.rmtree(package)
         self._copy(HOUSE)
+
+    def execute_this(self) -> dict[str, Any]:
+        """What is answered. No process is started, which would close what is open here."""
+        self.become_this()
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(TIMEOUT)
             connection.connect(str(self.path("ctxd.sock")))
