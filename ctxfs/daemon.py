@@ -190,7 +190,7 @@ class Given:
     privilege: Privilege
     daemon_log: DaemonLog
     before: dict[str, Any] | None
-    early: Iterable[int]
+    early: list[int]
 
 
 async def serve(given: Given) -> None:
@@ -371,11 +371,11 @@ class Daemon:
     # signals
 
     async def _handle_signals(self) -> None:
-        for number in SIGNALS:  # one that comes after these does not cut the end short
-            signal.signal(number, lambda number, _: self.given.early.append(number))
+        for each in SIGNALS:  # one that comes after these does not cut the end short
+            signal.signal(each, lambda number, _: self.given.early.append(number))
         with trio.open_signal_receiver(*SIGNALS) as received:
-            for number in self.given.early:
-                self._handle(number)
+            for before in self.given.early:
+                self._handle(before)
             async for number in received:
                 self._handle(number)
 
