@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -48,7 +50,8 @@ class Far:
 
 
 @contextmanager
-def _far(*, is_let_in: bool = True) -> Iterator[Far]:
+def _far(*, is_prepared: bool = True) -> Iterator[Far]:
+    """Root has followed the manual, unless it is not prepared."""
     with ExitStack() as stack:
         here, there = stack.enter_context(network()), stack.enter_context(network())
         cable = Cable(here, there)
@@ -56,18 +59,25 @@ def _far(*, is_let_in: bool = True) -> Iterator[Far]:
         sshd = stack.enter_context(sshd_in(there, cable.there))
         lease = f"{_LEASE_SECONDS:g}s"
         nodes = {"n2": {"ssh": cable.there, "users": {"root": "root"}, "lease": lease}}
-        config = f"node_name: one\nlink_user: {_LINK_USER}\nnodes: {json.dumps(nodes)}\n"
+        config = f"node_name: one\nlink_user: {_LINK_USER}\n"
+        if is_prepared:
+            config += f"nodes: {json.dumps(nodes)}\n"
         daemon = DaemonIn(here, config)
-        owned = pwd.getpwnam(_LINK_USER).pw_uid
-        directory = daemon.state / "ssh"
-        directory.mkdir(parents=True, mode=0o700)
-        key = make_key(directory / "key", uid=owned)
-        (directory / "known_hosts").write_text(sshd.known)
-        os.chown(directory, owned, owned)
-        if is_let_in:
-            sshd.authorize(key, host.root)
+        if is_prepared:
+            _prepare(daemon, sshd, host.root)
         stack.enter_context(running(daemon))
         yield Far(Lead(daemon), host, here, cable, sshd)
+
+
+def _prepare(daemon: Daemon, sshd: Sshd, root: Path) -> None:
+    """A key for the daemon, which is let in, and the key of the host."""
+    owned = pwd.getpwnam(_LINK_USER).pw_uid
+    directory = daemon.state / "ssh"
+    directory.mkdir(parents=True, mode=0o700)
+    key = make_key(directory / "key", uid=owned)
+    (directory / "known_hosts").write_text(sshd.known)
+    os.chown(directory, owned, owned)
+    sshd.authorize(key, root)
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +191,82 @@ def test_a_key_is_for_nothing_but_the_daemon(far: Far) -> None:
     done = subprocess.run(far.where.enter([*begin, *forward]), stdin=subprocess.DEVNULL,
                           capture_output=True, timeout=TIMEOUT, check=False)  # fmt: skip
     assert done.returncode == 255 and b"forwarding failed" in done.stderr, done
+
+
+def _typed(far: Far, *words: str, answer: str = "") -> tuple[int, str]:
+    """What root types at the lead, at a terminal if there is an answer to type."""
+    ours, theirs = os.openpty() if answer else (-1, os.open(os.devnull, os.O_RDONLY))
+    try:
+        if answer:
+            os.write(ours, f"{answer}\n".encode())
+        ctx = [sys.executable, "-IS", str(far.lead.daemon.root / "bin/ctx"), *words]
+        done = subprocess.run(
+            far.where.enter(ctx), stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=TIMEOUT, check=False,
+            env={"CTX_ROOT": str(far.lead.daemon.root), "PATH": os.environ["PATH"]},
+        )  # fmt: skip
+        return done.returncode, done.stdout
+    finally:
+        for fd in {ours, theirs} - {-1}:
+            os.close(fd)
+
+
+def test_what_the_manual_says_is_enough_for_root() -> None:
+    with _far(is_prepared=False) as far:
+        daemon, at = far.lead.daemon, far.cable.there
+        add = ("nodes", "add", "n2", at)
+        (shown,) = subprocess.run(
+            ["ssh-keygen", "-lf", far.sshd.directory / "host.pub"], check=True, text=True,
+            stdout=subprocess.PIPE,
+        ).stdout.splitlines()  # fmt: skip
+        status, said = _typed(far, *add)
+        assert status == 2 and "nobody can be asked" in said and shown.split()[1] in said, said
+        status, said = _typed(far, *add, "--fingerprint", "SHA256:other")
+        assert status == 1 and said.endswith("no key with the fingerprint SHA256:other\n"), said
+        status, said = _typed(far, *add, answer="no")
+        assert status == 1 and shown.split()[1] in said and "nothing was changed" in said, said
+        status, said = _typed(far, *add, answer="yes")
+        assert status == 0, said
+        (let_in,) = (line for line in said.splitlines() if line.startswith("restrict,"))
+        (row,) = (line for line in said.splitlines() if line.startswith("  n2: {"))
+        keys = daemon.state / "ssh"
+        uid = pwd.getpwnam(_LINK_USER).pw_uid
+        assert [(each.st_uid, each.st_mode & 0o777) for each in (keys.stat(), (keys / "key").stat())
+                ] == [(uid, 0o700), (uid, 0o600)]  # fmt: skip
+        there = f"{CTX} --root {far.host.root} peer"
+        authorized = far.sshd.directory / "authorized_keys"
+        authorized.write_text(let_in.replace("ctx peer", there) + "\n")
+
+        def configure(line: str) -> None:
+            config = daemon.base / "config.yaml"
+            config.write_text(f"node_name: one\nlink_user: {_LINK_USER}\nnodes:\n{line}\n")
+            os.kill(daemon.pid, signal.SIGHUP)
+
+        configure(row)
+        wait_until(lambda: "root has no login" in far.lead.check("n2")[1], "it is read")
+        configure(row.replace("}", ", users: {root: root}}"))
+        wait_until(far.lead.rows, "it is read")
+        status, said = far.lead.check()
+        assert status == 0 and said.startswith("ok n2: two runs ctxd"), said
+        assert daemon.ctx("spawn", "there", "--node", "n2", "--", "id", "-u").returncode == 0
+        wait_dead(daemon.agent_dir("there"))
+        assert read(daemon.agent_dir("there"), "outcome") == "done\n"
+        status, said = _typed(far, *add)
+        assert status == 1 and "there is such a node already" in said, said
+        # whoever has a shell by the key is told of
+        key = let_in.partition('" ')[2]
+        authorized.write_text(
+            f'command="case $SSH_ORIGINAL_COMMAND in *peer) exec {there};; esac; '
+            f'eval $SSH_ORIGINAL_COMMAND" {key}\n'
+        )
+        status, said = far.lead.check()
+        assert status == 1 and said.startswith("FAIL n2: the key gets a shell there: begin"), said
+        assert "\nFAIL  node n2: the key gets a shell there; begin" in daemon.ctx("doctor").stdout
+        # and of another key of the host
+        other = make_key(far.sshd.directory / "other").split()[:2]
+        (keys / "known_hosts").write_text(f"{at} {' '.join(other)}\n")
+        status, said = _typed(far, "nodes", "add", "n3", at)
+        assert status == 1 and "shows another key than the known one" in said, said
 
 
 # without root
