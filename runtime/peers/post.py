@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from runtime.kernel.inotify import Wakeup
 from runtime.peers.streams import Kept, Stream
-from runtime.records.change import Change, Subscriber
+from runtime.records.change import Change, Subscriber, Undoing
 from runtime.records.store import Store
 from runtime.texts.names import dump_json
 
@@ -92,7 +92,7 @@ class Post(Subscriber):
 
     # Subscriber
 
-    def posting(self, change: Change, undoing: list[Callable[[], object]]) -> None:
+    def posting(self, change: Change, undoing: Undoing) -> None:
         for key, number, line in change.done:
             stream = self.stream(key)
             undoing.append(stream.done(number, line))

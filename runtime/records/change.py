@@ -40,6 +40,10 @@ RUNTIME: Final = "runtime"
 WAIT_KEYS: Final = {"on", "work"}
 
 
+#: what takes back, last one first, what is changed in memory while a transaction may still fail
+Undoing = list[Callable[[], object]]
+
+
 @dataclass(frozen=True, slots=True)
 class Posted:
     """A message to another machine's daemon, of the registration ``key``; ``agent`` is an
@@ -107,6 +111,9 @@ class Cause(NamedTuple):
     starts: bool = False
     #: what another machine's daemon said
     doing: Doing | None = None
+    #: to which belongs what is changed of agents, and what takes that back (``Journal.gathering``)
+    whole: Change | None = None
+    undoing: Undoing | None = None
 
 
 class Subscriber:
@@ -144,7 +151,7 @@ class Subscriber:
         """Inside the transaction, once the lines of histories have their numbers: what is still to
         be added to the messages that the change posts."""
 
-    def posting(self, change: Change, undoing: list[Callable[[], object]]) -> None:
+    def posting(self, change: Change, undoing: Undoing) -> None:
         """Inside the transaction: stores those messages, and which ones were done."""
 
     def restore(self, agent: Agent) -> None:
@@ -233,9 +240,10 @@ class Change:
     def show(self, agent: Agent, status: Status, *, told: bool, **why: Any) -> None:
         """The status of an agent that is away, as its host says: the table was asked there.
         ``told`` says whether there is room for an event."""
-        if status is not self.peek_agent(agent, "status"):
-            self.set(agent, status=status, since=time.time())
-        if told and status is not agent.status:
+        if status is self.peek_agent(agent, "status"):
+            return
+        self.set(agent, status=status, since=time.time())
+        if told:
             self.tell(agent, "agent.status", status=status.value, **why)
 
     def run(self, agent: Agent, cue: RunCue, **values: Any) -> None:

@@ -3,10 +3,8 @@
 A change is one transaction of the store. Its events go to an outbox in the same transaction and
 from there to the histories; then each ``Subscriber`` is told, and does what the change calls for.
 
-Code that acts for a caller wraps its changes in ``acting``; every event that is committed inside
-gets the caller as ``by``. Later consequences (the end of an agent, a run, a task) keep the caller
-in the record. Controls that are written and verbs that are obeyed are events too, in the
-transaction of what they change.
+Controls that are written and verbs that are obeyed are events too, in the transaction of what they
+change.
 
 A change is applied in memory inside its transaction, and undone there if that fails; nothing else
 runs in between. Effects that the kernel may refuse come before the commit, the others after it
@@ -22,7 +20,6 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -30,16 +27,16 @@ from typing import Any, Final
 import trio
 
 from runtime import crashpoints
-from runtime.caller import Caller
 from runtime.errors import KernelError, NoSpaceError
 from runtime.ids import AgentIndex, SessionIndex
 from runtime.kernel.inotify import Wakeup
-from runtime.records.change import EVENTS, RUNTIME, Answer, Cause, Change, Demand, Doing, Subscriber
+from runtime.records.acting import Acting
+from runtime.records.change import EVENTS, Answer, Change, Subscriber, Undoing
 from runtime.records.fleet import Fleet, numbered, path_of, plain
 from runtime.records.history import History
 from runtime.records.itemlists import Items
 from runtime.records.items import Item
-from runtime.records.lifecycle import AFTERWARDS, BEFOREHAND, ENDING_VERBS, Effect
+from runtime.records.lifecycle import AFTERWARDS, BEFOREHAND, Effect
 from runtime.records.model import Agent, Session
 from runtime.records.outbox import Outbox
 from runtime.records.registry import Registry
@@ -52,12 +49,10 @@ log = logging.getLogger("ctxd.journal")
 _RETRY_SECONDS: Final = 1.0
 #: bytes of events that the store holds for a session
 _HELD_MAX: Final = 2048
-#: what takes back, last one first, what is changed in memory while a transaction may still fail
-Undoing = list[Callable[[], object]]
 
 
-class Journal:
-    """Commits changes, and knows who acts in the present step of the loop."""
+class Journal(Acting):
+    """Commits changes, and knows who acts in the present step of the loop (``Acting``)."""
 
     def __init__(
         self,
@@ -70,15 +65,13 @@ class Journal:
         fleet: Fleet,
         state: Path,
     ) -> None:
+        super().__init__(registry)
         self._store = store
         self._history = history
-        self._registry = registry
         self._items = items
         self._sessions = sessions
         #: by the methods of ``Subscriber``: those that override it
         self._told: dict[str, list[Callable[..., None]]] = defaultdict(list)
-        #: in the present step of the loop
-        self.cause = Cause()
         #: changes that hold in memory, and wait for room on the disk
         self._late: list[Change] = []
         self._room = trio.Event()
@@ -108,6 +101,11 @@ class Journal:
         for its texts, ``KernelError`` if what it calls for cannot be done; with nothing changed."""
         for admit in self._told["admit"]:
             admit(change)
+        if (whole := self.cause.whole) is not None:
+            assert self.cause.undoing is not None
+            self._apply_agents(change, self.cause.undoing)
+            whole.add(change)
+            return
         self._commit_late()
         self._attribute(change)
         attempted = [each for each in change.effects if each[1] in BEFOREHAND]
@@ -183,94 +181,7 @@ class Journal:
         if failed is not None:
             raise failed
 
-    # who acts
-
-    @contextlib.contextmanager
-    def acting(self, caller: Caller, agent: Agent | None = None, **what: str) -> Iterator[None]:
-        """Changes that are committed meanwhile were caused by ``caller``.
-
-        Not to be awaited in: others act then. ``what`` is a control of ``agent`` that is
-        written (``file``), or a verb obeyed (``verb``), which its history tells in the same
-        transaction, or after it where that changes nothing else in the store.
-        """
-        demand: Demand | None = None
-        if agent is not None:
-            demand = Demand(agent, {"type": "agent.control", "agent": agent.name, **what})
-        with self._caused(caller=caller, demand=demand):
-            yield
-            if demand is not None and not demand.told:
-                # what ends something is obeyed by now, and cannot be refused any more
-                (self.note if what.get("verb") in ENDING_VERBS else self.commit)(Change())
-
-    def starting(self) -> AbstractContextManager[None]:
-        """Agents and tasks that are made meanwhile are to be started (``Cause.starts``).
-
-        Not to be awaited in: others make things then.
-        """
-        return self._caused(starts=True)
-
-    def answering(self, answer: Answer) -> AbstractContextManager[None]:
-        """Changes that are committed meanwhile decide a call: the first change of which ``answer``
-        can say what the call answers is stored with that.
-
-        Not to be awaited in: others change things then.
-        """
-        return self._caused(answer=answer)
-
-    @contextlib.contextmanager
-    def doing(self, key: str, number: int, line: bytes) -> Iterator[Doing]:
-        """A message of another machine's daemon is done by the first change that is committed
-        meanwhile, or else by one that changes nothing.
-
-        Not to be awaited in: others change things then.
-        """
-        doing = Doing(key, number, line)
-        with self._caused(doing=doing):
-            yield doing
-            if not doing.done:
-                self.note(Change())
-
-    def preparing(self) -> AbstractContextManager[None]:
-        """Changes that are committed meanwhile prepare what is said, and do not do it yet."""
-        return self._caused(doing=None)
-
-    @contextlib.contextmanager
-    def _caused(self, **by: Any) -> Iterator[None]:
-        before, self.cause = self.cause, self.cause._replace(**by)
-        try:
-            yield
-        finally:
-            self.cause = before
-
-    def told(self, change: Change) -> list[dict[str, Any]]:
-        """The events that a change would bring, before it is committed."""
-        events = [fields for _, file, fields in change.lines if file == EVENTS]
-        demand = self.cause.demand
-        if demand is not None and not demand.told:
-            events.append(demand.event)
-        return events
-
-    @property
-    def actor(self) -> str:
-        """The name of who acts now, as in ``by`` of events."""
-        return self.describe(self.cause.caller) if self.cause.caller is not None else RUNTIME
-
-    def describe(self, caller: Caller) -> str:
-        """``operator uid:N``, or ``agent:NAME run:ID`` without the run if there is none."""
-        if caller.agent is None:
-            return f"operator uid:{caller.uid}"
-        agent = self._registry.recall(caller.agent)
-        if agent is None:
-            return RUNTIME
-        return f"agent:{agent.name}" + (f" run:{agent.run.id}" if agent.run.id else "")
-
-    def stop_reason(self, agent: Agent, by: str = "") -> str:
-        """Why an agent, or a command of it, is stopped by who acts now, or was by who is named as
-        in ``by`` of events."""
-        who = (by or self.actor).partition(" ")[0]
-        if who == "operator":
-            return "operator_stop"
-        return "self_stop" if who == f"agent:{agent.name}" else "supervisor_stop"
+    # committing
 
     def _attribute(self, change: Change) -> None:
         demand, answer, by = self.cause.demand, self.cause.answer, self.actor
@@ -283,8 +194,6 @@ class Journal:
             doing.done = True
             change.done.append((doing.key, doing.number, doing.line))
         change.attribute(by)
-
-    # committing
 
     def _commit_late(self) -> None:
         while self._late:
