@@ -45,7 +45,7 @@ class Flow:
         if self.left:
             self.left = self.left[os.write(self.target, self.left) :]
             return True
-        self.left = os.read(self.source, BLOCK)
+        self.left = os.read(self.source, 4 * BLOCK)
         return bool(self.left)
 
 

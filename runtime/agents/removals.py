@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Final
 
 import trio
@@ -82,13 +83,17 @@ class Removals(Part):
         """Removes an agent of which nothing runs, and its descendants; history stays. The errors of
         ``REMOVING``."""
         REMOVING.check_object(self._facts, NOBODY, agent)
+        self._take_away(agent)
+
+    def _take_away(self, agent: Agent, *sessions: Session) -> None:
+        """With the history of these ``sessions``."""
         members, left = self.going(agent)
         self._cancel_new_of(members)
         change = Change()
         parent = self._registry.parent_of(agent)
         if parent is not None:
             self._tasks.drop_handle(change, parent, agent)
-        self._remove(change, members)
+        self._remove(change, members, *sessions)
         self.leave(left)
 
     def going(self, agent: Agent) -> tuple[list[Agent], list[Agent]]:
@@ -107,15 +112,10 @@ class Removals(Part):
                 )
                 self._journal.note(change)
 
-    def _remove(self, change: Change, members: list[Agent]) -> None:
+    def _remove(self, change: Change, members: list[Agent], *sessions: Session) -> None:
         for member in members:
             change.set(member, removed=True)
-        try:
-            self._journal.commit(change)
-        except NoSpaceError:
-            # the reserve is kept for this: a removal makes room
-            self._store.release_reserve()
-            self._journal.commit(change)
+        self._erase(change, *sessions)
         crashpoints.reach("remove.committed")
         for member in reversed(members):
             self.forget(member)
@@ -157,11 +157,7 @@ class Removals(Part):
         change = Change()
         change.set(agent, removed=True, parent_session=None, channel="")
         self._ends.leave(change, agent)
-        try:
-            self._erase(change, session)
-        except NoSpaceError:
-            self._store.release_reserve()
-            self._erase(change, session)
+        self._erase(change, session)
         self.forget(agent)
         directory = self._sessions.directory(session)
         if not self._sessions.any(session.owner, session.agent):
@@ -170,10 +166,20 @@ class Removals(Part):
         if channel_of is not None:
             self._journal.tell_session(channel_of, ("child",))
 
-    def _erase(self, change: Change, session: Session) -> None:
-        with self._store.transaction():
+    def _erase(self, change: Change, *sessions: Session) -> None:
+        """Commits a removal, and that of sessions."""
+        try:
+            self._commit(change, *sessions)
+        except NoSpaceError:
+            # the reserve is kept for this: a removal makes room
+            self._store.release_reserve()
+            self._commit(change, *sessions)
+
+    def _commit(self, change: Change, *sessions: Session) -> None:
+        with self._store.transaction() if sessions else nullcontext():
             self._journal.commit(change)
-            self._sessions.erase(session)
+            for session in sessions:
+                self._sessions.erase(session)
 
     def remove_ended(self, agent: Agent) -> None:
         """Removes an agent that has ended and that nobody is to remove."""
@@ -184,15 +190,14 @@ class Removals(Part):
             log.error("%s: cannot remove it after its end: %s", agent.name, error, extra=why)
 
     def remove_copy(self, agent: Agent) -> None:
-        """Removes a guest that has ended and that its lead has forgotten: the history is there.
+        """Removes a guest that has ended and that its lead forgets: the history is there.
 
         Its durable home is for the next agent of its name.
         """
         sessions = [self._sessions.load(index) for index in (agent.session, *agent.other_sessions)]
-        self.remove(agent)
-        with self._store.transaction():
-            for session in sessions:
-                self._sessions.erase(session)
+        for reason in (_alive, _fetching):
+            reason.check(self._facts, NOBODY, agent)
+        self._take_away(agent, *sessions)
         for session in sessions:
             self._trash.discard(self._sessions.directory(session), session.owner)
         self._disk.look(agent.owner)

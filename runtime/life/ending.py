@@ -78,11 +78,17 @@ class Ender(Part):
         if cue is Cue.ENDING and agent.status in (Status.STOPPING, Status.DEAD):
             return
         change = change or Change()
+        self.add(change, agent, outcome, reason, cue)
+        self._agents.journal.note(change)
+
+    def add(
+        self, change: Change, agent: Agent, outcome: Outcome, reason: str, cue: Cue = Cue.ENDING
+    ) -> None:
+        """Adds that the end of an agent begins, and of what it owns as much as one step may."""
         by = self._agents.journal.actor
         self._mark(change, agent, cue, outcome, reason, by)
         for member in next(self._parts(self._unmarked(agent)), []):
             self._mark_owned(change, member, by)
-        self._agents.journal.note(change)
 
     def _unmarked(self, top: Agent) -> list[Agent]:
         """The agents that it owns and that have still to end, or be cancelled, with it; the live

@@ -406,6 +406,10 @@ class Guests(Part, Subscriber):
 
     def _forget_one(self, agent: Agent, *, keep: bool = False) -> None:
         """With ``keep`` its worktree stays for a while."""
+        if agent.status is Status.DEAD and not (keep or self._agents.journal.behind):
+            with suppress(CtxError):
+                self._take_away(agent)
+                return
         with self._agents.journal.changing() as change:
             change.set(agent, guest={**agent.guest, "forgotten": True, "kept": keep})
         if agent.status is Status.DEAD:

@@ -135,8 +135,8 @@ class Hosting:
         for served in self._served.values():
             progress = served.progress
             progress["peering"] = served.host.save(Descriptors(), again=served.hello)
-            progress["left"] = served.talk.left
-            progress["unheard"] = served.talk.unheard
+            progress["left"] = bytes(served.talk.left)
+            progress["unheard"] = bytes(served.talk.unheard)
             if served.known and not served.hello:
                 progress["known"] = served.known
                 progress["lease"] = self.guests.lease(served.key).save(Descriptors())
@@ -144,7 +144,7 @@ class Hosting:
     def _take_over(self, served: _Served) -> bytes:
         progress, talk = served.progress, served.talk
         served.host.restore(progress["peering"])
-        talk.left = bytearray(progress["left"])
+        talk.left = memoryview(progress["left"])
         if known := progress.get("known"):
             served.known = known
             lease = self.guests.lease(served.key)

@@ -34,7 +34,7 @@ from runtime.life.elsewhere import Elsewhere
 from runtime.life.ending import Ender
 from runtime.peers.bounds import bound_of, put_of
 from runtime.peers.lease import SLACK, Grants
-from runtime.peers.peering import Event, Lead, Message, Over
+from runtime.peers.peering import Event, Message, Over
 from runtime.peers.post import NODE, Post
 from runtime.peers.replica import Replica
 from runtime.peers.returns import Returns
@@ -65,7 +65,7 @@ class Leading(Part, Elsewhere, Subscriber):
         super().__init__(host)
         self._post = post
         self._ender = Ender(host)
-        self._replica = Replica(host, post)
+        self._replica = Replica(host, post, self._ender)
         #: what they give back
         self.returns = Returns(host, post)
         self.returns.done = self._notify
@@ -91,7 +91,7 @@ class Leading(Part, Elsewhere, Subscriber):
         host.nursery.start_soon(self._watch)
 
     def lead_by(self, ender: Ender) -> None:
-        self._ender = ender
+        self._ender = self._replica.ender = ender
 
     # leases and links
 
@@ -481,10 +481,10 @@ class Leading(Part, Elsewhere, Subscriber):
             if self.needs(*where):
                 self.want(*where)
 
-    async def hear(self, key: str, lead: Lead, event: Event) -> None:
-        """Notes what the host says; ``BrokenLinkError``."""
+    async def hear(self, key: str, event: Event, *more: Event) -> None:
+        """Notes what the host says, several facts at once; ``BrokenLinkError``."""
         if isinstance(event, Message):
-            self._replica.take(key, event)
+            self._replica.take(key, (event, *more))
             crashpoints.reach("lead.heard")
         elif isinstance(event, Over):
             grants = self._grants[key]

@@ -296,8 +296,8 @@ class Links(Part, Ways):
                 "needed": link.needed - trio.current_time(),
                 "pid": link.process.pid,
                 "ends": [descriptors.keep(end.fileno()) for end in link.ends],
-                "left": link.talk.left,
-                "unheard": link.talk.unheard,
+                "left": bytes(link.talk.left),
+                "unheard": bytes(link.talk.unheard),
                 "peering": link.talk.peering.save(descriptors),
             }
             for link in self._links.values()
@@ -474,14 +474,14 @@ class Links(Part, Ways):
         link.talk = talk = Talk(lead, fd, patience, partial(self._turns.take, payer))
         if saved is not None:
             lead.restore(saved["peering"])
-            talk.left = bytearray(saved["left"])
+            talk.left = memoryview(saved["left"])
             talk.tell_by(self._post.wakeup(key))
             files.opened(key, lead)
             self._nursery.start_soon(self._close_unneeded, link, talk)
             self._leading.opened(key, link.host)
         began = trio.current_time()
 
-        async def hear(event: Event) -> None:
+        async def hear(event: Event, *more: Event) -> None:
             nonlocal key
             if isinstance(event, Acknowledged):
                 self._post.acknowledged(key, event.number)
@@ -490,7 +490,7 @@ class Links(Part, Ways):
                 files.hear(key, lead, event)
                 return
             if not isinstance(event, Hello):
-                await self._leading.hear(key, lead, event)
+                await self._leading.hear(key, event, *more)
                 return
             crashpoints.reach("link.greeted")
             if self._registrations.is_own(known := event.said["as"]):

@@ -104,8 +104,23 @@ class _Came:
 
     parcel: Parcel
     file: File
-    event: Bytes
+    offset: int
+    #: one after the other; empty if there are no more
+    pieces: list[bytes]
     error: CtxError | OSError | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.pieces))
+
+    @property
+    def name(self) -> tuple[str, str]:
+        return self.parcel.agent.incarnation, self.file.name
+
+    def goes_on(self, file: File, event: Bytes) -> bool:
+        """Whether what came now is to be written after this, at once."""
+        follows = file is self.file and event.offset == self.offset + self.size
+        return follows and bool(self.pieces and event.data)
 
 
 @dataclass(slots=True, eq=False)
@@ -152,7 +167,7 @@ class Parcels(Part):
         """Both sides have said hello on a new connection, or it was taken over."""
         way = self._way(key)
         way.peering = peering
-        way.drains = peering.credit < CREDIT_MAX or bool(peering.lacks)
+        way.drains = peering.lacks
         self._start(way)
 
     def closed(self, key: str, peering: Peering) -> None:
@@ -405,7 +420,7 @@ class Parcels(Part):
     def _take(self, key: str, peering: Peering, event: Bytes) -> None:
         way, name = self._way(key), (event.agent, event.file)
         if way.drains:
-            way.drains = peering.credit < CREDIT_MAX
+            way.drains = peering.lacks
             if not way.drains:
                 self._start(way)
         elif name in way.coming:
@@ -417,29 +432,39 @@ class Parcels(Part):
                 del way.coming[name]
             parcel = way.parcels.get(event.agent)
             if parcel is not None and (file := parcel.files.get(event.file)) is not None:
-                self._put(way, _Came(parcel, file, event))
+                self._put(way, parcel, file, event)
         self._ask(way)
 
-    def _put(self, way: _Way, came: _Came) -> None:
+    def _put(self, way: _Way, parcel: Parcel, file: File, event: Bytes) -> None:
         """Has something be written: beside the loop if it is much, which may wait for the disk."""
-        way.came.append(came)
-        way.unwritten += len(came.event.data)
-        if not way.writes and len(came.event.data) < _MUCH:
+        if way.came and way.came[-1].goes_on(file, event):
+            way.came[-1].pieces.append(event.data)
+        else:
+            way.came.append(_Came(parcel, file, event.offset, [event.data] if event.data else []))
+        way.unwritten += len(event.data)
+        if way.writes or not self._is_due(way):
+            return
+        if way.unwritten < _MUCH:
             batch, way.came = way.came, []
             _write_all(batch)
             self._note_all(way, batch)
-        elif not way.writes:
+        else:
             way.writes = True
-            pay = partial(self._agents.accounts.time.pay, Payer(came.parcel.agent.owner))
+            pay = partial(self._agents.accounts.time.pay, Payer(parcel.agent.owner))
 
             async def run() -> None:
                 await Timed(self._write(way), pay)
 
             self._nursery.start_soon(run)
 
+    @staticmethod
+    def _is_due(way: _Way) -> bool:
+        """Whether what came is to be written: as much as is asked for at once, or all of a file."""
+        return way.unwritten >= PIECE or any(each.name not in way.coming for each in way.came)
+
     async def _write(self, way: _Way) -> None:
         try:
-            while way.came:
+            while self._is_due(way):
                 batch, way.came = way.came, []
                 await trio.to_thread.run_sync(_write_all, batch, limiter=self._threads)
                 self._note_all(way, batch)
@@ -452,18 +477,17 @@ class Parcels(Part):
 
     def _note_all(self, way: _Way, batch: list[_Came]) -> None:
         for each in batch:
-            way.unwritten -= len(each.event.data)
+            way.unwritten -= each.size
             self._note(each)
         for each in batch:
             later = any(other.file is each.file for other in way.came)
-            if (each.event.agent, each.file.name) not in way.coming and not later:
+            if each.name not in way.coming and not later:
                 each.file.start_over()
             self._queue(way, each.parcel)
 
     def _note(self, came: _Came) -> None:
         """Something was written, or could not be."""
-        parcel, file, event = came.parcel, came.file, came.event
-        agent = parcel.agent
+        parcel, file, agent = came.parcel, came.file, came.parcel.agent
         self._agents.disk.note(agent.owner, file.more)
         file.more = 0
         if self._parcel(agent) is not parcel or parcel.files.get(file.name) is not file:
@@ -473,7 +497,7 @@ class Parcels(Part):
         try:
             if came.error is not None:
                 raise came.error
-            if not event.data and not file.spoiled:
+            if not came.pieces and not file.spoiled:
                 self._end(file)
         except (CtxError, OSError) as error:
             file.spoiled = True
@@ -527,10 +551,11 @@ class Parcels(Part):
 def _write_all(batch: list[_Came]) -> None:
     """In a thread."""
     for came in batch:
-        if came.file.spoiled or not came.event.data or came.parcel.error:
+        if came.file.spoiled or not came.pieces or came.parcel.error:
             continue
         try:
-            came.file.add(came.parcel.path(came.file.name), came.event.offset, came.event.data)
+            path = came.parcel.path(came.file.name)
+            came.file.add(path, came.offset, b"".join(came.pieces))
         except (CtxError, OSError) as error:
             came.error, came.file.spoiled = error, True
 

@@ -152,13 +152,16 @@ class Peering(Handed):
         *("_answers", "_credit", "_owed", "_greeted", "_opened"),
     )
 
+    #: messages that are done in one transaction, if they come together
+    at_once: ClassVar[int] = 1
     #: the messages that the other side may send, and all else that it may say
     _takes: ClassVar[frozenset[str]]
     _also: ClassVar[frozenset[str]]
 
     def __init__(self) -> None:
-        self._rest = bytearray()
-        self._looked = 0
+        #: what came; of that, where what was not read yet begins, and where a line may end
+        self._rest = b""
+        self._at = self._looked = 0
         #: of a frame of bytes whose bytes are still to come: agent, file, offset and length
         self._part: Sequence[Any] = ()
         self._control: list[bytes] = []
@@ -237,9 +240,9 @@ class Peering(Handed):
         self._bulk.append(dump_json({**said, "credit": credit}).encode() + b"\n")
 
     @property
-    def lacks(self) -> int:
-        """Bytes of a frame, of which the first have come, that are still to come."""
-        return self._part[3] - len(self._rest) if self._part else 0
+    def lacks(self) -> bool:
+        """Whether bytes that were asked for are still to come."""
+        return bool(self._part or self._credit)
 
     @property
     def is_open(self) -> bool:
@@ -271,6 +274,7 @@ class Peering(Handed):
 
     def save(self, descriptors: Descriptors, *, again: Hello | None = None) -> dict[str, Any]:
         """``again``: what nobody has answered yet, for the next daemon to read."""
+        self._forget_read()
         saved = super().save(descriptors)
         if again is not None:
             saved |= {"greeted": False, "looked": 0}
@@ -280,30 +284,36 @@ class Peering(Handed):
     # what came
 
     def feed(self, data: bytes, now: float) -> Iterator[Event]:
-        """Reads what came, and what came before and was not whole. ``BrokenLinkError``."""
+        """Reads what came, and what came before and was not whole. Bytes of a file are passed on as
+        they come. ``BrokenLinkError``."""
+        self._forget_read()
         self._rest += data
-        while True:
+        while self._at < len(self._rest):
             if self._part:
                 agent, file, offset, length = self._part
-                if len(self._rest) < length:
-                    return
-                self._part = ()
-                yield Bytes(agent, file, offset, self._cut(length))
+                piece = self._cut(self._at + length)
+                left = length - len(piece)
+                self._part = (agent, file, offset + len(piece), left) if left else ()
+                yield Bytes(agent, file, offset, piece)
                 continue
             end = self._rest.find(b"\n", self._looked) + 1
             if not end:
                 self._looked = len(self._rest)
-                if self._looked > _LINE_MAX:
+                if self._looked - self._at > _LINE_MAX:
                     raise BrokenLinkError(f"a line of more than {_LINE_MAX} bytes")
                 return
-            line = self._cut(end)
-            if event := self._read(line, now):
+            if event := self._read(self._cut(end), now):
                 yield event
 
-    def _cut(self, size: int) -> bytes:
-        found = bytes(memoryview(self._rest)[:size])
-        del self._rest[:size]
-        self._looked = 0
+    def _forget_read(self) -> None:
+        self._rest = bytes(self._rest[self._at :])
+        self._looked -= self._at
+        self._at = 0
+
+    def _cut(self, end: int) -> bytes:
+        found = self._rest[self._at : end]
+        self._at += len(found)
+        self._looked = self._at
         return found
 
     def _read(self, line: bytes, now: float) -> Event | None:
@@ -382,6 +392,7 @@ class Lead(Peering):
     """The side that has the agents. It says nothing before the host's greeting."""
 
     HANDED: ClassVar[tuple[str, ...]] = ("_skipped", "_version")
+    at_once = 8
     _takes = FACTS
     _also = frozenset(("ack", "want", "bytes", "ask", "over", "grown"))
 

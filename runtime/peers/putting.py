@@ -36,7 +36,6 @@ from runtime.peers.admission import (
 )
 from runtime.peers.peering import Message
 from runtime.peers.post import Post
-from runtime.records.change import Change
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.records.spaces import tree_of_worktree
@@ -124,19 +123,14 @@ class Putting(Part):
                 mount=mount_table(put.config.get("mount", ""), self.files.recipes),
                 guest=guest,
             )
-            try:
-                guest["lost"] = self._configure(agent, caller, put)
-            except BaseException:
-                agents.removals.unmake(agent)
-                raise
         crashpoints.reach("peer.put")
-        change = Change()
         workspace = put.config.get("workspace", "inherit")
-        change.set(agent, peer=key, guest=guest, workspace=workspace, made_to_start=False)
-        if put.run > 1:
-            change.runs.append((agent.name, put.run - 1))
         try:
-            agents.journal.commit(change)
+            with agents.journal.gathering() as change:
+                guest["lost"] = self._configure(agent, caller, put)
+                change.set(agent, peer=key, guest=guest, workspace=workspace, made_to_start=False)
+                if put.run > 1:
+                    change.runs.append((agent.name, put.run - 1))
         except BaseException:
             with agents.journal.preparing():
                 agents.removals.unmake(agent)
@@ -214,11 +208,9 @@ class Putting(Part):
         authority.check_taking(agent, rules)
         now_set = settable(total)
         gone = {key: "max" for key in agent.limits if key not in now_set}
-        with self._agents.journal.preparing():
-            self.files.write(agent, self.caller(uid), "limits", lines_of({**gone, **now_set}))
         guest = {**agent.guest, "bound": asdict(bound), "limits": dict(limits)}
-        change = Change()
-        change.set(agent, guest=guest)
-        if rules != authority.own_policy(agent):
-            change.set(agent, policy=policy.render(rules, agent.label))
-        self._agents.journal.commit(change)
+        with self._agents.journal.gathering() as change:
+            self.files.write(agent, self.caller(uid), "limits", lines_of({**gone, **now_set}))
+            change.set(agent, guest=guest)
+            if rules != authority.own_policy(agent):
+                change.set(agent, policy=policy.render(rules, agent.label))

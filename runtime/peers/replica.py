@@ -1,8 +1,8 @@
 """Hosts tell of the agents that are placed at them: that becomes changes of their records here.
 
-Each fact is one change, with which it is noted as done. A host is a stranger: what it says is
-checked as if an agent had said it, and may touch no agent but those that are put there. Whatever
-is wrong ends the link. What a fact leads to, such as an end, is done by the task that leads the
+Facts that come together are one change, with which they are noted as done. A host is a stranger:
+what it says is checked as if an agent had said it, and may touch no agent but those that are put
+there. Whatever is wrong ends the link. What a fact leads to is done by the task that leads the
 agent, which finds what was heard in its record.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -19,7 +19,8 @@ from runtime.cell.port import Host, Part, about
 from runtime.errors import CtxError, QuotaError
 from runtime.kernel import clock
 from runtime.kernel.daemonlog import Rates
-from runtime.peers.peering import BrokenLinkError, Message
+from runtime.life.ending import Ender
+from runtime.peers.peering import BrokenLinkError, Event, Message
 from runtime.peers.post import Post
 from runtime.records.change import Change
 from runtime.records.lifecycle import Status
@@ -85,31 +86,40 @@ def _numbers(said: Mapping[str, Any], name: str, most: int) -> dict[str, int | f
 class Replica(Part):
     """The agents of this lead, as their hosts tell of them."""
 
-    def __init__(self, host: Host, post: Post) -> None:
+    def __init__(self, host: Host, post: Post, ender: Ender) -> None:
         super().__init__(host)
         self._post = post
+        self.ender = ender
         self._complaints = Rates(window=_COMPLAINT_SECONDS)
         #: facts that hold in memory, by registration: as long as the disk is full they are not
         #: acknowledged, and come again on another connection
         self._taken: dict[str, int] = {}
 
-    def take(self, key: str, message: Message) -> None:
-        """Has a fact in the record of its agent; ``BrokenLinkError``."""
-        if message.number <= self._taken.get(key, 0):
-            return
+    def take(self, key: str, messages: Iterable[Event]) -> None:
+        """Has facts in the records of their agents; ``BrokenLinkError``, with those before it."""
+        whole = Change()
+        try:
+            for message in messages:
+                if isinstance(message, Message) and message.number > self._taken.get(key, 0):
+                    self._add(whole, key, message)
+        finally:
+            if whole.done:
+                self._agents.journal.note(whole)
+            if whole.done and self._agents.journal.is_late:
+                self._taken[key] = whole.done[-1][1]
+
+    def _add(self, whole: Change, key: str, message: Message) -> None:
         agent = self._agents.registry.incarnation(message.agent)
         if agent is not None and agent.peer != key:
             raise BrokenLinkError(f"{message.op} of an agent that is not there")
-        change = Change()
+        change = Change(whole)
         if agent is not None and self._is_taken(agent, message):
             try:
                 getattr(self, f"_{message.op}")(change, agent, message)
             except CtxError as error:
                 raise BrokenLinkError(f"{message.op}: {error.sentence}") from None
         change.done.append((key, message.number, message.line))
-        self._agents.journal.note(change)
-        if self._agents.journal.is_late:
-            self._taken[key] = message.number
+        whole.add(change)
 
     def _is_taken(self, agent: Agent, message: Message) -> bool:
         """Nothing is taken of what has ended, or was lost; nor what its owner has no room for."""
@@ -130,6 +140,15 @@ class Replica(Part):
 
     # facts
 
+    def _hear(self, change: Change, agent: Agent, **more: Any) -> None:
+        change.set(agent, heard={**change.peek_agent(agent, "heard"), **more})
+
+    def _end(self, change: Change, agent: Agent, outcome: str, reason: str, **more: Any) -> None:
+        """It has ended there: its end begins here, if it has not."""
+        self._hear(change, agent, ended=[outcome, reason], **more)
+        if change.peek_agent(agent, "status") is not Status.STOPPING:
+            self.ender.add(change, agent, Outcome(outcome), reason)
+
     def _state(self, change: Change, agent: Agent, message: Message) -> None:
         said = message.said
         word = _text(said, "status")
@@ -137,7 +156,7 @@ class Replica(Part):
             raise BrokenLinkError(f"a status {word!r:.32} is none that is said")
         self._see_run(change, agent, said)
         status = Status(word)
-        if agent.status is Status.STOPPING:
+        if change.peek_agent(agent, "status") is Status.STOPPING:
             return
         reason = _text(said, "reason")
         why = {"reason": reason} if reason else {}
@@ -146,20 +165,21 @@ class Replica(Part):
         change.set(agent, reason=reason)
         if status is Status.STARTING and agent.worktree_made:
             tree = asdict(Left.read(said.get("worktree")))
-            change.set(agent, heard={**agent.heard, "tree": tree})
+            self._hear(change, agent, tree=tree)
         lost = said.get("lost")
         if isinstance(lost, list) and lost:
             names = head(escape(" ".join(map(str, lost))), _TEXT_MAX)
-            more = {"refused": [clock.wall(), f"{agent.node}: not offered there: {names}"]}
-            change.set(agent, heard={**change.peek_agent(agent, "heard"), **more})
+            why_not = f"{agent.node}: not offered there: {names}"
+            self._hear(change, agent, refused=[clock.wall(), why_not])
 
     def _see_run(self, change: Change, agent: Agent, said: Mapping[str, Any]) -> None:
         """The run at hand, which goes on, or is over; or the one after it, which begins."""
-        run = _text(said, "run") if "run" in said else agent.run.id
+        at_hand = change.peek_agent(agent, "run").id
+        run = _text(said, "run") if "run" in said else at_hand
         if run == "":
             change.run(agent, RunCue.OVER)
             return
-        if run != agent.run.id:
+        if run != at_hand:
             change.run(agent, RunCue.OVER)
             if (following := self._agents.registry.next_run(change, agent)) != run:
                 raise BrokenLinkError(f"a state of run {run!r:.32}, which is not at hand")
@@ -184,7 +204,7 @@ class Replica(Part):
             elif value is not None:
                 fields[name] = _text(message.said, name)
         if kind == "run.end":
-            change.set(agent, heard={**agent.heard, "over": fields.get("run", "")})
+            self._hear(change, agent, over=fields.get("run", ""))
         change.tell(agent, kind, **fields, **self._who(agent, message.said))
 
     def _who(self, agent: Agent, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,16 +235,14 @@ class Replica(Part):
         said = message.said
         what, sentence = _text(said, "verb") or _text(said, "of"), _text(said, "sentence", 4096)
         sentence = head(sentence, _TEXT_MAX)
-        if what == "start" and "ended" in agent.heard:
-            return  # it was not put there, and why is known
+        ended = "ended" in change.peek_agent(agent, "heard")
+        if what in ("stop", "kill") or (what == "start" and ended):
+            return  # it has ended meanwhile, or was not put there, and why is known
         if what in ("put", "start"):
             reason = f"{_FAILED}{agent.node}: {sentence}"
-            more = {"ended": [Outcome.ERROR.value, reason], "dead": True}
-        elif what in ("stop", "kill"):
-            return  # it has ended meanwhile
+            self._end(change, agent, Outcome.ERROR.value, reason, dead=True)
         else:
-            more = {"refused": [clock.wall(), f"{agent.node}: {what}: {sentence}"]}
-        change.set(agent, heard={**agent.heard, **more})
+            self._hear(change, agent, refused=[clock.wall(), f"{agent.node}: {what}: {sentence}"])
 
     def _usage(self, change: Change, agent: Agent, message: Message) -> None:
         change.set(agent, usage=_numbers(message.said, "usage", _KEYS_MAX))
@@ -240,11 +258,12 @@ class Replica(Part):
         gives["files"] = said.get("files", {})  # judged when they come (runtime.peers.returns)
         if agent.worktree_made and "worktree" in said:
             gives["worktree"] = asdict(Left.read(said["worktree"]))
-        heard = {**agent.heard, "ended": [outcome, reason], "gives": gives}
-        change.set(agent, heard=heard, usage=_numbers(said, "usage", _KEYS_MAX) or agent.usage)
-        if agent.status is Status.STOPPING:
-            change.set(agent, cause=(outcome, reason))
+        if usage := _numbers(said, "usage", _KEYS_MAX):
+            change.set(agent, usage=usage)
+        self._end(change, agent, outcome, reason, gives=gives)
+        change.set(agent, cause=(outcome, reason))
 
     def _dead(self, change: Change, agent: Agent, message: Message) -> None:
-        ended = agent.heard.get("ended", [Outcome.INTERRUPTED.value, "runtime_lost"])
-        change.set(agent, heard={**agent.heard, "ended": ended, "dead": True})
+        if "ended" not in change.peek_agent(agent, "heard"):
+            self._end(change, agent, Outcome.INTERRUPTED.value, "runtime_lost")
+        self._hear(change, agent, dead=True)

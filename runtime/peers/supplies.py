@@ -198,10 +198,10 @@ class Supplies(Parcels):
             if size := documents.size(agent, name):
                 found[name] = [size, 0]
         if session is not None:
-            found["messages.jsonl"] = [None, 0]
-            with suppress(FileNotFoundError):
-                latest = self._agents.sessions.directory(session) / "latest.md"
-                found["latest.md"] = [latest.stat().st_size, 0]
+            for name in CONVERSATION:
+                with suppress(FileNotFoundError):
+                    size = (self._agents.sessions.directory(session) / name).stat().st_size
+                    found[name] = [None if name == CONVERSATION[0] else size, 0]
         pack: dict[str, list[int | None]] = {}
         if size := agent.guest.get("left", {}).get("size"):
             pack[PACK] = [size, 0]

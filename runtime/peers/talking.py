@@ -8,13 +8,13 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Final
 
 import trio
 
 from runtime.kernel.inotify import Wakeup
-from runtime.peers.peering import Event, Host, Peering, SilentLinkError
+from runtime.peers.peering import Event, Host, Message, Peering, SilentLinkError
 
 #: of what is read or written at once
 _PIECE: Final = 128 << 10
@@ -56,9 +56,9 @@ class Talk:
         self.heard = trio.current_time()
         self.fd = fd
         #: what the kernel has not taken yet of what is said
-        self.left = bytearray()
+        self.left = memoryview(b"")
         #: what was read, and the peering has not taken yet
-        self.unheard = b""
+        self.unheard = memoryview(b"")
         self._scope = trio.CancelScope()
 
     def close(self) -> None:
@@ -74,8 +74,9 @@ class Talk:
         self._patience = patience
         self._patient.notify()
 
-    async def run(self, hear: Callable[[Event], Awaitable[None]], received: bytes = b"") -> None:
-        """Until either side has enough. ``BrokenLinkError``."""
+    async def run(self, hear: Callable[..., Awaitable[None]], received: bytes = b"") -> None:
+        """Until either side has enough. ``hear`` gets an event, or several messages that are done
+        together. ``BrokenLinkError``."""
         with self._scope:
             async with trio.open_nursery() as nursery:
                 for task in (self._send, self._ask, self._watch):
@@ -83,7 +84,7 @@ class Talk:
                 await self._hear(hear, received)
                 nursery.cancel_scope.cancel()
 
-    async def _hear(self, hear: Callable[[Event], Awaitable[None]], data: bytes) -> None:
+    async def _hear(self, hear: Callable[..., Awaitable[None]], data: bytes) -> None:
         begun, is_first = time.monotonic(), True
 
         async def rest() -> None:
@@ -94,50 +95,59 @@ class Talk:
                 begun = time.monotonic()
 
         while True:
-            self.unheard = data
+            self.unheard = memoryview(data)
             while self.unheard or is_first:
                 # frames are read in short steps; bytes of files take no time
-                size, is_first = max(_STEP, self.peering.lacks), False
+                size, is_first = _PIECE if self.peering.lacks else _STEP, False
                 piece, self.unheard = self.unheard[:size], self.unheard[size:]
-                for event in self.peering.feed(piece, now()):
-                    await hear(event)
+                came = self.peering.feed(bytes(piece), now())
+                for events in _together(came, self.peering.at_once):
+                    await hear(*events)
                     await rest()  # it may be a change with its transaction, or a file
                 self._fed()
                 await rest()
-            self.said.notify()
+            if not self._push():
+                self.said.notify()
             data = await self._read()
+            begun = time.monotonic()
             if not data:
                 return
             self.heard = trio.current_time()
             self.moved[0] += len(data)
 
     async def _read(self) -> bytes:
-        await trio.lowlevel.checkpoint()
         while True:
+            await trio.lowlevel.wait_readable(self.fd)
             try:
                 return os.read(self.fd, _PIECE)
             except BlockingIOError:
-                await trio.lowlevel.wait_readable(self.fd)
+                continue
             except OSError as error:
                 if error.errno in (errno.ECONNRESET, errno.EPIPE):
                     return b""
                 raise
 
+    def _push(self) -> bool:
+        """Sends what there is to say, as far as the kernel takes it; whether that is all."""
+        while self.left or (data := self.peering.outgoing(_PIECE)):
+            self.left = self.left or memoryview(data)
+            try:
+                written = os.write(self.fd, self.left)
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True  # who reads is told of the end, after what came before it
+            self.left = self.left[written:]
+            self.moved[1] += written
+        return True
+
     async def _send(self) -> None:
         while True:
             said = self.said
             count = said.count
-            while self.left or (data := self.peering.outgoing(_PIECE)):
-                self.left = self.left or bytearray(data)
-                try:
-                    written = os.write(self.fd, self.left)
-                    del self.left[:written]
-                    self.moved[1] += written
-                except BlockingIOError:
-                    await trio.lowlevel.wait_writable(self.fd)
-                except OSError:
-                    return  # who reads is told of the end, after what came before it
-            await said.after(count)
+            while not self._push():
+                await trio.lowlevel.wait_writable(self.fd)
+            await _changed(said, count)
 
     async def _ask(self) -> None:
         """A host asks for its lease in time."""
@@ -156,3 +166,24 @@ class Talk:
             with trio.move_on_after(left):
                 await self._patient.after(count)
         raise SilentLinkError(f"nothing was heard for {self._patience:g} s")
+
+
+async def _changed(said: Wakeup, count: int) -> None:
+    """Until it was told more than so often; at once if it was."""
+    await said.until(lambda: said.count != count)
+
+
+def _together(events: Iterable[Event], most: int) -> Iterator[list[Event]]:
+    """Messages that follow each other, and anything else by itself."""
+    messages: list[Event] = []
+    for event in events:
+        is_other = not isinstance(event, Message)
+        if messages and (is_other or len(messages) == most):
+            yield messages
+            messages = []
+        if is_other:
+            yield [event]
+        else:
+            messages.append(event)
+    if messages:
+        yield messages

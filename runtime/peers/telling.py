@@ -98,13 +98,15 @@ class Telling(Subscriber):
     def _add_state(self, change: Change, agent: Agent, when: float) -> None:
         said = {"lost": agent.guest["lost"]} if agent.guest.get("lost") else {}
         said |= {"worktree": agent.guest["left"]} if "left" in agent.guest else {}
-        status = change.peek_agent(agent, "status")
+        status, reason = (change.peek_agent(agent, name) for name in ("status", "reason"))
+        if status is Status.STARTING and not (said or reason):
+            return  # its lead has started it
         self._tell(
             change,
             agent,
             "state",
             status=status.value,
-            reason=head(change.peek_agent(agent, "reason"), _REASON_MAX),
+            reason=head(reason, _REASON_MAX),
             run=change.peek_agent(agent, "run").id,
             started=change.peek_agent(agent, "started"),
             at=timestamp(when),

@@ -18,7 +18,7 @@ from runtime.life.supervisor import Supervisor
 from runtime.peers import leading
 from runtime.peers.leading import Leading
 from runtime.peers.lease import bound
-from runtime.peers.peering import Event, Lead, Message, Over
+from runtime.peers.peering import Event, Message, Over
 from runtime.peers.post import NODE, Post, key_of
 from runtime.peers.streams import Stream
 from runtime.records.lifecycle import Status
@@ -69,14 +69,17 @@ class Far:
         grants = self._lead.grants(self.key, "n2", 0, LEASE)
         return grants.answer(1, self._post.stream(self.key).sent, trio.current_time())
 
-    async def say(self, op: str, agent: Agent, **said: Any) -> Message:
+    def fact(self, op: str, agent: Agent, **said: Any) -> Message:
         kept = self.stream.record(op, agent.incarnation, **said)
-        message = Message(kept.number, op, agent.incarnation, json.loads(kept.line), kept.line)
+        return Message(kept.number, op, agent.incarnation, json.loads(kept.line), kept.line)
+
+    async def say(self, op: str, agent: Agent, **said: Any) -> Message:
+        message = self.fact(op, agent, **said)
         await self.hear(message)
         return message
 
-    async def hear(self, event: Event) -> None:
-        await self._lead.hear(self.key, cast(Lead, None), event)
+    async def hear(self, *events: Event) -> None:
+        await self._lead.hear(self.key, *events)
 
     async def over(self, upto: int) -> None:
         await self.hear(Over(upto))

@@ -537,7 +537,7 @@ def placed_here(scene: Scene) -> None:
             stop()
         ended = lead.ended(agent)
         assert (ended["outcome"], ended["reason"]) == ("cancelled", "enough")
-        assert lead.statuses(agent) == ["starting", "busy"]
+        assert lead.statuses(agent) == ["busy"]
         assert lead.told("refused", agent) == []
         lead.say("forget", agent)
         there = scene.daemon.agent_dir("x@one")

@@ -69,7 +69,7 @@ def test_a_life_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         site.machine.ended(site.cell(agent), code=0)
         ended = await told(site, lead, agent)
         assert (ended["outcome"], ended["reason"]) == ("done", "exit:0")
-        assert lead.statuses == ["starting", "busy"]
+        assert lead.statuses == ["busy"]
         happened = [fact["type"] for fact in lead.told("event")]
         assert happened == ["run.start", "run.end"]
         lines = [json.loads(line) for line in site.world.lines(agent)]
@@ -266,7 +266,7 @@ def test_verbs_are_obeyed_and_what_does_not_fit_is_refused(
         await verb("stop", outcome="cancelled", reason="supervisor_stop")
         ended = await told(site, lead, agent)
         assert (ended["outcome"], ended["reason"]) == ("cancelled", "supervisor_stop")
-        assert lead.statuses == ["starting", "busy", "paused", "busy"]
+        assert lead.statuses == ["busy", "paused", "busy"]
 
     at_site(world, monkeypatch, act)
 

@@ -60,6 +60,62 @@ def test_an_agent_is_put_started_and_its_end_is_told(world: World) -> None:
     on_lead(world, act)
 
 
+class Counting(Subscriber):
+    """How many facts each transaction has that has any."""
+
+    def __init__(self) -> None:
+        self.done: list[int] = []
+
+    def posting(self, change: Change, undoing: Any) -> None:
+        self.done += [len(change.done)] if change.done else []
+
+
+def test_facts_that_come_together_are_one_transaction(world: World) -> None:
+    async def act(lead: Lone) -> None:
+        counting = Counting()
+        lead.far.open()
+        x, y = lead.start(lead.make("x")), lead.start(lead.make("y"))
+        lead.far.acknowledge()
+        lead.world.agents.journal.subscribe(counting)
+        facts = [
+            lead.far.fact("state", x, status="busy"),
+            lead.far.fact("event", x, type="run.start", run="r1", pid=7, origin=12),
+            lead.far.fact("state", y, status="busy"),
+            lead.far.fact("state", x, status="paused"),
+            lead.far.fact("event", x, type="run.end", run="r1", outcome="done", reason="exit:0"),
+            lead.far.fact("ended", x, outcome="done", reason="exit:0", usage={}),
+            lead.far.fact("dead", x),
+        ]
+        await lead.far.hear(*facts)
+        assert counting.done == [7] and lead.post.stream(lead.far.key).got == facts[-1].number
+        assert (x.status, x.cause, y.status) == (
+            Status.STOPPING, ("done", "exit:0"), Status.BUSY,
+        )  # fmt: skip
+        told = [event["status"] for event in lead.events(x, "agent.status")]
+        assert told == ["starting", "busy", "paused", "stopping"]
+        await lead.be(x, Status.DEAD)
+        assert (x.outcome, x.reason, lead.far.ops) == ("done", "exit:0", ["forget"])
+
+    on_lead(world, act)
+
+
+def test_facts_before_one_that_is_wrong_hold(world: World) -> None:
+    async def act(lead: Lone) -> None:
+        lead.far.open()
+        agent = lead.start(lead.make())
+        facts = [
+            lead.far.fact("state", agent, status="busy"),
+            lead.far.fact("state", agent, status="asleep"),
+            lead.far.fact("ended", agent, outcome="done", reason="exit:0", usage={}),
+        ]
+        with pytest.raises(BrokenLinkError, match="asleep"):
+            await lead.far.hear(*facts)
+        assert lead.post.stream(lead.far.key).got == facts[0].number
+        assert agent.status is Status.BUSY and "ended" not in agent.heard
+
+    on_lead(world, act)
+
+
 def test_what_has_ended_is_dead_when_nothing_of_it_runs(world: World) -> None:
     async def act(lead: Lone) -> None:
         agent = await lead.running()

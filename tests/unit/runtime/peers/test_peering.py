@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import MalformedError
-from runtime.kernel.handover import Descriptors
+from runtime.kernel.handover import Descriptors, read_back, written
 from runtime.peers.lease import RATE, SLACK, Grants, Lease
 from runtime.peers.peering import (
     CREDIT_MAX,
@@ -252,7 +252,9 @@ def test_bytes_come_after_all_else(pair: Pair) -> None:
     assert isinstance(got[0], Bytes) and got[0].data == bytes(PART_MAX) and got[0].offset == 7
     pair.exchange(1000)
     parts = [each for each in pair.at_lead if isinstance(each, Bytes)]
-    assert [each.data[0] for each in parts] == [1, 2, 3]
+    whole = b"".join(bytes([number]) * PART_MAX for number in (1, 2, 3))
+    assert b"".join(each.data for each in parts) == whole
+    assert [each.offset for each in parts[:2]] == [7 + PART_MAX, 7 + PART_MAX + len(parts[0].data)]
     assert pair.lead.credit == 4 * PART_MAX
 
 
@@ -261,7 +263,31 @@ def test_bytes_may_look_like_frames(pair: Pair) -> None:
     pair.exchange()
     pair.host.give("a", "out", 0, b'\n{"op":"over","upto":9}\n')
     pair.exchange(3)
-    assert pair.at_lead[-1] == Bytes("a", "out", 0, b'\n{"op":"over","upto":9}\n')
+    got = b"".join(each.data for each in pair.at_lead if isinstance(each, Bytes))
+    assert got == b'\n{"op":"over","upto":9}\n'
+
+
+@pytest.mark.parametrize("at", [1, 50, 200, PART_MAX, PART_MAX + 100, PART_MAX + 200])
+def test_the_next_daemon_goes_on_in_the_midst_of_a_frame(pair: Pair, at: int) -> None:
+    pair.lead.want("a", "out", 7, CREDIT_MAX)
+    pair.exchange()
+    whole = bytes(range(256)) * (PART_MAX // 128)
+    for begin in (0, PART_MAX):
+        pair.host.give("a", "out", 7 + begin, whole[begin : begin + PART_MAX])
+    pair.facts.record("ended", "a", outcome="done")
+    said = pair.host.outgoing(1) + pair.host.outgoing(1 << 20)
+    found = list(pair.lead.feed(said[:at], pair.now))
+    left = read_back(b"".join(written(pair.lead.save(Descriptors()))))
+    pair.connect()
+    pair.lead.restore(left)
+    found += pair.lead.feed(said[at:], pair.now)
+    pieces = [each for each in found if isinstance(each, Bytes)]
+    assert b"".join(each.data for each in pieces) == whole
+    assert [each.offset - 7 for each in pieces] == [
+        sum(len(each.data) for each in pieces[:number]) for number in range(len(pieces))
+    ]
+    assert [each.op for each in found if isinstance(each, Message)] == ["ended"]
+    assert pair.lead.lacks and pair.lead.credit == 2 * PART_MAX
 
 
 # strangers
