@@ -32,8 +32,10 @@ from bench.people import (
     measure_close,
     terminal_sides,
 )
+from bench.placed import LISTED as PLACED_LISTED
 from bench.placed import MANY as PLACED
-from bench.placed import life_sides
+from bench.placed import life_sides, measure_out, measure_stop, measure_tree
+from bench.placed import ps_sides as ps_placed
 from bench.placed import read_sides as read_placed
 from bench.setting import MakeSides, Setting
 from bench.sizes import size_pairs
@@ -323,6 +325,33 @@ ROWS: Final = (
         doc="open, read, close of the status of an agent that runs there, against one that runs "
         "here",
         measure=_in_batches(read_placed),
+    ),
+    Row(
+        name="placed-ps",
+        doc=f"ctx ps of {PLACED_LISTED} agents that run there, against as many of a daemon's own",
+        measure=_in_batches(ps_placed),
+        share=0.34,
+    ),
+    Row(
+        name="placed-stop",
+        doc="stop of an agent that sleeps there, until its program is gone, against the same of "
+        "one of that daemon's own",
+        measure=measure_stop,
+    ),
+    Row(
+        name="placed-tree",
+        doc=f"SIGKILL to the program of an agent with {PLACED} children there, until these are "
+        "gone, and until its end is recorded, against the same tree at that daemon",
+        measure=measure_tree,
+        share=0.34,
+    ),
+    Row(
+        name="placed-out",
+        doc="256 MiB of output of an agent there, until all is here, against as many bytes through "
+        "the command of the link alone; placed-out-ssh: the same by ssh, where sshd is installed; "
+        "…-cpu: the lead's processor time, against a second for each GiB",
+        measure=measure_out,
+        share=0.34,
     ),
     Row(
         name="sizes",
