@@ -74,7 +74,7 @@ class Given:
         differs = {key: escape(value)[:_VALUE_MAX] for key, value in worktree.differs.items()}
         return cls(
             name=worktree.name,
-            base=worktree.left,
+            base=worktree.sent,
             config={key: value for key, value in config.items() if key in KEYS},
             differs=differs,
         )

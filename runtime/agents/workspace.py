@@ -146,9 +146,10 @@ class Worktree:
     commit: str = ""
     reason: str = ""
     differs: dict[str, str] = field(default_factory=dict)
-    #: of a child that is placed there, and what crosses: the size of the pack that its repository
-    #: is made of, its SHA-256, and what git is configured with
+    #: of a child that is placed there, and what crosses: the commit that it begins with, the size
+    #: of the pack of that, its SHA-256, and what git is configured with
     node: str = ""
+    sent: str = ""
     size: int = 0
     digest: str = ""
     config: dict[str, str] = field(default_factory=dict)
@@ -402,7 +403,8 @@ def _sent(worktree: Worktree, answer: Answer, most: int) -> Worktree:
         )
     lines = (line.partition("=") for line in answer.words.get("config", []))
     config = {key: value for key, _, value in lines}
-    return replace(worktree, size=int(answer.one("bytes")), config=config)
+    sent = object_id(answer.one("base")) if "base" in answer.words else worktree.base
+    return replace(worktree, sent=sent, size=int(answer.one("bytes")), config=config)
 
 
 async def send_again(
@@ -410,7 +412,7 @@ async def send_again(
 ) -> Worktree:
     """For a child that goes on: ``send`` prints what its branch has led to; ``CtxError``."""
     hooks = await _hooks(run, parent, worktree)
-    words, where = (worktree.place, worktree.left), worktree.common
+    words, where = (worktree.place, worktree.ref), worktree.common
     answer = await ask(send, parent, _AGAIN, *words, hooks=hooks, GIT_DIR=where, MOST=str(most))
     if answer.code != _TOO_LARGE and answer.code:
         raise WrongStateError(f"sending {quote(worktree.name)}: {said(answer.text)}")

@@ -103,7 +103,9 @@ class Returns(Parcels):
     def _may_have(self, agent: Agent, files: Mapping[str, Any]) -> bool:
         """Whether what an agent committed is taken: beside all else that it gives back."""
         most = self._agents.settings.config.artifact_max
+        listed = files.get(LISTING, [])
         sizes = [value[0] for value in files.values() if isinstance(value, list) and value]
+        sizes += listed[1:] if isinstance(listed, list) else []  # all that is in the list
         own = sum(size for size in sizes if size.__class__ is int)
         return agent.worktree is not None and agent.worktree_made and own <= most
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from itertools import chain
@@ -158,7 +159,7 @@ def test_a_recipe_gives_back_a_branch(three: Three, family: Family, recipe: str)
 
 
 def home(three: Three, where: str, name: str) -> Path:
-    return three.hosts[where].state / f"tree/agent/0/{name}@one"
+    return three.hosts[where].state / f"tree/agent/{os.geteuid()}/{name}@one"
 
 
 def test_directories_keep_their_modes(three: Three) -> None:

@@ -144,6 +144,28 @@ def test_a_repository_crosses_and_its_commits_come_back(two: Two) -> None:
     assert two.take(found).state is WorktreeState.FETCHED
 
 
+def test_a_child_goes_on_with_what_it_had_committed(two: Two) -> None:
+    """Also if that could not be taken over."""
+    worktree = two.send()
+    given = two.unpack(worktree)
+    first = commit(two.work, "first")
+    two.receive(worktree, two.keep(given).commit)
+    moved = git(two.repo, "commit-tree", "HEAD^{tree}", "-p", "HEAD", "-m", "by its parent")
+    git(two.repo, "update-ref", "refs/heads/ctx/kid", moved)
+    kept = two.take(worktree)
+    assert kept.state is WorktreeState.KEPT and "the branch was moved" in kept.reason
+    send = partial(here, out=two.pack)
+    again = two.call(workspace.send_again, here, send, two.parent, kept, MOST)
+    assert again.sent == first and again.size == two.pack.stat().st_size
+    given = two.unpack(again)
+    assert (two.work / "first").exists()
+    second = commit(two.work, "second")
+    two.receive(again, two.keep(given).commit)
+    git(two.repo, "update-ref", "refs/heads/ctx/kid", worktree.base)
+    assert two.take(again).commit == second
+    assert git(two.repo, "log", "--format=%s", "ctx/kid") == "second\nfirst\nfile"
+
+
 def test_nothing_is_committed(two: Two) -> None:
     worktree = two.send()
     left = two.keep(two.unpack(worktree))
