@@ -26,6 +26,7 @@ from runtime.agents.gitcalls import OBJECT_ID, Answer, RunInside, ask, object_id
 from runtime.agents.parts import Agents
 from runtime.agents.workspace import (
     DIFFERENCES,
+    GONE,
     REPOSITORY,
     WORKSPACE,
     Worktree,
@@ -165,7 +166,8 @@ async def receive(run: RunInside, parent: Agent, worktree: Worktree, commit: str
     that; ``CtxError``."""
     words = worktree.place, worktree.ref, commit
     answer = await ask(run, parent, _RECEIVE, *words, GIT_DIR=worktree.common)
-    _check(answer, "what it committed cannot be unpacked")
+    if answer.code != GONE:  # then nobody wants it any more, as ``take`` says
+        _check(answer, "what it committed cannot be unpacked")
 
 
 async def unpack(run: RunInside, agent: Agent, given: Given) -> None:

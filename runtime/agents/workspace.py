@@ -103,7 +103,7 @@ _FETCH: Final = "write fetch to ctl"
 
 #: exit statuses of the scripts
 _NO_PATH, _NO_REPOSITORY, _NO_COMMIT, _SHALLOW, _PARTIAL, _NO_WORKSPACE, _TAKEN = range(21, 28)
-_GONE, _NOT_OURS, _NO_BRANCH = range(28, 31)
+GONE, _NOT_OURS, _NO_BRANCH = range(28, 31)
 _TOO_LARGE: Final = 31
 
 _LOOK, _DISCARD, _GATHER = map(script, ("look", "discard", "gather"))
@@ -483,7 +483,7 @@ async def _take(
     answer = await ask(
         run, parent, _GATHER, *(worktree.place, worktree.ref, program), GIT_DIR=worktree.common
     )
-    if answer.code == _GONE:
+    if answer.code == GONE:
         return replace(worktree, state=WorktreeState.FETCHED, reason="its directory was removed")
     if answer.code == _NOT_OURS:
         return worktree.kept("it is not as ctxd made it, or an earlier version did")

@@ -22,6 +22,8 @@ from runtime.texts.names import escape, timestamp
 log = logging.getLogger("ctxd.conclusions")
 
 LOST: Final = (Outcome.INTERRUPTED, "runtime_lost")
+#: of what was heard of an agent that was away, what is asked for later
+_KEPT: Final = ("refused", "ended", "left")
 _RESULT_TAIL: Final = 64 << 10
 #: so that a line of messages.jsonl stays below what a message may hold
 _CONTENT_MAX: Final = 512 << 10
@@ -117,7 +119,7 @@ def conclude_away(
         _add_gains(change, agents, agent, outcome, last=True)
         if not told:
             change.tell(agent, "run.end", run=run.id, outcome=outcome, reason=reason)
-    kept = {key: value for key, value in agent.heard.items() if key == "refused"}
+    kept = {key: value for key, value in agent.heard.items() if key in _KEPT}
     change.set(agent, heard=kept)
 
 

@@ -301,13 +301,9 @@ class Leading(Part, Elsewhere, Subscriber):
     # worktrees
 
     def left_of(self, agent: Agent) -> tuple[Left, Path | None]:
-        heard, path = agent.heard, came(self._agents, agent)
-        gives = heard.get("gives", {})
-        if "worktree" not in gives:
-            unheard = bool(agent.peer) and "ended" not in heard
-            why = f"{agent.node} has not said what it committed" if unheard else ""
-            return replace(Left(**heard.get("tree", {})), why=why), None
-        left = Left(**gives["worktree"])
+        left, path = Left(**agent.heard.get("left", {})), came(self._agents, agent)
+        if agent.peer and "ended" not in agent.heard:
+            return replace(left, why=f"{agent.node} has not said what it committed"), None
         if not left.size or not left.commit:
             return left, None
         if size_of(path) == left.size:

@@ -164,8 +164,7 @@ class Replica(Part):
         change.show(agent, status, told=told, **why, **self._who(agent, said))
         change.set(agent, reason=reason)
         if status is Status.STARTING and agent.worktree_made:
-            tree = asdict(Left.read(said.get("worktree")))
-            self._hear(change, agent, tree=tree)
+            self._hear(change, agent, left=asdict(Left.read(said.get("worktree"))))
         lost = said.get("lost")
         if isinstance(lost, list) and lost:
             names = head(escape(" ".join(map(str, lost))), _TEXT_MAX)
@@ -257,7 +256,7 @@ class Replica(Part):
         gives: dict[str, Any] = {name: _number(said.get(name, 0)) for name in ("out", "log")}
         gives["files"] = said.get("files", {})  # judged when they come (runtime.peers.returns)
         if agent.worktree_made and "worktree" in said:
-            gives["worktree"] = asdict(Left.read(said["worktree"]))
+            self._hear(change, agent, left=asdict(Left.read(said["worktree"])))
         if usage := _numbers(said, "usage", _KEYS_MAX):
             change.set(agent, usage=usage)
         self._end(change, agent, outcome, reason, gives=gives)

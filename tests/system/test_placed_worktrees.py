@@ -82,6 +82,27 @@ def test_what_is_not_committed_is_kept_until_nobody_wants_it(
     (family.parent / "task" / name).rmdir()
 
 
+def test_what_cannot_be_taken_over_comes_later(three: Three, family: Family) -> None:
+    directory = family.child("echo two > file; git commit -qam second; echo ready; sleep 1000")
+    wait_until(lambda: "ready" in read(directory, "out"), "it has committed")
+    branch = f"ctx/{directory.name.removesuffix('.d')}"
+    base = git(family.repository, "rev-parse", branch)
+    tree = git(family.repository, "rev-parse", "HEAD^{tree}")
+    identity = ("-c", "user.name=x", "-c", "user.email=x@y")
+    moved = git(family.repository, *identity, "commit-tree", tree, "-p", base, "-m", "moved")
+    git(family.repository, "update-ref", f"refs/heads/{branch}", moved)
+    three.go(directory)
+    wait_dead(directory)
+    facts = family.facts(directory)
+    assert facts["state"] == "kept" and "the branch was moved" in facts["reason"]
+    git(family.repository, "update-ref", f"refs/heads/{branch}", base)
+    family.fetch(directory)
+    wait_until(lambda: family.facts(directory)["state"] == "fetched", "it is fetched")
+    assert git(family.repository, "show", f"{branch}:file") == "two"
+    kept = list((three.hosts["n2"].state / f"tree/agent/{os.geteuid()}").glob(f"{branch[4:]}@*~*"))
+    wait_until(lambda: not any(path.exists() for path in kept), "it is forgotten there")
+
+
 @pytest.mark.parametrize("verb", ["stop", "kill"])
 def test_what_was_committed_comes_though_it_is_ended(family: Family, verb: str) -> None:
     directory = family.child("echo two > file; git commit -qam second; echo ready; sleep 1000")

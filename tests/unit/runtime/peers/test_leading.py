@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+from runtime.agents.workspace import Worktree, WorktreeState
 from runtime.errors import AgainError, CtxError, NoSpaceError, QuotaError, TooLongError
 from runtime.ids import AgentIndex
 from runtime.peers.peering import BrokenLinkError
@@ -857,3 +859,67 @@ def test_nodes_are_chosen_by_their_share(tmp_path: Path) -> None:
 
     with world_in(tmp_path, nodes=nodes) as world:
         on_lead(world, act, Machine())
+
+
+def with_worktree(lead: Lone, agent: Agent) -> None:
+    made = Worktree(name="x", root="/r", common="/r/.git", base="a" * 40, node="n2")
+    lead.world.agents.journal.update(agent, worktree=made.dump(), worktree_made=True)
+
+
+LEFT = {"commit": "b" * 40, "path": "/there", "keep": 86400.0, "why": ""}
+
+
+@pytest.mark.parametrize("size", [1 << 31, 1 << 62])
+def test_a_pack_that_is_too_large_is_not_asked_for(world: World, size: int) -> None:
+    async def act(lead: Lone) -> None:
+        agent = await lead.running()
+        with_worktree(lead, agent)
+        files = {"worktree.pack": [size, 0]}
+        left = {**LEFT, "size": size}
+        said = {"outcome": "done", "reason": "exit:0", "files": files, "worktree": left}
+        await lead.far.say("ended", agent, **said)
+        await lead.far.say("dead", agent)
+        await lead.be(agent, Status.DEAD)
+        assert (agent.outcome, agent.reason) == ("done", "exit:0"), "all else has come"
+        found, path = lead.lead.left_of(agent)
+        assert path is None and "more than artifact_max" in found.why
+        assert found.where("n2") == 'kept at n2 for 1 days, in "/there"'
+        told = lead.far.told[-1]
+        assert (told["op"], told["keep"]) == ("forget", True)
+        kept = Worktree.load(agent.worktree or {})
+        taken = replace(kept, state=WorktreeState.FETCHED)
+        lead.world.agents.journal.update(agent, worktree=taken.dump())
+        told = lead.far.told[-1]
+        assert (told["op"], told["keep"]) == ("forget", False), "nobody wants it any more"
+
+    on_lead(world, act)
+
+
+def test_what_a_lost_agent_committed_is_said_to_be_there(world: World) -> None:
+    async def act(lead: Lone) -> None:
+        agent = await lead.running()
+        with_worktree(lead, agent)
+        left = {**LEFT, "commit": "", "size": 0}
+        await lead.far.say("state", agent, status="starting", worktree=left)
+        await lead.far.say("state", agent, status="busy")
+        await lead.be(agent, Status.DEAD, seconds=LOST)
+        assert agent.reason == "runtime_lost"
+        found, path = lead.lead.left_of(agent)
+        assert (found.why, found.path) == ("n2 has not said what it committed", "/there")
+        assert path is None and lead.far.told[-1]["keep"]
+
+    on_lead(world, act)
+
+
+@pytest.mark.parametrize("said", [None, {"commit": "HEAD"}, {"size": -1}])
+def test_a_host_that_says_a_wrong_worktree_is_not_heard(world: World, said: Any) -> None:
+    async def act(lead: Lone) -> None:
+        agent = await lead.running()
+        with_worktree(lead, agent)
+        said_of_it = {**LEFT, **said} if said else {"commit": 1}
+        with pytest.raises(BrokenLinkError):
+            more = {"outcome": "done", "reason": "", "worktree": said_of_it}
+            await lead.far.say("ended", agent, **more)
+        assert agent.status is Status.BUSY
+
+    on_lead(world, act)
