@@ -115,6 +115,26 @@ def test_what_was_committed_comes_though_it_is_ended(family: Family, verb: str) 
     assert git(family.repository, "show", f"ctx/{name}:file") == "two"
 
 
+@pytest.mark.parametrize("when", ["at once", "known there", "made there"])
+def test_it_is_stopped_while_it_is_made(three: Three, family: Family, when: str) -> None:
+    directory = family.child("sleep 1000")
+    there, name = three.there(directory), directory.name.removesuffix(".d")
+    trees = three.hosts["n2"].state / f"tree/agent/{os.geteuid()}"
+
+    def made() -> list[Path]:
+        return list(trees.glob(f"{name}@one~*/git/objects"))
+
+    is_time = {"at once": lambda: True, "known there": there.exists, "made there": made}
+    wait_until(is_time[when], "it is time")
+    write(directory / "ctl", "stop")
+    wait_dead(directory)
+    assert read(directory, "outcome") == "cancelled\n", read(directory, "reason")
+    wait_until(lambda: not there.exists() and not made(), "nothing is left there")
+    if (handle := family.parent / "task" / name).exists():
+        handle.rmdir()
+    wait_until(lambda: not git(family.repository, "branch", "--list", "ctx/*"), "no branch is left")
+
+
 @pytest.mark.parametrize("of", ["lead", "host"])
 def test_commits_outlive_daemons(three: Three, family: Family, of: str) -> None:
     directory = family.child("echo two > file; git commit -qam second; sleep 1000; cat file")
