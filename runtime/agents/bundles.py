@@ -234,6 +234,6 @@ def open_pack(path: Path) -> int:
 
 
 def digest_of(path: Path) -> str:
-    """Its SHA-256; in a thread."""
+    """Its SHA-256; in a thread, and not in many, since no owner pays for that."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

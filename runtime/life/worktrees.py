@@ -85,6 +85,7 @@ class Worktrees(Part, Subscriber):
         super().__init__(host)
         self._run = run
         self._elsewhere = elsewhere
+        self._thread = trio.CapacityLimiter(1)
         #: the number of the lease under which an agent of another machine may run now, 0 for none
         self.lease_of: Callable[[Agent], int] = lambda agent: 0
         self._gather, self._carry = (
@@ -226,7 +227,9 @@ class Worktrees(Part, Subscriber):
                 f"there is no room for the {worktree.size} bytes that its node is to be sent: "
                 "see disk in the file usage of its owner"
             )
-        digest = await trio.to_thread.run_sync(bundles.digest_of, directory / FIRST)
+        digest = await trio.to_thread.run_sync(
+            bundles.digest_of, directory / FIRST, limiter=self._thread
+        )
         return replace(worktree, digest=digest)
 
     # of agents of other machines

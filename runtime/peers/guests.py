@@ -88,6 +88,8 @@ class Guests(Part, Subscriber):
         self.changed = Wakeup()
         #: by whom, and up to which operation, what is ending now was called lost
         self._called_lost: dict[str, tuple[Host, int]] = {}
+        #: that take along all that they have here
+        self._leaving: set[str] = set()
         #: until when leads are told what guests use
         self._looked_at: dict[AgentIndex, float] = {}
         #: all that lives is taken over: leads are heard
@@ -367,15 +369,14 @@ class Guests(Part, Subscriber):
 
     def _forget(self, key: str, uid: int, message: Message) -> None:
         """The copy goes, as soon as nothing of the agent runs. Of no agent: all that is here."""
-        if not message.agent:
+        if not message.agent and key not in self._leaving:
+            self._leaving.add(key)
             self._nursery.start_soon(self._forget_all, key)
         elif (agent := self._guest(key, message)) is not None:
             self._forget_one(agent, keep=message.said.get("keep") is True)
-        else:
+        elif message.agent:
             data = self._post.data(key)
-            self._nursery.start_soon(
-                self.keeping.forget, data["uid"], data["alias"], message.agent
-            )
+            self.keeping.forget(data["uid"], data["alias"], message.agent)
 
     async def _forget_all(self, key: str) -> None:
         """Forgets all that a lead has here, or had."""
@@ -385,7 +386,8 @@ class Guests(Part, Subscriber):
                 self._forget_one(agent)
         while any(self._agents.registry.get(agent.index) is agent for agent in agents):
             await trio.sleep(_RETRY_SECONDS)
-        await self.keeping.forget(data["uid"], data["alias"])
+        self._leaving.discard(key)
+        self.keeping.forget(data["uid"], data["alias"])
 
     async def forget_lead(self, name: str, uid: int | None) -> None:
         """An operator here forgets a lead, by what it calls itself: of one uid, or of all.

@@ -30,6 +30,7 @@ log = logging.getLogger("ctxd.peers")
 #: between two looks: a tenth of what is kept, but from and to
 _FIRST_LOOK: Final = 10.0
 _LAST_LOOK: Final = 3600.0
+_AT_ONCE: Final = 1024
 
 
 class Keeping(Part):
@@ -38,6 +39,8 @@ class Keeping(Part):
     def __init__(self, host: Machine, take_away: Callable[[Agent], None]) -> None:
         super().__init__(host)
         self._take_away = take_away
+        #: by owner and alias of a lead, lives of its agents that are forgotten; "" for all
+        self._forgotten: dict[tuple[int, str], set[str]] = {}
 
     async def run(self) -> None:
         """For ever."""
@@ -92,12 +95,22 @@ class Keeping(Part):
             with suppress(FileNotFoundError):
                 os.utime(self._path(agent.owner, name))
 
-    async def forget(self, owner: int, alias: str, incarnation: str = "") -> None:
-        """All of a lead's that nobody uses, or the worktree of one agent."""
-        for user, name, _ in await trio.to_thread.run_sync(lambda: list(self._trees())):
+    def forget(self, owner: int, alias: str, incarnation: str = "") -> None:
+        """Takes away the worktree of one agent of a lead, or of none: all that nobody uses."""
+        lives = self._forgotten.setdefault((owner, alias), set())
+        if not lives:
+            self._nursery.start_soon(self._forget, owner, alias)
+        if len(lives) < _AT_ONCE:  # what else there is goes when it is old
+            lives.add(incarnation)
+
+    async def _forget(self, owner: int, alias: str) -> None:
+        """Looks once for all that is forgotten meanwhile."""
+        trees = await trio.to_thread.run_sync(lambda: list(self._trees()))
+        lives = self._forgotten.pop((owner, alias))
+        for user, name, _ in trees:
             agent, _, life = name.partition("~")
             own = (user, agent.rpartition("@")[2]) == (owner, alias)
-            if own and incarnation in ("", life) and not self._is_used(name):
+            if own and not lives.isdisjoint(("", life)) and not self._is_used(name):
                 self._discard(user, name)
 
 

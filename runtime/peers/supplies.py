@@ -73,6 +73,7 @@ class Supplies(Parcels):
 
     def __init__(self, host: Machine, post: Post) -> None:
         super().__init__(host, post)
+        self._hashing = trio.CapacityLimiter(1)
         #: by incarnation
         self._watched: dict[str, _Watch] = {}
 
@@ -107,7 +108,7 @@ class Supplies(Parcels):
             raise MalformedError(f"{name} is not what its lead said that it would be")
 
     async def _give_pack(self, agent: Agent, path: Path, right: str) -> None:
-        digest = await trio.to_thread.run_sync(bundles.digest_of, path)
+        digest = await trio.to_thread.run_sync(bundles.digest_of, path, limiter=self._hashing)
         self._compare(PACK, path, digest, right)
         link(path, bundles.came(self._agents, agent))
 
