@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,10 @@ from tests.worlds.daemon import read, wait_dead, wait_status, wait_until, write
 from tests.worlds.family import Family, git
 from tests.worlds.nodes import LEASE
 from tests.worlds.three import Three, three_of
+
+
+def _long(value: str) -> Any:
+    return pytest.param(value, marks=pytest.mark.long)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +120,7 @@ def test_what_was_committed_comes_though_it_is_ended(family: Family, verb: str) 
     assert git(family.repository, "show", f"ctx/{name}:file") == "two"
 
 
-@pytest.mark.parametrize("when", ["at once", "known there", "made there"])
+@pytest.mark.parametrize("when", [*map(_long, ("at once", "known there")), "made there"])
 def test_it_is_stopped_while_it_is_made(three: Three, family: Family, when: str) -> None:
     directory = family.child("sleep 1000")
     there, name = three.there(directory), directory.name.removesuffix(".d")
@@ -176,7 +181,7 @@ def test_its_own_child_has_a_worktree_of_it_there(three: Three, family: Family) 
 PROGRAM = "#!/bin/sh\nread -r task\necho \"$task\" > done\ngit add done\ngit commit -qm \"$task\"\n"
 
 
-@pytest.mark.parametrize("recipe", ["claude", "codex", "gemini"])
+@pytest.mark.parametrize("recipe", ["claude", *map(_long, ("codex", "gemini"))])
 def test_a_recipe_gives_back_a_branch(three: Three, family: Family, recipe: str) -> None:
     """The real one, whose program is at the node; here a script that is in the repository."""
     programs, name = family.repository / "bin", f"x{next(three.numbers)}"

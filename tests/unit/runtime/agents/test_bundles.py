@@ -182,10 +182,9 @@ def test_it_is_unpacked_once_more(two: Two) -> None:
     assert git(two.work, "status", "--porcelain") == ""
 
 
-@pytest.mark.parametrize("most", [0, 100])
-def test_what_is_too_large_does_not_go(two: Two, most: int) -> None:
+def test_what_is_too_large_does_not_go(two: Two) -> None:
     with pytest.raises(TooLargeError, match="artifact_max"):
-        two.send(most)
+        two.send(100)
 
 
 def test_what_is_too_large_does_not_come_back(two: Two) -> None:
@@ -240,7 +239,7 @@ def test_nothing_is_obeyed_that_the_agent_left(two: Two, tmp_path: Path) -> None
 # a hostile lead
 
 
-@pytest.mark.parametrize("data", [b"", b"x" * 100, b"PACK\0\0\0\2\0\0\0\1"])
+@pytest.mark.parametrize("data", [b"", b"PACK\0\0\0\2\0\0\0\1"])
 def test_what_is_no_pack_makes_no_repository(two: Two, data: bytes) -> None:
     with pytest.raises(WrongStateError, match="its repository cannot be made"):
         two.unpack(two.send(), data)
@@ -327,9 +326,7 @@ def test_a_commit_without_its_tree(two: Two) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
         b"x" * 1000,
-        packed(BLOB, b"x" * 100)[:-1],
         packed(BLOB, b"x" * 100)[:-1] + b"x",
         packed(BLOB, b"x", 1 << 40),
         packed(2, b"100644 ../x\0" + b"a" * 20)[:30],
