@@ -13,9 +13,11 @@ import contextlib
 import logging
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 import trio
@@ -31,6 +33,7 @@ from runtime.kernel import cgroups, linux, output
 from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.daemonlog import because_of
 from runtime.kernel.inotify import Wakeup, Watcher
+from runtime.kernel.lanes import Lanes
 from runtime.kernel.spawn import Spawner
 from runtime.kernel.sweeper import Sweeper
 from runtime.records.model import Agent
@@ -40,6 +43,9 @@ log = logging.getLogger("ctxd.port")
 
 #: of ``cpu.max``, in microseconds
 _CPU_PERIOD: Final = 100_000
+
+#: cells that are signalled at once, if each of them is by itself
+_SIGNALLED_AT_ONCE: Final = 256
 
 #: what ``Port.place`` gives
 Place = Cgroup
@@ -234,6 +240,9 @@ class Port:
         self.spawner = spawner
         self.sweeper = sweeper
         self._places = places
+        #: by owner and signal, the cells that are to be signalled
+        self._asked = defaultdict[tuple[int, int], list[list[LiveCell]]](list)
+        self._signalling = Lanes[tuple[int, int]]()
         #: the boot of the machine, which no program outlives
         self.boot = linux.boot_id()
 
@@ -315,9 +324,28 @@ class Port:
         return left
 
     async def signal_cells(self, owner: int, number: int, cells: Collection[LiveCell]) -> None:
-        """Signals all programs of cells."""
-        places = [leaf for each in cells for leaf in each.leaves()]
-        programs = [program for each in cells for program in each.programs()]
+        """Signals all programs of cells, together with others that wait for their turn as well."""
+        key, own = (owner, number), list(cells)
+        asked = self._asked[key]
+        asked.append(own)
+        async with self._signalling.turn(key):
+            if own not in asked:
+                return  # it went with another
+            asked.remove(own)
+            group = [own]
+            while asked and sum(map(len, group)) + len(asked[0]) <= _SIGNALLED_AT_ONCE:
+                group.append(asked.pop(0))
+            try:
+                await self._signal_cells(owner, number, chain.from_iterable(group))
+            except BaseException:
+                asked += group[1:]  # each finds out by itself
+                raise
+
+    async def _signal_cells(self, owner: int, number: int, cells: Iterable[LiveCell]) -> None:
+        # a later life may have the path of one that is over
+        there = [each for each in cells if not each.over]
+        places = [leaf for each in there for leaf in each.leaves()]
+        programs = [program for each in there for program in each.programs()]
         spared = [pid for each in programs for pid in each.spared()]
         await self.sweeper.signal(owner, number, places, spared)
         await self._hang_up(owner, number, programs)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import ClassVar, Final
 
 import trio
@@ -27,6 +27,7 @@ from runtime.cell.port import LiveCell, Part, guarded
 from runtime.cell.record import LEASE_OVER
 from runtime.errors import (
     CtxError,
+    KernelError,
     MalformedError,
     MissingError,
     NotRunningError,
@@ -243,11 +244,15 @@ class Guests(Part, Subscriber):
 
     # what a lead says
 
-    async def hear(self, key: str, uid: int, host: Host, event: Event) -> None:
-        """Does what the lead says; ``BrokenLinkError``."""
+    async def hear(self, key: str, uid: int, host: Host, event: Event, *more: Event) -> None:
+        """Does what the lead says, several ends at once; ``BrokenLinkError``."""
         if isinstance(event, Message):
-            self._do(key, uid, event)
-            self.lease(key).reach(event.number, now())
+            gathering = self._agents.journal.gathering(refusable=False) if more else nullcontext()
+            with suppress(KernelError), gathering:  # what was not killed is killed later
+                for each in (event, *more):
+                    if isinstance(each, Message):
+                        self._do(key, uid, each)
+            self.lease(key).reach(event.number + len(more), now())
         elif isinstance(event, Over):
             lease, upto = self.lease(key), int(self._post.data(key).get("upto", 0))
             if event.upto > upto:

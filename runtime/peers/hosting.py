@@ -108,7 +108,7 @@ class Hosting:
             received = self._take_over(served)
         self._served[fd] = served
 
-        async def hear(event: Event) -> None:
+        async def hear(event: Event, *more: Event) -> None:
             if isinstance(event, Hello):
                 await self._welcome(served, event)
             elif isinstance(event, Acknowledged):
@@ -116,7 +116,7 @@ class Hosting:
             elif isinstance(event, Want | Bytes | Grown):
                 self.guests.supplies.hear(served.key, host, event)
             else:
-                await self.guests.hear(served.key, uid, host, event)
+                await self.guests.hear(served.key, uid, host, event, *more)
 
         try:
             await Timed(talk.run(hear, received), partial(self._agents.accounts.time.pay, payer))

@@ -152,8 +152,6 @@ class Peering(Handed):
         *("_answers", "_credit", "_owed", "_greeted", "_opened"),
     )
 
-    #: messages that are done in one transaction, if they come together
-    at_once: ClassVar[int] = 1
     #: the messages that the other side may send, and all else that it may say
     _takes: ClassVar[frozenset[str]]
     _also: ClassVar[frozenset[str]]
@@ -243,6 +241,10 @@ class Peering(Handed):
     def lacks(self) -> bool:
         """Whether bytes that were asked for are still to come."""
         return bool(self._part or self._credit)
+
+    def at_once(self, message: Message) -> int:
+        """With how many like it that come together a message may be done in one transaction."""
+        return 1
 
     @property
     def is_open(self) -> bool:
@@ -392,7 +394,6 @@ class Lead(Peering):
     """The side that has the agents. It says nothing before the host's greeting."""
 
     HANDED: ClassVar[tuple[str, ...]] = ("_skipped", "_version")
-    at_once = 8
     _takes = FACTS
     _also = frozenset(("ack", "want", "bytes", "ask", "over", "grown"))
 
@@ -420,6 +421,9 @@ class Lead(Peering):
         if self._skipped > _PREAMBLE_MAX:
             raise BrokenLinkError("no ctx peer answers: something else is said")
         return None
+
+    def at_once(self, message: Message) -> int:
+        return 8
 
     def fits(self, hello: Hello) -> bool:
         """Whether the host knows this registration, and is where it ought to be."""
@@ -463,6 +467,9 @@ class Host(Peering):
         answer = {"op": "hello", "version": hello.said["version"], **said, **stream.hello()}
         self._say(answer)
         self._go_on(stream, min(hello.said["got"], stream.sent))
+
+    def at_once(self, message: Message) -> int:
+        return 64 if message.said.get("verb") in ("stop", "kill") else 1
 
     def taken_over(self, stream: Stream, lease: Lease) -> None:
         """Goes on with what another daemon has handed over, after ``restore``."""

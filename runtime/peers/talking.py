@@ -101,7 +101,7 @@ class Talk:
                 size, is_first = _PIECE if self.peering.lacks else _STEP, False
                 piece, self.unheard = self.unheard[:size], self.unheard[size:]
                 came = self.peering.feed(bytes(piece), now())
-                for events in _together(came, self.peering.at_once):
+                for events in _together(came, self.peering):
                     await hear(*events)
                     await rest()  # it may be a change with its transaction, or a file
                 self._fed()
@@ -173,17 +173,17 @@ async def _changed(said: Wakeup, count: int) -> None:
     await said.until(lambda: said.count != count)
 
 
-def _together(events: Iterable[Event], most: int) -> Iterator[list[Event]]:
-    """Messages that follow each other, and anything else by itself."""
+def _together(events: Iterable[Event], peering: Peering) -> Iterator[list[Event]]:
+    """Messages that follow each other and can be done at once, and anything else by itself."""
     messages: list[Event] = []
     for event in events:
-        is_other = not isinstance(event, Message)
-        if messages and (is_other or len(messages) == most):
+        most = peering.at_once(event) if isinstance(event, Message) else 1
+        if len(messages) >= most:
             yield messages
             messages = []
-        if is_other:
-            yield [event]
-        else:
-            messages.append(event)
+        messages.append(event)
+        if most == 1:
+            yield messages
+            messages = []
     if messages:
         yield messages

@@ -85,21 +85,25 @@ class Acting:
         return self._caused(doing=None)
 
     @contextlib.contextmanager
-    def gathering(self) -> Iterator[Change]:
+    def gathering(self, *, refusable: bool = True) -> Iterator[Change]:
         """Changes of agents that are committed meanwhile hold in memory at once, and are stored
-        with this one when all is said; after an error none of them ever was.
+        with this one when all is said; after an error none of them ever was. What is not
+        ``refusable`` is noted.
 
         Not to be awaited in: others change things then.
         """
         whole, undoing = Change(), Undoing()
         try:
-            with self._caused(whole=whole, undoing=undoing):
+            with self._caused(gathered=(whole, undoing)):
                 yield whole
-            self.commit(whole)
+            if refusable:
+                self.commit(whole)
         except BaseException:
             for undo in reversed(undoing):
                 undo()
             raise
+        if not refusable:
+            self.note(whole)
 
     @contextlib.contextmanager
     def _caused(self, **by: Any) -> Iterator[None]:

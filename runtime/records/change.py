@@ -112,8 +112,7 @@ class Cause(NamedTuple):
     #: what another machine's daemon said
     doing: Doing | None = None
     #: to which belongs what is changed of agents, and what takes that back (``Journal.gathering``)
-    whole: Change | None = None
-    undoing: Undoing | None = None
+    gathered: tuple[Change, Undoing] | None = None
 
 
 class Subscriber:

@@ -101,10 +101,8 @@ class Journal(Acting):
         for its texts, ``KernelError`` if what it calls for cannot be done; with nothing changed."""
         for admit in self._told["admit"]:
             admit(change)
-        if (whole := self.cause.whole) is not None:
-            assert self.cause.undoing is not None
-            self._apply_agents(change, self.cause.undoing)
-            whole.add(change)
+        if self.cause.gathered is not None:
+            self._gather(change, *self.cause.gathered)
             return
         self._commit_late()
         self._attribute(change)
@@ -131,6 +129,9 @@ class Journal(Acting):
         On a full disk it holds in memory at once and is committed as soon as
         there is room: nobody may keep an agent alive by filling the disk.
         """
+        if self.cause.gathered is not None:
+            self._gather(change, *self.cause.gathered)
+            return
         self._attribute(change)
         try:
             self._commit_late()
@@ -150,6 +151,12 @@ class Journal(Acting):
             self._tell_agents(change)
             self._tell_changed(change)
         self._have_done(change, afterwards=True)
+
+    def _gather(self, change: Change, whole: Change, undoing: Undoing) -> None:
+        """Has a change hold, which is committed with what else is said (``gathering``)."""
+        self._attribute(change)
+        self._apply_agents(change, undoing)
+        whole.add(change)
 
     def update(self, agent: Agent, **values: Any) -> None:
         """Changes fields of one agent."""

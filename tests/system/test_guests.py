@@ -98,7 +98,7 @@ def test_it_runs_as_anywhere_and_is_led_from_elsewhere(host: Daemon, lead: Scrip
     assert said[:2] == [TASK.decode(), name]
     assert said[2].startswith(f"agent:{name} session:default") and said[3] == "agent:boss@one"
     assert said[4] == "claude"
-    assert lead.statuses(agent) == ["starting", "busy"]
+    assert lead.statuses(agent) == ["busy"]
     happened = [fact["type"] for fact in lead.told("event", agent)]
     assert happened == ["run.start", "run.end"]
     lead.say("forget", agent)

@@ -13,8 +13,9 @@ import pytest
 
 from runtime.caller import Caller
 from runtime.errors import QuotaError, TooLongError, UnsupportedError, WrongStateError
-from runtime.peers.peering import Over
+from runtime.peers.peering import Message, Over
 from runtime.peers.streams import MESSAGE_MAX, UNDONE_BYTES, UNDONE_MAX
+from runtime.records.change import Change, Subscriber
 from runtime.records.config import Config
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
@@ -243,6 +244,50 @@ def test_a_start_waits_for_documents_and_a_stop_does_not(
 
 
 # verbs
+
+
+class Counting(Subscriber):
+    """How many operations each transaction has that has any."""
+
+    def __init__(self) -> None:
+        self.done: list[int] = []
+
+    def posting(self, change: Change, undoing: Any) -> None:
+        self.done += [len(change.done)] if change.done else []
+
+
+def test_ends_that_come_together_are_one_transaction(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = Counting()
+
+    async def act(site: Site, lead: Leader) -> None:
+        agents = []
+        for incarnation, name in ((A, "x"), (B, "y")):
+            await lead.say("put", incarnation, **put(name=name))
+            await lead.say("start", incarnation)
+            agents.append(agent := site.guest(f"{name}@one"))
+            await site.until(site.cell(agent).facts.exist)
+            site.machine.began(site.cell(agent))
+            await site.be(agent, Status.BUSY)
+        site.agents.journal.subscribe(counting)
+        said = {"by": "agent:boss", "reason": "why", "outcome": "cancelled"}
+        kept = [
+            lead.stream.record("verb", incarnation, verb=verb, **said)
+            for incarnation, verb in ((A, "stop"), (C, "stop"), (A, "stop"), (B, "kill"))
+        ]
+        ends = [Message(k.number, "verb", k.agent, json.loads(k.line), k.line) for k in kept]
+        await site.guests.hear(lead.key, lead.uid, lead.host, *ends)
+        assert counting.done == [4] and site.post.stream(lead.key).got == kept[-1].number
+        assert [agent.status for agent in agents] == [Status.STOPPING] * 2
+        assert [agent.cause for agent in agents] == [("cancelled", "why")] * 2
+        facts = [json.loads(fact.line) for fact in site.post.stream(lead.key).kept]
+        assert [(fact["agent"], fact["code"]) for fact in facts if fact["op"] == "refused"] == [
+            (C, "ENOENT"),
+            (A, "EBUSY"),
+        ]
+
+    at_site(world, monkeypatch, act)
 
 
 def test_verbs_are_obeyed_and_what_does_not_fit_is_refused(

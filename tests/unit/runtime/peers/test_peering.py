@@ -28,6 +28,7 @@ from runtime.peers.peering import (
     Want,
 )
 from runtime.peers.streams import MESSAGE_MAX, Stream
+from runtime.peers.talking import _together
 from runtime.texts.names import dump_json
 
 _HELLO = {"name": "n1", "as": "", "owner": "ada", "ttl": 30.0, "grace": 5.0}
@@ -288,6 +289,24 @@ def test_the_next_daemon_goes_on_in_the_midst_of_a_frame(pair: Pair, at: int) ->
     ]
     assert [each.op for each in found if isinstance(each, Message)] == ["ended"]
     assert pair.lead.lacks and pair.lead.credit == 2 * PART_MAX
+
+
+def test_a_host_does_ends_at_once_and_anything_else_by_itself(pair: Pair) -> None:
+    for verb in ("stop", "kill", "stop", "pause", "stop"):
+        pair.operations.record("verb", "a", verb=verb)
+    pair.operations.record("start", "b")
+    pair.lead.want("a", "out", 0, 1)
+    for verb in 70 * ("stop",):
+        pair.operations.record("verb", "a", verb=verb)
+    came = pair.host.feed(pair.lead.outgoing(1 << 20), pair.now)
+    groups = [
+        [each.said.get("verb", each.op) if isinstance(each, Message) else "want" for each in group]
+        for group in _together(came, pair.host)
+    ]
+    assert groups == [
+        ["want"], ["stop", "kill", "stop"], ["pause"], ["stop"], ["start"],
+        ["stop"] * 64, ["stop"] * 6,
+    ]  # fmt: skip
 
 
 # strangers
