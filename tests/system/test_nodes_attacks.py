@@ -96,6 +96,33 @@ def test_a_name_that_was_forgotten_is_free_at_once(host: Daemon) -> None:
         assert told["op"] != "refused", told
 
 
+_NO_PACK = b"PACK\0\0\0\2\0\0\0\1"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [(_NO_PACK, "its repository cannot be made"), (b"x" * 12, "is not what its lead")],
+)
+def test_what_is_no_repository_starts_nothing(host: Daemon, said: bytes, why: str) -> None:
+    agent = hashlib.sha256(said).hexdigest()[:16]
+    files = {"worktree.pack": [len(_NO_PACK), hashlib.sha256(_NO_PACK).hexdigest()]}
+    worktree = {"base": "a" * 40, "config": {}, "differs": {}}
+    with false_lead(host, name="git") as wire:
+        config = {"workspace": "worktree"}
+        wire.tell("put", agent, **_put(config=config, files=files, worktree=worktree))
+        wire.tell("start", agent)
+        wire.op("ask")
+        wire.say("grant", ask=1, after=0)
+        _give(wire, agent, "worktree.pack", said)
+        ended = wire.op("ended")
+        assert ended["outcome"] == "error" and why in ended["reason"], ended
+        assert "worktree" not in ended, "nothing of it ran"
+        wire.op("dead")
+        wire.tell("forget", agent)
+        trees = host.state / "tree/agent"
+        wait_until(lambda: not [*trees.glob(f"*/*~{agent}")], "nothing is left of it")
+
+
 def test_a_lead_that_hears_nothing_is_not_served_for_ever(host: Daemon) -> None:
     with false_lead(host, name="deaf") as wire:
         wire.acknowledges = False
