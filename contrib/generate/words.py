@@ -35,7 +35,7 @@ from runtime.records.items import (
 from runtime.records.lifecycle import Status
 from runtime.records.model import LIVES, SESSION_STATES
 from runtime.records.modes import MODES
-from runtime.records.store import SCHEMA
+from runtime.records.schema import SCHEMA
 from runtime.runtime import VERSION
 from runtime.texts import mounts
 from runtime.texts.names import JSON_MISTAKES, SECONDS

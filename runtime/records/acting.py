@@ -68,13 +68,14 @@ class Acting:
         return self._caused(answer=answer)
 
     @contextlib.contextmanager
-    def doing(self, key: str, number: int, line: bytes) -> Iterator[Doing]:
+    def doing(self, key: str, number: int, line: bytes, by: str = "") -> Iterator[Doing]:
         """A message of another machine's daemon is done by the first change that is committed
-        meanwhile, or else by one that changes nothing.
+        meanwhile, or else by one that changes nothing. If it says ``by`` whom it comes, it is that
+        one who acts.
 
         Not to be awaited in: others change things then.
         """
-        doing = Doing(key, number, line)
+        doing = Doing(key, number, line, by)
         with self._caused(doing=doing):
             yield doing
             if not doing.done:
@@ -124,7 +125,10 @@ class Acting:
     @property
     def actor(self) -> str:
         """The name of who acts now, as in ``by`` of events."""
-        return self.describe(self.cause.caller) if self.cause.caller is not None else RUNTIME
+        caller, doing = self.cause.caller, self.cause.doing
+        if doing is not None and doing.by:
+            return doing.by
+        return self.describe(caller) if caller is not None else RUNTIME
 
     def describe(self, caller: Caller) -> str:
         """``operator uid:N``, or ``agent:NAME run:ID`` without the run if there is none."""

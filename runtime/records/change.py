@@ -91,6 +91,8 @@ class Doing:
     key: str
     number: int
     line: bytes
+    #: who has it done there, as in ``by`` of events here
+    by: str = ""
     done: bool = False
 
 

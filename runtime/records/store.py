@@ -29,7 +29,7 @@ from runtime.errors import NoSpaceError, StartupError
 from runtime.ids import AgentIndex, CallId, Incarnation, ItemIndex, SessionIndex
 from runtime.records.items import KINDS, LONG_ABOVE, Item, LongText
 from runtime.records.model import Agent, Session
-from runtime.records.run import gathered
+from runtime.records.schema import STEPS
 from runtime.records.stored import dump_row, shortened
 from runtime.texts.names import dump_json
 
@@ -41,99 +41,6 @@ _WAL_MAX: Final = 64 << 20
 _PAGES_OF_A_ROW: Final = 2
 _PAGE: Final = 4096
 _DISK_ERRORS: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
-_AGENTS: Final = """
-CREATE TABLE agents (
-    idx INTEGER PRIMARY KEY AUTOINCREMENT,
-    name TEXT NOT NULL,
-    parent_session INTEGER,
-    channel TEXT NOT NULL,
-    removed INTEGER NOT NULL,
-    data TEXT NOT NULL
-);
-CREATE INDEX agents_channel ON agents (parent_session, channel);
-CREATE INDEX agents_removed ON agents (removed);
-CREATE TABLE sessions (
-    idx INTEGER PRIMARY KEY AUTOINCREMENT,
-    owner INTEGER NOT NULL,
-    agent TEXT NOT NULL,
-    name TEXT NOT NULL,
-    removed INTEGER NOT NULL,
-    data TEXT NOT NULL,
-    UNIQUE (owner, agent, name)
-);
-CREATE TABLE names (name TEXT PRIMARY KEY, owner INTEGER NOT NULL, runs INTEGER NOT NULL);
-CREATE TABLE outbox (seq INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT NOT NULL, line TEXT NOT NULL);
-"""
-_ITEMS: Final = """
-CREATE TABLE items (
-    idx INTEGER PRIMARY KEY AUTOINCREMENT,
-    agent INTEGER NOT NULL,
-    kind TEXT NOT NULL,
-    data TEXT NOT NULL
-);
-CREATE INDEX items_agent ON items (agent);
-"""
-#: texts of items that are long, and not in their data
-_TEXTS: Final = """
-CREATE TABLE texts (
-    item INTEGER NOT NULL,
-    field TEXT NOT NULL,
-    text TEXT NOT NULL,
-    PRIMARY KEY (item, field)
-);
-"""
-#: the events of sessions that have no file of them yet: whole lines
-_HELD: Final = """
-CREATE TABLE held (session INTEGER PRIMARY KEY, lines TEXT NOT NULL);
-"""
-#: what calls with an id answered, by who made them; an empty answer is of one that has begun
-_ANSWERS: Final = """
-CREATE TABLE answers (
-    idx INTEGER PRIMARY KEY AUTOINCREMENT,
-    caller TEXT NOT NULL,
-    id TEXT NOT NULL,
-    call TEXT NOT NULL,
-    made REAL NOT NULL,
-    answer TEXT NOT NULL,
-    UNIQUE (caller, id)
-);
-CREATE INDEX answers_made ON answers (made);
-"""
-#: what of ``tree/space`` is whose, and what it had when it was last measured
-_SPACES: Final = """
-CREATE TABLE spaces (
-    idx INTEGER PRIMARY KEY AUTOINCREMENT,
-    name TEXT NOT NULL UNIQUE,
-    data TEXT NOT NULL
-);
-"""
-#: the numbers of rows are those of events (``Store.number``)
-_NUMBERED: Final = """
-ALTER TABLE outbox RENAME TO older;
-CREATE TABLE outbox (seq INTEGER PRIMARY KEY, path TEXT NOT NULL, line TEXT NOT NULL);
-INSERT INTO outbox SELECT seq, path, line FROM older;
-DROP TABLE older
-"""
-#: what this daemon and those of other machines say to each other (``runtime.peers.post``): by
-#: registration, which messages are done, and those that the other side has not done
-_PEERS: Final = """
-CREATE TABLE peers (
-    key TEXT PRIMARY KEY,
-    done INTEGER NOT NULL DEFAULT 0,
-    mark TEXT NOT NULL DEFAULT '',
-    got INTEGER NOT NULL DEFAULT 0,
-    seen TEXT NOT NULL DEFAULT '',
-    data TEXT NOT NULL DEFAULT '{}'
-);
-CREATE TABLE posts (
-    key TEXT NOT NULL,
-    number INTEGER NOT NULL,
-    agent TEXT NOT NULL,
-    line BLOB NOT NULL,
-    mark TEXT NOT NULL,
-    PRIMARY KEY (key, number)
-) WITHOUT ROWID;
-"""
 #: fields that have columns of their own, and change
 _COLUMNS: Final = {
     "agents": frozenset({"parent_session", "channel", "removed"}),
@@ -190,22 +97,14 @@ class Store:
         """Makes the database, or does what was added since the version that wrote it."""
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         _check_version(self._path, version)
-        if version == len(_STEPS):
+        if version == len(STEPS):
             return
         with self.transaction():
-            for statements, then in _STEPS[version:]:
+            for statements, then in STEPS[version:]:
                 for statement in statements.split(";"):
                     self._db.execute(statement)
                 then(self)
-            self._db.execute(f"PRAGMA user_version={len(_STEPS)}")
-
-    def _take_texts_out(self) -> None:
-        for index, data in self._db.execute("SELECT idx, data FROM items").fetchall():
-            self.put_item(ItemIndex(index), json.loads(data))
-
-    def _gather_runs(self) -> None:
-        for index, data in self._db.execute("SELECT idx, data FROM agents").fetchall():
-            self.put("agents", index, data=dump_json(gathered(json.loads(data))))
+            self._db.execute(f"PRAGMA user_version={len(STEPS)}")
 
     def close(self) -> None:
         self._db.close()
@@ -531,7 +430,7 @@ def check_state(path: Path) -> None:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             _check_version(path, version)
-            if version == len(_STEPS):
+            if version == len(STEPS):
                 for table, cls in (("agents", Agent), ("sessions", Session)):
                     for index, data in db.execute(f"SELECT idx, data FROM {table}"):
                         cls.load(index, json.loads(data))
@@ -542,10 +441,10 @@ def check_state(path: Path) -> None:
 
 
 def _check_version(path: Path, version: int) -> None:
-    if version > len(_STEPS):
+    if version > len(STEPS):
         raise StartupError(
             f"{path}: written by a newer ctxd (schema {version}; this one reads "
-            f"{len(_STEPS)} and older); start the newer ctxd, or use another --state"
+            f"{len(STEPS)} and older); start the newer ctxd, or use another --state"
         )
 
 
@@ -570,33 +469,3 @@ def _row(
 
 def _dump_agent(values: dict[str, Any]) -> str:
     return dump_row(shortened(Agent, values))
-
-
-def _nothing(store: Store) -> None:
-    """Where a step makes tables, and changes no row."""
-
-
-#: from each version to the next (``runtime.records.stored``): all of them make a new database, and
-#: those that a state of an older version has not seen bring it up to date
-_STEPS: Final[tuple[tuple[str, Callable[[Store], None]], ...]] = (
-    (_AGENTS, _nothing),
-    (_ITEMS, _nothing),
-    # before, items had all their texts with them
-    (_TEXTS, Store._take_texts_out),
-    # before, every session had a file of its events, and an agent's row all its fields
-    (_HELD, _nothing),
-    # before, a call that was said again was made again
-    (_ANSWERS, _nothing),
-    # before, a space was a directory and no more
-    (_SPACES, _nothing),
-    # before, a run was fields of its agent
-    ("", Store._gather_runs),
-    # before, no agent asked anything: an older daemon does not know such an item
-    ("", _nothing),
-    # before, events were in the histories of their sessions alone
-    (_NUMBERED, _nothing),
-    # before, no agent was placed at another machine
-    (_PEERS, _nothing),
-)
-#: the number of the format of the database
-SCHEMA: Final = len(_STEPS)

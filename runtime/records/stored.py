@@ -8,7 +8,7 @@ version, so that most changes of a record need no more than a default:
   enumeration nor records within records: those are read as the type of the field says.
 - A field that the record no longer has is left out, and disappears when the row is next written.
 
-Any other change is a step in ``runtime.records.store``: a new table or index, a field that means
+Any other change is a step in ``runtime.records.schema``: a new table or index, a field that means
 something else, and also a field that an older daemon must not drop. The number of steps is the
 version of the state. A daemon refuses a state whose version is higher than its own.
 """

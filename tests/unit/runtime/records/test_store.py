@@ -23,8 +23,9 @@ from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Session
 from runtime.records.registry import Registry
 from runtime.records.run import Run
+from runtime.records.schema import STEPS
 from runtime.records.sessions import Sessions
-from runtime.records.store import _STEPS, Pending, Store, check_state
+from runtime.records.store import Pending, Store, check_state
 from runtime.records.stored import defaults_of, dumped, shortened
 
 
@@ -158,7 +159,7 @@ def test_a_database_is_brought_up_to_date_as_a_whole(
         raise RuntimeError("here")
 
     with monkeypatch.context() as patch:
-        patch.setattr("runtime.records.store._STEPS", (*_STEPS, ("", fail)))
+        patch.setattr("runtime.records.store.STEPS", (*STEPS, ("", fail)))
         with pytest.raises(RuntimeError, match="here"):
             Store(tmp_path / "db")
     with closing(sqlite3.connect(tmp_path / "db")) as db:
