@@ -48,6 +48,12 @@ class Tail:
             end -= step
         return 0
 
+    def reopen(self) -> None:
+        """Find the file again, at a ctxd that was started anew."""
+        fd = self.root.open(self.relative)
+        os.dup2(fd, self.fd, inheritable=False)
+        close(fd)
+
     def read(self, size: int, offset: int) -> bytes:
         """Return some bytes of the file."""
         return self.root.call(self.relative, lambda _: os.pread(self.fd, size, offset))
@@ -231,12 +237,14 @@ class Following(Loop):
     """Files of agents or tasks, copied as they grow until their owners have ended.
 
     With `for_reader`, only as long as somebody reads standard output: otherwise the reader's end
-    is noticed with the next bytes, of which there may be none for long.
+    is noticed with the next bytes, of which there may be none for long. With `patient`, a ctxd that
+    goes away is waited for.
     """
 
-    def __init__(self, root: Root, for_reader: bool = True) -> None:
+    def __init__(self, root: Root, for_reader: bool = True, patient: bool = False) -> None:
         super().__init__()
         self.root = root
+        self.patient = patient
         self.pumps: dict[int, Pumps] = {}  # by the descriptor that tells of the end
         if for_reader:
             self.watch(1, nobody_reads, 0)  # poll(2) tells of errors unasked
@@ -247,8 +255,9 @@ class Following(Loop):
         self.pumps[fd] = pumps
 
         def end() -> None:
-            for pump in self.pumps.pop(fd):
-                pump.pump()
+            if not self.copied(self.pumps[fd]):
+                return  # again, once all can be read
+            self.pumps.pop(fd)
             ended()
             self.forget(fd)
             os.close(fd)
@@ -257,9 +266,36 @@ class Following(Loop):
 
     def pump(self) -> None:
         """Copy what there is."""
-        for pumps in self.pumps.values():
+        self.copied([pump for pumps in self.pumps.values() for pump in pumps])
+
+    def copied(self, pumps: Pumps) -> bool:
+        """Copy what there is; return False if that cannot be known, as there is no ctxd."""
+        try:
             for pump in pumps:
                 pump.pump()
+        except Failure as failure:
+            if failure.number != errno.ENOTCONN or not self.patient:
+                raise
+            time.sleep(TICK)
+            self.come_back()
+            return False
+        return True
+
+    def come_back(self) -> None:
+        """Find all files again, if there is another ctxd by now."""
+        owner = self.root.held[0].removesuffix("/")
+        self.root.let_go()
+        if not self.root.present("agent"):
+            return  # nothing is mounted yet
+        try:
+            if owner:
+                self.root.hold(owner)
+            for pump in [pump for pumps in self.pumps.values() for pump in pumps]:
+                for tail in pump.tails if isinstance(pump, Labelled) else [pump]:
+                    tail.reopen()
+        except Failure as failure:
+            if failure.number != errno.ENOTCONN:
+                raise
 
     def copy(self, tick: float = TICK, forever: bool = False) -> None:
         """Copy until all owners have ended, or even then for those that come."""

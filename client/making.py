@@ -149,7 +149,7 @@ def make(
             if own:
                 from client.sockets import open_window
 
-                open_window(root, owner)
+                root.window = open_window(root, owner)
             fill(root, owner, written)
         if args.agent:
             warn_of_directory(root, owner)

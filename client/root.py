@@ -178,6 +178,7 @@ class Root:
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
         self.held = ("", "")  # what paths begin with, and how its directory is reached
+        self.window = -1  # of an agent that ends with this process
 
     def hold(self, owner: str) -> None:
         """Reach the files of an object by its directory from now on, not by the names above it.

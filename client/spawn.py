@@ -11,12 +11,12 @@ from client.declaring import Arguments, command, flag, operand, option
 from client.events import ending, exit_status, session_of
 from client.exits import FAILED, NOT_RUNNING, OK, Failure, Misuse
 from client.files import is_unread, read_stdin, value_of
-from client.following import Concluded, Tail, follow, wait_ended
+from client.following import RETRY, Concluded, Following, Tail, wait_ended
 from client.making import MAKING_OPTIONS, Files, Making, by_program, make, value
 from client.messages import converse, message_text
 from client.output import STDERR, STDOUT, Output, complain
 from client.root import Root, agent, below, label
-from client.sockets import connect_started
+from client.sockets import connect_started, open_window
 from client.types import Callable, Iterator
 
 
@@ -121,16 +121,44 @@ def handoff_of(args: Arguments) -> bytes:
 def run_foreground(root: Root, owner: str, outputs: dict[str, Output]) -> None:
     """Start an agent or a task and copy its files to their outputs until it has ended.
 
-    Ctrl-C stops it. If it cannot be started, remove it again.
+    Ctrl-C stops it. If it cannot be started, remove it again. A ctxd that is started anew goes on
+    with it.
     """
     restore = catch_interrupts(lambda count: interrupt(root, owner, count))
     try:
         tails = [Tail(root, below(owner, file), output) for file, output in outputs.items()]
         with Removing(root, owner):
             root.write(below(owner, "ctl"), b"start\n")
-        follow(root, owner, [Concluded(tails)], for_reader=False)
+        following = Following(root, for_reader=False, patient=True)
+        following.add(owner, [Concluded(tails)])
+        keep_window(following, owner)
+        following.copy()
     finally:
         restore()
+
+
+def keep_window(following: Following, owner: str) -> None:
+    """Open the window of an agent again, if a ctxd that went away took it along: of what runs at a
+    node, nobody else here has the other end."""
+    root = following.root
+
+    def reopen() -> None:
+        following.forget(root.window)
+        os.close(root.window)
+        root.window = -1
+        open_again()
+
+    def open_again() -> None:
+        try:
+            root.window = open_window(root, owner)
+        except (Failure, OSError) as error:
+            if isinstance(error, OSError) or error.number == errno.ENOTCONN:
+                following.later(RETRY, open_again)
+            return
+        keep_window(following, owner)
+
+    if root.window >= 0:
+        following.watch(root.window, reopen, 0)
 
 
 @command(

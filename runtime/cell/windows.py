@@ -62,16 +62,19 @@ class Ends:
 
     def __init__(self) -> None:
         self._ends: dict[Key, End] = {}
+        #: agents whose windows an earlier daemon took along, and whose clients may come back
+        self.awaited: set[AgentIndex] = set()
         #: an epoll that wants nothing tells of hang-ups only
         self._hangups = select.epoll()
 
     def put(self, key: Key, end: End) -> None:
         self.drop(key)
         self._ends[key] = end
+        self.awaited.discard(key.agent)
         self._hangups.register(end.socket, 0)
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._ends
+        return key in self._ends or (key.agent in self.awaited and key == Key(key.agent))
 
     def find(self, key: Key) -> End | None:
         return self._ends.get(key)
@@ -97,6 +100,7 @@ class Ends:
             end.close()
 
     def drop_all(self, index: AgentIndex) -> None:
+        self.awaited.discard(index)
         for key in [key for key in self._ends if key.agent == index]:
             self.drop(key)
 

@@ -5,7 +5,7 @@ same end, and each of them sees it hang up. A viewer is served by the monitor of
 which tells in the run's record who has come and gone. In both cases, if the daemon is not there, or
 does not act, the monitor ends what was hung up (monitor.c), and the next daemon reads that in the
 record. What nobody has the end of when a daemon begins was hung up before it was started, or after
-it had ended.
+it had ended; but of an agent at a node nobody has it here, so that its client may open another one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
+
+import trio
 
 from runtime import crashpoints
 from runtime.agents import visits
@@ -48,6 +50,8 @@ from runtime.texts.names import quote
 
 #: the packet by which a viewer is told that its program never began
 _FAILED: Final = "x failed "
+#: for which a client of an earlier daemon is waited for
+_RETURN_SECONDS: Final = 30.0
 #: notices
 _PAUSED: Final = "paused"
 _RESUMED: Final = "resumed"
@@ -78,6 +82,9 @@ class Windows(Part, Subscriber):
         self._charges: dict[Key, Charge] = {}
         #: the clients' ends that these have not been sent yet
         self._unsent: dict[Key, socket.socket] = {}
+        self._ends.awaited |= {
+            agent.index for agent in host.agents.registry if agent.window and agent.node
+        }
         host.agents.journal.subscribe(self)
 
     # Subscriber
@@ -125,14 +132,25 @@ class Windows(Part, Subscriber):
     # windows
 
     def make(self, agent: Agent, who: Payer, *, remove: bool) -> socket.socket:
-        """The other end of a window for an agent that is ``new``, which ends, and is removed then
-        if it is to be, when that is closed everywhere. ``QuotaError``, ``NoSpaceError``."""
+        """The other end of a window for an agent that is ``new``, or whose window ``is_lost``. It
+        ends, and is removed then if it is to be, when that is closed everywhere. ``QuotaError``,
+        ``NoSpaceError``."""
         with self._pair(who) as (end, theirs):
-            change = Change()
-            change.set(agent, window="remove" if remove else "end")
-            self._agents.journal.commit(change)
+            self._agents.journal.update(agent, window="remove" if remove else "end")
         self._ends.put(Key(agent.index), end)
         return theirs
+
+    def is_lost(self, agent: Agent) -> bool:
+        """Whether an earlier daemon took the window of an agent along, and nobody else has it."""
+        return agent.index in self._ends.awaited
+
+    async def _wait_for_clients(self) -> None:
+        await trio.sleep(_RETURN_SECONDS)
+        for agent in self._agents.registry:
+            if self.is_lost(agent):
+                self._ends.awaited.discard(agent.index)
+                with guarded(agent):
+                    self.hang_up(agent, None)
 
     @contextlib.contextmanager
     def _pair(
@@ -396,6 +414,7 @@ class Windows(Part, Subscriber):
     async def take_back(self) -> None:
         """Gets the windows of agents that live back from their monitors, knows viewers by their
         records, and ends what has neither any more."""
+        self._nursery.start_soon(self._wait_for_clients)
         for agent in self._agents.registry:
             await self._take_back_window(agent)
             for task in (None, *self._agents.tasks.known(agent)):
@@ -404,7 +423,7 @@ class Windows(Part, Subscriber):
 
     async def _take_back_window(self, agent: Agent) -> None:
         if not agent.window or Key(agent.index) in self._ends:
-            return
+            return  # or it is awaited
         live_cell = self._live_cells.get(agent.index)
         if live_cell is not None and live_cell.facts.exist():
             end = await live_cell.facts.inlet.ask_window()

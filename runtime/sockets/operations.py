@@ -455,7 +455,7 @@ def _not_controlled(facts: Facts, caller: Caller, request: Request) -> str:
 @unless("that was started, or has a window", WrongStateError)
 def _not_new(facts: Facts, caller: Caller, request: Request) -> str:
     agent = request.named
-    if agent is None:
+    if agent is None or request.services.windows.is_lost(agent):
         return ""
     if agent.status is not Status.NEW:
         what = f"{quote(agent.name)} is {agent.status}"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from runtime.peers.lease import bound
 from tests.worlds.daemon import Daemon, end_process, read, wait_dead, wait_status, wait_until, write
 from tests.worlds.fates import lose_machine
-from tests.worlds.nodes import LEASE
+from tests.worlds.nodes import CTX, LEASE
 from tests.worlds.three import Three, three_of
 
 _LEASE, _GRACE = 5.0, 0.3
@@ -279,3 +280,16 @@ def test_a_daemon_is_executed_again_while_much_is_said(patient: Three, of: str) 
     assert _end(directory)[0] == "done"
     said = (directory / "out").read_bytes()
     assert said == b"0123456\n" * (size // 8) + b"end\n"
+
+
+def test_a_placed_agent_ends_with_a_client_that_does_not_come_back(patient: Three) -> None:
+    name = f"x{next(patient.numbers)}"
+    words = ["run", name, "--node", "n2", "--message", "go", "--", "sleep", "1000"]
+    with subprocess.Popen([CTX, "--root", patient.daemon.root, *words]) as client:
+        directory = patient.daemon.agent_dir(name)
+        wait_until(directory.exists, "it is made")
+        wait_status(directory, "busy")
+        patient.daemon.kill()
+        client.kill()
+    patient.daemon.start()
+    wait_until(lambda: not directory.exists(), "nobody wants it", timeout=120)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from client.making import command_of
 from tests.worlds.daemon import end_process, read, wait_dead, wait_status, wait_until, write
-from tests.worlds.nodes import LEASE, PARENT
+from tests.worlds.nodes import CTX, LEASE, PARENT
 from tests.worlds.three import Three, three_of
 
 
@@ -128,6 +129,37 @@ def test_an_agent_outlives_daemons(three: Three, of: str, how: str) -> None:
     three.go(directory)
     wait_dead(directory)
     assert (read(directory, "outcome"), read(directory, "out")) == ("done\n", "went\n")
+
+
+@pytest.mark.parametrize("where", [["--node", "n2"], []])
+def test_what_a_client_waits_for_goes_on_with_the_next_daemon(
+    three: Three, where: list[str]
+) -> None:
+    script = "echo one; sleep 1000; echo two; exit 3"
+    name = f"x{next(three.numbers)}"
+    words = ["spawn", name, "--wait", "--rm", *where, "--", "sh", "-c", script]
+    with subprocess.Popen(
+        [CTX, "--root", three.daemon.root, *words], stdout=subprocess.PIPE, text=True
+    ) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "one\n"
+        directory = three.daemon.agent_dir(name)
+        for _ in range(2):
+            three.daemon.restart()
+            assert read(directory, "status") == "busy\n"
+        if where:
+            three.go(directory)
+        else:
+            _go(three, name)
+        assert (client.stdout.read(), client.wait()) == ("two\n", 3)
+    wait_until(lambda: not directory.exists(), "it is removed")
+
+
+def _go(three: Three, name: str) -> None:
+    for procs in three.daemon.cgroup.path.glob(f"user-*/agent-{name}/**/cgroup.procs"):
+        for pid in procs.read_text().split():
+            if Path(f"/proc/{pid}/comm").read_text() == "sleep\n":
+                end_process(int(pid))
 
 
 def test_of_a_prefix_a_node_is_chosen(three: Three) -> None:
