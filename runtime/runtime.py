@@ -410,7 +410,7 @@ async def open_runtime(
             )
             looker = Looker(host, helpers)
             starter = Starter(host, looker, trees)
-            registrations = Registrations(places.state, config.placed_keep)
+            registrations = Registrations(places.state)
             post = Post(store)
             leading = Leading(host, post)
             agents.journal.subscribe(post)  # after those who add to what is said
@@ -438,6 +438,7 @@ async def open_runtime(
             )
             trio.lowlevel.add_instrument(runtime.loop)
             stack.callback(trio.lowlevel.remove_instrument, runtime.loop)
+            nursery.start_soon(runtime.hosting.run)
             try:
                 yield runtime
             finally:

@@ -100,7 +100,7 @@ def _unheard_reporter(facts: Facts, caller: Caller, agent: Agent) -> str:
 @unless("its supervisor is stopping or dead", WrongStateError)
 def _ending(facts: Facts, caller: Caller, agent: Agent) -> str:
     supervisor = facts.registry.supervisor_of(agent)
-    if agent.is_guest and agent.guest["bound"]["ended"]:
+    if agent.guest.get("orphaned"):
         name = agent.guest["supervisor"].removeprefix("agent:")
         return f"the supervisor {quote(name)} is ending: nobody would read it"
     if supervisor is None or supervisor.status in _TAKING:

@@ -117,8 +117,7 @@ class Beginner:
 
     def _can_be_told(self, agent: Agent, node: str) -> bool:
         """Whether all is there that its node has to be told of an agent, and can be now."""
-        is_open = self._elsewhere.is_open(node, agent.owner)
-        return is_open and agent.workspace != "worktree"
+        return agent.workspace != "worktree" and self._elsewhere.is_ready(agent, node)
 
     def add_start(self, change: Change, agent: Agent) -> None:
         """Adds that a cell is made, here or at its node; in mode ``once`` the run has no other."""

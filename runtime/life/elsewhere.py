@@ -28,8 +28,8 @@ class Elsewhere:
         """The node for an agent that is to start now; ``CtxError`` if there is none for it."""
         raise UnsupportedError("no other machine is configured (nodes)")
 
-    def is_open(self, node: str, owner: int) -> bool:
-        """Whether a node can be told something at once."""
+    def is_ready(self, agent: Agent, node: str) -> bool:
+        """Whether a node can be told of an agent at once."""
         return False
 
     async def reach(self, live_cell: LiveCell) -> None:

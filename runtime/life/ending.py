@@ -72,7 +72,7 @@ class Ender(Part):
         """Begins the end of an agent and of everything it owns, or cancels a new agent.
 
         The first cause of an end stays its cause. ``change`` is what came before it, and is
-        committed with it; not if the end has begun already.
+        committed with it; not if the end has begun already. It may say who wants that.
         ``WrongStateError`` for a verb that does not fit.
         """
         if cue is Cue.ENDING and agent.status in (Status.STOPPING, Status.DEAD):
@@ -85,7 +85,7 @@ class Ender(Part):
         self, change: Change, agent: Agent, outcome: Outcome, reason: str, cue: Cue = Cue.ENDING
     ) -> None:
         """Adds that the end of an agent begins, and of what it owns as much as one step may."""
-        by = self._agents.journal.actor
+        by = change.by or self._agents.journal.actor
         self._mark(change, agent, cue, outcome, reason, by)
         for member in next(self._parts(self._unmarked(agent)), []):
             self._mark_owned(change, member, by)

@@ -205,9 +205,11 @@ class Supervisor(Part, Subscriber):
         outcome = Outcome.DONE if done else Outcome.CANCELLED
         self._ender.end(agent, outcome, reason, cue=Cue.KILL if kill else Cue.STOP)
 
-    def end(self, agent: Agent, outcome: Outcome, reason: str, cue: Cue) -> None:
-        """``stop`` and the like, as somebody has decided it."""
-        self._ender.end(agent, outcome, reason, cue=cue)
+    def end(
+        self, agent: Agent, outcome: Outcome, reason: str, cue: Cue, change: Change | None = None
+    ) -> None:
+        """``stop`` and the like, as somebody has decided it; after a ``change``."""
+        self._ender.end(agent, outcome, reason, cue=cue, change=change)
 
     def pause(self, agent: Agent) -> None:
         """Freezes the subtree (cgroups(7)); agents below keep their status. ``KernelError``."""

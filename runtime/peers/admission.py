@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from runtime.agents.bundles import PACK, Given
 from runtime.errors import MalformedError, TooLargeError, UnsupportedError
+from runtime.peers.contents import SUPPLIES
 from runtime.records.config import Config
 from runtime.records.model import FAMILIES
 from runtime.texts import limits, mounts, policy
@@ -30,8 +31,6 @@ _TEXT_MAX: Final = 4096
 #: of a run
 _RUN_MAX: Final = 1 << 31
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-#: the documents whose bytes come after ``put``
-DOCUMENTS: Final = ("handoff.md", "input.jsonl", "inherited.md", "inherited.json", PACK)
 #: the files of an agent that ``put`` has beside the label, in an order in which they can be
 #: written: first the policy, by which others are judged
 FILES: Final = (
@@ -85,14 +84,17 @@ class Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """The most that a lead lets an agent have. ``depth`` is of those below it, ``ended`` whether
-    its supervisor is ending."""
+    """The most that a lead lets an agent have. ``depth`` is of those below it."""
 
     policy: str
     families: tuple[str, ...]
     depth: int
     limits: Mapping[str, str]
-    ended: bool = False
+
+    @classmethod
+    def kept(cls, values: Mapping[str, Any]) -> Bound:
+        """As the record of an agent has it, of whichever version."""
+        return cls(**{name: values[name] for name in cls.__slots__})
 
     @classmethod
     def read(cls, values: object, label: str, before: Bound | None = None) -> Bound:
@@ -107,7 +109,6 @@ class Bound:
             families=tuple(each for each in FAMILIES if each in families),
             depth=said.get("depth", int, known.get("depth")),
             limits=said.texts("limits"),
-            ended=said.get("ended", bool, known.get("ended", False)),
         )
         rules = policy.parse(text, label)
         if before is None:
@@ -118,7 +119,6 @@ class Bound:
             families=tuple(each for each in found.families if each in before.families),
             depth=min(found.depth, before.depth),
             limits=least(found.limits, before.limits),
-            ended=found.ended or before.ended,
         )
 
 
@@ -208,8 +208,8 @@ def _supervisor(text: str, alias: str) -> str:
 
 def _documents(values: Mapping[str, Any]) -> Iterable[tuple[str, tuple[int, str]]]:
     for name, value in values.items():
-        if name not in DOCUMENTS:
-            raise MalformedError(f"{quote(name)} is not one of {', '.join(DOCUMENTS)}")
+        if name not in SUPPLIES:
+            raise MalformedError(f"{quote(name)} is not one of {', '.join(SUPPLIES)}")
         size, digest = value if isinstance(value, list) and len(value) == 2 else (-1, "")
         right = size.__class__ is int and size >= 0 and isinstance(digest, str)
         if not right or not _DIGEST.fullmatch(digest):
@@ -228,10 +228,16 @@ def check_sizes(files: Mapping[str, tuple[int, str]], config: Config) -> None:
 # limits
 
 
+_CPU_PERIOD: Final = 100_000
+
+
 def _share(text: str) -> float:
     """The processors of a ``cpu.max``."""
     quota, _, period = text.partition(" ")
-    return parse_number(quota) / max(parse_number(period or "100000"), 1)
+    if quota == "max":
+        return math.inf
+    # a period of 0 is one that the kernel refuses
+    return parse_number(quota) / (parse_number(period or "0") or _CPU_PERIOD)
 
 
 _MEASURES: Final[dict[str, Callable[[str], float]]] = {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +37,8 @@ _ESCAPED: Final = re.compile("[%\x00-\x1f\x7f\udc80-\udcff]")
 #: bytes of lines that are looked at in one step, and of one line
 _LINES: Final = 16 << 10
 _LINE_MAX: Final = 1 << 20
+#: of files that are read in one step
+_SHORT: Final = 64 << 10
 
 
 def named(path: bytes) -> str:
@@ -66,8 +70,6 @@ class File:
     spoiled: bool = False
     #: what else was said of it
     right: Any = None
-    #: of a digest that it has to have
-    digest: Any = None
     #: of output, which may grow
     copy: Copy | None = None
 
@@ -108,13 +110,30 @@ class File:
         try:
             while data:
                 written = os.write(fd, data)
-                if self.digest is not None:
-                    self.digest.update(data[:written])
                 self.kept += written
                 self.more += written
                 data = data[written:]
         finally:
             os.close(fd)
+
+
+def are_short(paths: Mapping[str, Path]) -> bool:
+    """Whether files are read in no time."""
+    size = 0
+    for path in paths.values():
+        with suppress(FileNotFoundError):
+            size += path.stat().st_size
+    return size <= _SHORT
+
+
+def digests(paths: Mapping[str, Path]) -> dict[str, tuple[int, str]]:
+    """Sizes and SHA-256 of those files that are there; ``OSError``."""
+    found = {}
+    for name, path in paths.items():
+        with suppress(FileNotFoundError), open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            found[name] = file.tell(), digest
+    return found
 
 
 async def lines_of(path: Path, offset: int = 0) -> AsyncGenerator[tuple[int, list[str]], None]:

@@ -49,7 +49,7 @@ from runtime.peers.putting import Putting
 from runtime.peers.supplies import Supplies
 from runtime.peers.talking import now
 from runtime.peers.telling import Telling
-from runtime.records.change import Change, Subscriber
+from runtime.records.change import RUNTIME, Change, Subscriber
 from runtime.records.lifecycle import AGENT_MOVES, Cue, Status
 from runtime.records.model import Agent, Outcome
 from runtime.texts.names import check_known, quote
@@ -279,7 +279,8 @@ class Guests(Part, Subscriber):
         with journal.acting(self.putting.caller(uid)):
             doing = None
             try:
-                with journal.doing(key, message.number, message.line) as doing:
+                by = self._by(key, message)
+                with journal.doing(key, message.number, message.line, by) as doing:
                     do(self, key, uid, message)
                 crashpoints.reach("peer.done")
                 return
@@ -297,6 +298,11 @@ class Guests(Part, Subscriber):
                 change.done.append((key, message.number, message.line))
             journal.note(change)
 
+    def _by(self, key: str, message: Message) -> str:
+        """Who has it done at the lead, as in ``by`` of events here; empty if it does not say."""
+        said = Said(dict(message.said), message.op)
+        by = said.word("by") if "by" in message.said else ""
+        return by if by in ("", RUNTIME) else f"{by}@{self._post.data(key)['alias']}"
 
     def _guest(self, key: str, message: Message) -> Agent | None:
         """The guest that a lead means, if it is here: one of its own."""
@@ -336,7 +342,10 @@ class Guests(Part, Subscriber):
         AGENT_MOVES.move(agent.status, cue)
         if cue in _ENDS:
             outcome = check_known(said.word("outcome"), _OUTCOMES, "outcome")
-            self._supervisor.end(agent, outcome, said.word("reason") or "supervisor_stop", cue)
+            change, reason = Change(), said.word("reason") or "supervisor_stop"
+            if said.get("orphaned", bool, False):
+                change.set(agent, guest={**agent.guest, "orphaned": True})
+            self._supervisor.end(agent, outcome, reason, cue, change)
         elif cue is Cue.PAUSE:
             self._supervisor.pause(agent)
         elif cue is Cue.RESUME:
@@ -451,6 +460,10 @@ class Guests(Part, Subscriber):
             if agent.is_held:
                 self._supervisor.restore(agent)  # it began just when it was to wait
 
+    def agent_listed(self, agent: Agent) -> None:
+        if agent.is_guest and self._agents.registry.get(agent.index) is not agent:
+            self.supplies.forget(agent)
+
     async def _finish(self, agent: Agent) -> None:
         """Tells the end of a guest, or takes away what its lead has forgotten."""
         with guarded(agent):
@@ -472,6 +485,5 @@ class Guests(Part, Subscriber):
                 files = await self.supplies.files_of(agent)
 
     def _take_away(self, agent: Agent) -> None:
-        self.supplies.forget(agent)
         self._agents.removals.remove_copy(agent)
         self.keeping.left(agent)

@@ -7,15 +7,19 @@ is the kernel says of ``ctx peer``; what a lead says of itself is a name to show
 from __future__ import annotations
 
 import logging
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
+
+import trio
 
 from runtime import crashpoints
 from runtime.agents.parts import Agents
 from runtime.authority.accounts import Payer
 from runtime.authority.loop import Timed, Turns
-from runtime.errors import CtxError, DeniedError
+from runtime.errors import CtxError, DeniedError, NoSpaceError
 from runtime.kernel.daemonlog import Rates, because_of
 from runtime.kernel.handover import Descriptors
 from runtime.peers.guests import Guests
@@ -38,6 +42,8 @@ log = logging.getLogger("ctxd.peers")
 
 #: before hello, in seconds
 _HELLO_SECONDS: Final = 30.0
+#: between two looks for leads that are to be forgotten
+_LOOK_SECONDS: Final = 3600.0
 _LEASE_MIN: Final = 5.0
 _NAME_MAX: Final = 16
 #: of one uid's leads that break the rules a line in the log is enough for so long
@@ -81,12 +87,29 @@ class Hosting:
         self._served: dict[int, _Served] = {}
         self._turns = Turns()
         self._complaints = Rates(window=_COMPLAINT_SECONDS)
-        registrations.in_use = self._in_use
 
-    def _in_use(self, known: str) -> bool:
-        """Whether a lead is connected, or has anything here."""
-        connected = any(each.known == known for each in self._served.values())
-        return connected or self.guests.has(key_of(LEAD, known))
+    async def run(self) -> None:
+        """Forgets leads that have had nothing here for long."""
+        await self.guests.taken_over.wait()
+        while True:
+            self._forget_old()
+            with suppress(NoSpaceError):
+                await self._registrations.written()
+            await trio.sleep(_LOOK_SECONDS)
+
+    def _forget_old(self) -> None:
+        before = time.time() - self._agents.settings.config.placed_keep
+        for known in self._registrations.leads():
+            key = key_of(LEAD, known)
+            connected = any(each.known == known for each in self._served.values())
+            seen = self._post.data(key).get("seen", 0.0)
+            if not (seen >= before or connected or self.guests.has(key)):
+                self._registrations.drop(known)
+        # what the store has of others is also left by a daemon that died between the two
+        known_keys = {key_of(LEAD, known) for known in self._registrations.leads()}
+        for key in self._post.keys(LEAD):
+            if key not in known_keys and not self.guests.has(key):
+                self.guests.part(key)
 
     async def serve(self, fd: int, uid: int, received: bytes, progress: dict[str, Any]) -> None:
         """A connection of ``ctx peer``, until either side ends it; what is to pass to the next
@@ -129,6 +152,8 @@ class Hosting:
         finally:
             del self._served[fd]
             self.guests.supplies.closed(served.key, host)
+            if self._post.data(served.key):
+                self._post.note(served.key, seen=time.time())
 
     def note(self) -> None:
         """Notes what the next daemon needs in order to go on with each connection."""
@@ -166,6 +191,10 @@ class Hosting:
                 raise BrokenLinkError("hello without a right name")
             check_name(name)
             known, lead = self._registrations.lead(uid, said["as"], name)
+            for other in self._served.values():
+                if other.known == known:
+                    other.talk.close()
+                    other.known = ""
             if not self._post.stream(key_of(LEAD, known)).fits(said) and known == said["as"]:
                 self.guests.part(key_of(LEAD, known))
                 self._registrations.drop(known)
@@ -175,10 +204,6 @@ class Hosting:
         if seconds.__class__ not in (int, float) or not seconds >= _LEASE_MIN:
             raise BrokenLinkError("hello without a right ttl")
         crashpoints.reach("peer.registered")
-        for other in self._served.values():
-            if other.known == known:
-                other.talk.close()
-                other.known = ""
         served.known, served.hello, key = known, hello, key_of(LEAD, known)
         try:
             await self._registrations.written()
@@ -188,7 +213,7 @@ class Hosting:
         if served.known != known:
             return  # there is a newer one meanwhile
         seconds = float(min(seconds, config.placed.lease_max))
-        self._post.note(key, uid=uid, alias=lead.alias, seconds=seconds)
+        self._post.note(key, uid=uid, alias=lead.alias, seconds=seconds, seen=time.time())
         lease = self.guests.lease(key)
         lease.seconds = seconds
         served.talk.tell_by(self._post.wakeup(key))

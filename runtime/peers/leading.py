@@ -33,6 +33,7 @@ from runtime.life.conclusions import LOST
 from runtime.life.elsewhere import Elsewhere
 from runtime.life.ending import Ender
 from runtime.peers.bounds import bound_of, put_of
+from runtime.peers.contents import are_short, digests
 from runtime.peers.lease import SLACK, Grants
 from runtime.peers.peering import Event, Message, Over
 from runtime.peers.post import NODE, Post
@@ -55,6 +56,10 @@ _LOOK_SECONDS: Final = 60.0
 _ASK_SECONDS: Final = 30.0
 #: between two looks whether a node has heard that it is forgotten
 _FORGET_LOOK: Final = 0.05
+#: who said verbs of an agent last
+_ASKED_MAX: Final = 8
+#: of a supervisor that hears no report any more
+_NOT_HEARING: Final = (Status.STOPPING, Status.DEAD)
 _ENDS: Final = frozenset({Cue.STOP, Cue.ENDING, Cue.OWNER_ENDING})
 
 
@@ -79,6 +84,8 @@ class Leading(Part, Elsewhere, Subscriber):
         #: that live at a node, or will when its link is open
         self._there: dict[AgentIndex, Agent] = {}
         self._changed = Wakeup()
+        #: of those that are about to be put there, the documents that are long
+        self._digests: dict[AgentIndex, dict[str, tuple[int, str]]] = {}
         #: when their hosts were asked what they use
         self._asked: dict[AgentIndex, float] = {}
         for agent in host.agents.registry:
@@ -262,8 +269,8 @@ class Leading(Part, Elsewhere, Subscriber):
             )
         return f"{'; '.join(said)}: wait until one has ended, or end one"
 
-    def is_open(self, node: str, owner: int) -> bool:
-        return (node, owner) in self._open
+    def is_ready(self, agent: Agent, node: str) -> bool:
+        return (node, agent.owner) in self._open and are_short(self.returns.supplies(agent))
 
     async def reach(self, live_cell: LiveCell) -> None:
         agent = live_cell.agent
@@ -280,6 +287,8 @@ class Leading(Part, Elsewhere, Subscriber):
         if agent.status is Status.STARTING and where not in self._open:
             why = self._closed.get(where, "").removeprefix("!")
             raise MissingError(f"{agent.node}: {why or f'no answer within {_OPEN_SECONDS:g} s'}")
+        if not are_short(paths := self.returns.supplies(agent)):
+            self._digests[agent.index] = await trio.to_thread.run_sync(digests, paths)
 
     def add_start(self, change: Change, agent: Agent, run: RunId) -> None:
         node = change.peek_agent(agent, "node")
@@ -288,11 +297,12 @@ class Leading(Part, Elsewhere, Subscriber):
         if not any(each.peer == key and "lost" not in each.heard for each in self._all()):
             self._grants[key].begin(now())
         change.set(agent, peer=key, heard={"bound": bound})
-        put = put_of(self._agents, agent, run, bound)
+        files = self._digests.pop(agent.index, None) or digests(self.returns.supplies(agent))
+        put = put_of(self._agents, agent, run, bound, files)
         change.post(key, "put", agent.incarnation, **put)
         if any(change.peek_agent(each, "frozen") for each in self._above(agent)):
             change.post(key, "freeze", agent.incarnation)
-        change.post(key, "start", agent.incarnation)
+        change.post(key, "start", agent.incarnation, by=self._agents.journal.actor)
         self._changed.notify()
 
     def _above(self, agent: Agent) -> list[Agent]:
@@ -326,16 +336,17 @@ class Leading(Part, Elsewhere, Subscriber):
 
     def say(self, agent: Agent, verb: str) -> None:
         self._check(agent)
-        change = Change()
-        change.post(
-            agent.peer, "verb", agent.incarnation,
-            verb=verb, by=self._agents.journal.actor, reason="", outcome="",
-        )  # fmt: skip
+        by, change = self._agents.journal.actor, Change()
+        # what comes of it is told as done by who said it
+        asked = [*dict.fromkeys((*agent.heard.get("asked", ()), by))][-_ASKED_MAX:]
+        change.set(agent, heard={**agent.heard, "asked": asked})
+        self._tell(change, agent, "verb", verb=verb, by=by, reason="", outcome="")
         self._agents.journal.commit(change)
 
     def ask_usage(self, agent: Agent) -> None:
         before, since = self._asked.get(agent.index, -math.inf), trio.current_time()
-        if agent.live and self.is_open(agent.node, agent.owner) and since - before > _ASK_SECONDS:
+        is_open = (agent.node, agent.owner) in self._open
+        if agent.live and is_open and since - before > _ASK_SECONDS:
             self._asked[agent.index] = since
             with contextlib.suppress(CtxError), self._agents.journal.changing() as change:
                 self._check(agent)
@@ -411,7 +422,11 @@ class Leading(Part, Elsewhere, Subscriber):
     def _tell_end(self, change: Change, agent: Agent, verb: str) -> None:
         outcome, reason = change.peek_agent(agent, "cause") or ("", "")
         by = change.peek_agent(agent, "caused_by") or change.by
-        self._tell(change, agent, "verb", verb=verb, by=by, reason=reason, outcome=outcome)
+        said = {"verb": verb, "by": by, "reason": reason, "outcome": outcome}
+        supervisor = self._agents.registry.supervisor_of(agent)
+        if supervisor is not None and change.peek_agent(supervisor, "status") in _NOT_HEARING:
+            said["orphaned"] = True
+        self._tell(change, agent, "verb", **said)
 
     def _tell_frozen(self, change: Change, top: Agent) -> None:
         for agent in self._agents.registry.descendants(top):
@@ -450,6 +465,7 @@ class Leading(Part, Elsewhere, Subscriber):
             self._there[agent.index] = agent
         elif self._there.pop(agent.index, None) is not None:
             self._asked.pop(agent.index, None)
+            self._digests.pop(agent.index, None)
             self._changed.notify()
 
     def _narrow(self, top: Agent) -> None:
@@ -468,6 +484,9 @@ class Leading(Part, Elsewhere, Subscriber):
 
     def recovered(self) -> None:
         """All that lived is taken over, and what ended meanwhile is recorded: links are opened."""
+        for agent in self._agents.registry:
+            if agent.away and not agent.live:  # a daemon may have died before it let go of that
+                self.returns.forget(agent)
         for agent in tuple(self._there.values()):
             if agent.away:
                 self._narrow(agent)

@@ -28,6 +28,7 @@ from runtime.cell.port import Host, Part
 from runtime.errors import CtxError, MissingError, QuotaError
 from runtime.kernel import linux, orders
 from runtime.kernel.cgroups import Cgroup
+from runtime.kernel.daemonlog import because_of
 from runtime.kernel.handover import Descriptors
 from runtime.kernel.inotify import Wakeup
 from runtime.kernel.spawn import Process
@@ -148,6 +149,9 @@ class Link:
     def become(self, state: str, error: str = "") -> None:
         if state != self.state:
             self.state, self.since = state, time.time()
+            said = f"{state}: {error}" if error else state
+            extra = because_of(self.owner)
+            log.info("link of uid %d to %s: %s", self.owner, self.node, said, extra=extra)
         self.error = error
         self.changed.notify()
         self.told()

@@ -30,7 +30,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import trio
 
@@ -150,9 +150,6 @@ class _Way:
 class Parcels(Part):
     """Files that one side lacks, and that it has for the other side, of all registrations."""
 
-    #: whether the digests of files are compared
-    _has_digests: ClassVar[bool] = False
-
     def __init__(self, host: Host, post: Post) -> None:
         super().__init__(host)
         self._post = post
@@ -174,6 +171,7 @@ class Parcels(Part):
         """A connection is over."""
         if (way := self._ways.get(key)) and way.peering is peering:
             way.peering = None
+            self._let_go(way)
 
     def hear(self, key: str, peering: Peering, event: Want | Bytes | Grown) -> None:
         """Something was said of a file."""
@@ -215,7 +213,12 @@ class Parcels(Part):
         """Takes no more of it; what is shown stays."""
         if (way := self._ways.get(agent.peer)) is not None:
             way.parcels.pop(agent.incarnation, None)
+            self._let_go(way)
         self._agents.trash.discard(self._directory(agent), agent.owner)
+
+    def _let_go(self, way: _Way) -> None:
+        if way.peering is None and not way.parcels:
+            self._ways.pop(way.key, None)
 
     # giving
 
@@ -404,8 +407,6 @@ class Parcels(Part):
                 os.truncate(there.fileno(), 0)
                 file.kept = 0
             file.asked = file.kept
-            if self._has_digests and file.name != PACK:  # that may be much for one step
-                file.digest = hashlib.file_digest(there, "sha256")
 
     def _check(self, name: str, right: Any) -> None:
         """``MalformedError`` if there can be no such file."""

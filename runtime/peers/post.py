@@ -76,11 +76,14 @@ class Post(Subscriber):
 
     def wakeup(self, key: str) -> Wakeup:
         """Told when there is something to say to the other side."""
+        if key not in self._streams:
+            return Wakeup()  # nothing is said any more
         return self._wakeups.setdefault(key, Wakeup())
 
     def acknowledged(self, key: str, number: int) -> None:
         """The other side has done messages up to this one: they need not be stored."""
-        self._acknowledged[key] = number
+        if key in self._streams:
+            self._acknowledged[key] = number
 
     def forget(self, key: str) -> None:
         """A registration is over, and nothing of it is left."""

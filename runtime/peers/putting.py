@@ -191,11 +191,11 @@ class Putting(Part):
         """All limits of a guest, as they are now."""
         said = Said(dict(message.said), "limits").texts("limits")
         limits = {key: value for key, value in said.items() if value != "max"}
-        self._confine(agent, uid, Bound(**agent.guest["bound"]), limits)
+        self._confine(agent, uid, Bound.kept(agent.guest["bound"]), limits)
 
     def bound(self, agent: Agent, uid: int, message: Message) -> None:
         """Less than before, from now on."""
-        before = Bound(**agent.guest["bound"])
+        before = Bound.kept(agent.guest["bound"])
         bound = Bound.read(dict(message.said), agent.label, before)
         self._confine(agent, uid, bound, agent.guest["limits"])
 

@@ -13,8 +13,6 @@ import hmac
 import json
 import os
 import secrets
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -35,8 +33,6 @@ class Lead:
     uid: int
     name: str
     alias: str
-    #: when something was heard of it last, in seconds since the epoch
-    seen: float = 0.0
 
 
 @dataclass(slots=True)
@@ -50,19 +46,18 @@ class _Kept:
 class Registrations:
     """All of them, from their file, which is read once and written whole."""
 
-    def __init__(self, state: Path, keep: float) -> None:
-        """``keep``: seconds after which a lead that has nothing here is forgotten."""
+    def __init__(self, state: Path) -> None:
         self._path = state / _FILE
-        #: whether a lead is not forgotten, however long nothing was heard of it
-        self.in_use: Callable[[str], bool] = lambda known: False
-        self.keep = keep
         self._kept = _Kept()
         #: how often something changed, and how much of that the file has
         self._changes = self._stored = 0
         self._writing = trio.Lock()
         if self._path.exists():
             values = json.loads(self._path.read_bytes())
-            leads = {known: Lead(**each) for known, each in values["leads"].items()}
+            leads = {
+                known: Lead(each["uid"], each["name"], each["alias"])
+                for known, each in values["leads"].items()
+            }
             self._kept = _Kept(values["hosts"], leads)
 
     def host(self, node: str, owner: int) -> str:
@@ -86,32 +81,25 @@ class Registrations:
         """
         for known, each in self._kept.leads.items() if said else ():
             if hmac.compare_digest(known.encode(), said.encode()) and each.uid == uid:
-                each.seen = time.time()
                 return known, each
-        self._forget_old()
         if sum(each.uid == uid for each in self._kept.leads.values()) >= _MOST:
             raise QuotaError(f"{_MOST} leads of uid {uid} are registered here: that is the most")
         taken = {each.alias for each in self._kept.leads.values()}
         numbers = (f"{name}-{number}" for number in range(2, len(taken) + 3))
         alias = next(each for each in (name, *numbers) if each not in taken)
         known = secrets.token_hex(16)
-        made = self._kept.leads[known] = Lead(uid, name, alias, time.time())
+        made = self._kept.leads[known] = Lead(uid, name, alias)
         self._changes += 1
         return known, made
 
+    def leads(self) -> list[str]:
+        """The bits of all leads."""
+        return [*self._kept.leads]
+
     def drop(self, known: str) -> None:
-        """A lead, or this machine, was put back to an earlier state: the registration is over."""
+        """The registration of a lead is over."""
         del self._kept.leads[known]
         self._changes += 1
-
-    def _forget_old(self) -> None:
-        before = time.time() - self.keep
-        leads = self._kept.leads
-        self._kept.leads = {
-            known: each
-            for known, each in leads.items()
-            if each.seen >= before or self.in_use(known)
-        }
 
     async def written(self) -> None:
         """Returns when the file has all that holds now; ``NoSpaceError`` if it cannot."""

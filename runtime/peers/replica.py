@@ -213,14 +213,22 @@ class Replica(Part):
             told["origin"] = _number(said["origin"])
         if at := _text(said, "at", 64):
             told["at"] = at
+        if by := self._actor(agent, said):
+            told["by"] = by
+        return told
+
+    def _actor(self, agent: Agent, said: Mapping[str, Any]) -> str:
+        """Who did something there, as in ``by`` of events here; empty for the runtime. A host may
+        call it the wish of those alone who have asked for something."""
         by = _text(said, "by")
         alias = self._post.data(agent.peer).get("alias", "")
         who, _, rest = by.partition(" ")
         if who == f"agent:{agent.name}@{alias}":
-            told["by"] = f"agent:{agent.name} {rest}".rstrip()
-        elif who == "operator" or who.startswith("agent:"):
-            told["by"] = f"{by}@{agent.node}"
-        return told
+            return f"agent:{agent.name} {rest}".rstrip()
+        wish = by.removesuffix(f"@{alias}")
+        if wish != by and wish in (agent.caused_by, *agent.heard.get("asked", ())):
+            return wish
+        return f"{by}@{agent.node}" if who == "operator" or who.startswith("agent:") else ""
 
     def _report(self, change: Change, agent: Agent, message: Message) -> None:
         said = message.said
@@ -259,6 +267,7 @@ class Replica(Part):
             self._hear(change, agent, left=asdict(Left.read(said["worktree"])))
         if usage := _numbers(said, "usage", _KEYS_MAX):
             change.set(agent, usage=usage)
+        change.by = self._actor(agent, said) or change.by
         self._end(change, agent, outcome, reason, gives=gives)
         change.set(agent, cause=(outcome, reason))
 

@@ -56,6 +56,10 @@ _BENEATH: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class Returns(Parcels):
     """The files of all agents that are placed elsewhere."""
 
+    def supplies(self, agent: Agent) -> dict[str, Path]:
+        """Where the documents are that an agent is given, if there are such."""
+        return {name: self._agents.documents.path(agent, name) for name in SUPPLIES if name != PACK}
+
     def _read(self, agent: Agent, name: str, offset: int, size: int) -> tuple[int, bytes]:
         if name not in SUPPLIES:
             return offset, b""

@@ -8,14 +8,13 @@ nothing while it says nothing.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import trio
 
@@ -36,8 +35,9 @@ from runtime.peers.contents import (
     DOCUMENTS,
     LISTING,
     OUTPUTS,
-    SUPPLIES,
     File,
+    are_short,
+    digests,
     lines_of,
     link,
     named,
@@ -47,10 +47,9 @@ from runtime.peers.parcels import SLICE, Parcel, Parcels
 from runtime.peers.peering import Host, Peering
 from runtime.peers.post import Post
 from runtime.records.model import Agent
-from runtime.texts.names import dump_json, parse_json_object, quote
+from runtime.texts.names import dump_json, parse_json_object
 
 _LISTED_MAX: Final = 32 << 10
-_DIGEST: Final = re.compile("[0-9a-f]{64}")
 #: between two looks at what grows, in seconds
 _PAUSE: Final = 0.25
 
@@ -69,8 +68,6 @@ class _Watch:
 class Supplies(Parcels):
     """The files of all guests."""
 
-    _has_digests: ClassVar[bool] = True
-
     def __init__(self, host: Machine, post: Post) -> None:
         super().__init__(host, post)
         self._hashing = trio.CapacityLimiter(1)
@@ -79,38 +76,15 @@ class Supplies(Parcels):
 
     def expect(self, agent: Agent, files: Mapping[str, Any]) -> None:
         """These files of a guest are to come, ``{NAME: [SIZE, SHA256]}`` as ``put`` has them. A
-        daemon that starts says it again, of guests that have not begun. ``CtxError``."""
-        for name, value in files.items():
-            match value:
-                case [int(size), str(digest)] if size >= 0 and _DIGEST.fullmatch(digest):
-                    self._check(name, digest)
-                case _:
-                    raise MalformedError(f"{quote(name)} has no right size and digest")
+        daemon that starts says it again, of guests that have not begun."""
         expected = [(name, size, digest) for name, (size, digest) in files.items()]
         self._expect(agent, iter(expected), sum(size for _, size, _ in expected))
 
     def _check(self, name: str, right: Any) -> None:
-        if name not in SUPPLIES:
-            raise MalformedError(f"{quote(name)} is nothing that an agent is given")
+        """``put`` was judged (``runtime.peers.admission``)."""
 
     def _show(self, parcel: Parcel, file: File) -> None:
-        path = parcel.path(file.name)
-        if file.name == PACK:
-            self._work(parcel, partial(self._give_pack, parcel.agent, path, file.right))
-        else:
-            self._compare(file.name, path, file.digest.hexdigest(), file.right)
-            self._work(parcel, partial(self._give_to, parcel.agent, file.name, path))
-
-    @staticmethod
-    def _compare(name: str, path: Path, digest: str, right: str) -> None:
-        if digest != right:
-            path.unlink()
-            raise MalformedError(f"{name} is not what its lead said that it would be")
-
-    async def _give_pack(self, agent: Agent, path: Path, right: str) -> None:
-        digest = await trio.to_thread.run_sync(bundles.digest_of, path, limiter=self._hashing)
-        self._compare(PACK, path, digest, right)
-        link(path, bundles.came(self._agents, agent))
+        self._work(parcel, partial(self._give_to, parcel.agent, file, parcel.path(file.name)))
 
     def drop_pack(self, agent: Agent) -> None:
         """Its repository is made: what it was made of is not needed any more."""
@@ -119,7 +93,18 @@ class Supplies(Parcels):
             for each in (path, bundles.came(self._agents, agent)):
                 self._agents.trash.discard(each, agent.owner)
 
-    async def _give_to(self, agent: Agent, name: str, path: Path) -> None:
+    async def _give_to(self, agent: Agent, file: File, path: Path) -> None:
+        name, paths = file.name, {file.name: path}
+        if are_short(paths):
+            found = digests(paths)
+        else:
+            found = await trio.to_thread.run_sync(digests, paths, limiter=self._hashing)
+        if found.get(name) != (file.length, file.right):
+            path.unlink()
+            raise MalformedError(f"{name} is not what its lead said that it would be")
+        if name == PACK:
+            link(path, bundles.came(self._agents, agent))
+            return
         async with aclosing(lines_of(path)) as parts:
             async for _, lines in parts:
                 for line in lines if name == "input.jsonl" else ():

@@ -152,6 +152,7 @@ class Telling(Subscriber):
             "ended",
             outcome=agent.outcome,
             reason=head(agent.reason, _REASON_MAX),
+            by=agent.caused_by,
             usage=agent.usage,
             started=agent.started,
             files=files,

@@ -268,7 +268,7 @@ def sockets_of(mounted: Mounted, nursery: trio.Nursery, **given: Any) -> Sockets
         ),
         hosting=Hosting(
             agents,
-            Registrations(mounted.base.runtime.places.state, 60.0),
+            Registrations(mounted.base.runtime.places.state),
             Post(agents.store),
             cast(Any, None),
         ),

@@ -13,7 +13,10 @@ import pytest
 
 from runtime.caller import Caller
 from runtime.errors import QuotaError, TooLongError, UnsupportedError, WrongStateError
+from runtime.peers.hosting import Hosting
 from runtime.peers.peering import Message, Over
+from runtime.peers.post import LEAD, key_of
+from runtime.peers.registrations import Registrations
 from runtime.peers.streams import MESSAGE_MAX, UNDONE_BYTES, UNDONE_MAX
 from runtime.records.change import Change, Subscriber
 from runtime.records.config import Config
@@ -120,7 +123,10 @@ def test_a_life_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"config": {"mount": "node:recipes /x ro\n" * 2}}, "EINVAL", "twice"),
         ({"config": {"mount": "x /x hide\n" * 2049}}, "EDQUOT", "2048"),
         ({"files": {"result.md": [1, "0" * 64]}}, "EINVAL", "handoff.md"),
+        ({"files": {"../x": [1, "0" * 64]}}, "EINVAL", "handoff.md"),
         ({"files": {"handoff.md": [-1, "0" * 64]}}, "EINVAL", "SHA-256"),
+        ({"files": {"handoff.md": [1, "0"]}}, "EINVAL", "SHA-256"),
+        ({"files": {"handoff.md": 5}}, "EINVAL", "SHA-256"),
         ({"files": {"handoff.md": [1 << 40, "0" * 64]}}, "EFBIG", "at most"),
         ({"config": WORKTREE}, "EINVAL", "worktree.pack"),
         ({"files": {"worktree.pack": [1, "0" * 64]}}, "EINVAL", "workspace worktree"),
@@ -301,6 +307,7 @@ def test_verbs_are_obeyed_and_what_does_not_fit_is_refused(
         agent = await busy(site, lead)
         await verb("pause")
         assert lead.statuses[-1] == "paused" and site.machine.frozen
+        assert lead.told("state")[-1]["by"] == "agent:boss@one", "who wanted it, and where"
         await verb("pause")
         await verb("resume")
         assert agent.status is Status.BUSY and not site.machine.frozen
@@ -464,7 +471,9 @@ def test_reports_are_facts(world: World, monkeypatch: pytest.MonkeyPatch) -> Non
         assert (report["id"], report["run"], report["text"]) == ("id", "r3", "half of it")
         with pytest.raises(TooLongError):
             messages.report(caller, agent, "\1" * 60000)
-        await lead.say("bound", ended=True, policy=agent.policy, depth=0, families=[], limits={})
+        said: dict[str, Any] = {"reason": "parent_dead", "outcome": "cancelled", "orphaned": True}
+        await lead.say("verb", verb="stop", by="agent:boss run:r1", **said)
+        assert (agent.status, agent.caused_by) == (Status.STOPPING, "agent:boss run:r1@one")
         with pytest.raises(WrongStateError, match="boss@one"):
             messages.report(caller, agent, "late")
 
@@ -611,6 +620,34 @@ def test_a_registration_that_is_over_takes_all_along(
         await site.be(agent, Status.DEAD)
         await site.until(lambda: not site.supervisor._live_cells)
         assert list(site.post.keys("l")) == [], "nobody is told"
+
+    at_site(world, monkeypatch, act)
+
+
+def test_leads_that_had_nothing_here_for_long_are_forgotten(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        registrations = Registrations(tmp_path)
+        hosting = Hosting(site.agents, registrations, site.post, site.guests)
+        old, _ = registrations.lead(UID, "", "old")
+        new, _ = registrations.lead(UID, "", "new")
+        using, _ = registrations.lead(UID, "", "using")
+        for known, days in ((old, 8), (new, 6), (using, 8)):
+            seen = time.time() - days * 86400
+            site.post.note(key_of(LEAD, known), uid=UID, alias="x", seconds=30.0, seen=seen)
+        site.post.note(key_of(LEAD, "nobody's"), uid=UID, alias="x", seconds=30.0)
+        lead.known = using
+        lead.connect(site)
+        site.post.note(lead.key, seen=0.0)
+        await busy(site, lead)
+        hosting._forget_old()
+        assert registrations.leads() == [new, using]
+        keys = {key_of(LEAD, known) for known in (new, using)}
+        assert {*site.post.keys(LEAD)} & {key_of(LEAD, old), *keys} == keys
+        assert key_of(LEAD, "nobody's") not in site.post.keys(LEAD)
+        rows = world.store.execute("SELECT key FROM peers").fetchall()
+        assert keys <= {key for (key,) in rows} and len(rows) == len([*site.post.keys(LEAD)])
 
     at_site(world, monkeypatch, act)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,8 @@ import trio
 from runtime.agents.workspace import Worktree, WorktreeState
 from runtime.errors import AgainError, CtxError, NoSpaceError, QuotaError, TooLongError
 from runtime.ids import AgentIndex
+from runtime.peers import leading
+from runtime.peers.contents import digests
 from runtime.peers.peering import BrokenLinkError
 from runtime.peers.streams import MESSAGE_MAX, UNDONE_BYTES, UNDONE_MAX
 from runtime.records.change import Change, Subscriber
@@ -215,7 +219,7 @@ def test_a_parent_is_dead_when_its_placed_children_are(world: World) -> None:
         child = await lead.running(parent=parent)
         lead.machine.ended(lead.cell(parent), code=0)
         await lead.be(parent, Status.STOPPING)
-        assert lead.far.told[0]["reason"] == "parent_dead"
+        assert (lead.far.told[0]["reason"], lead.far.told[0]["orphaned"]) == ("parent_dead", True)
         await trio.sleep(30)
         assert (parent.status, child.status) == (Status.STOPPING, Status.STOPPING)
         await lead.far.ends(child, "cancelled", "parent_dead")
@@ -535,7 +539,10 @@ def test_verbs_change_a_status_when_the_host_says_so(world: World) -> None:
             lead.supervisor.pause(agent)
         assert (agent.status, lead.far.ops) == (Status.BUSY, ["pause"])
         assert lead.far.told[0]["by"] == "operator uid:0"
-        await lead.far.say("state", agent, status="paused", lost=["network:x", "shared:y"])
+        lost = ["network:x", "shared:y"]
+        by = "operator uid:0@one"
+        await lead.far.say("state", agent, status="paused", lost=lost, by=by)
+        assert lead.events(agent, "agent.status")[-1]["by"] == "operator uid:0"
         assert agent.status is Status.PAUSED
         assert agent.heard["refused"][1] == "n2: not offered there: network:x shared:y"
         assert lead.machine.frozen == set()
@@ -556,6 +563,69 @@ def test_verbs_change_a_status_when_the_host_says_so(world: World) -> None:
             await lead.far.say("state", agent, status="busy", run="r1")
 
     on_lead(world, act)
+
+
+@pytest.mark.parametrize(
+    ("by", "shown"),
+    [
+        ("operator uid:7", "operator uid:7@n2"),
+        ("agent:kid@one run:r1", "agent:kid@one run:r1@n2"),
+        ("agent:x@one run:r1", "agent:x run:r1"),
+        ("operator uid:7@one", "operator uid:7@one@n2"),  # who has asked for nothing
+        ("runtime", "runtime"),
+    ],
+)
+def test_whoever_ends_it_there_is_named(world: World, by: str, shown: str) -> None:
+    async def act(lead: Lone) -> None:
+        agent = await lead.running()
+        said = {"outcome": "cancelled", "reason": "operator_stop", "by": by}
+        await lead.far.say("ended", agent, **said)
+        await lead.be(agent, Status.STOPPING)
+        await lead.far.say("dead", agent)
+        await lead.be(agent, Status.DEAD)
+        assert {event["by"] for event in lead.events(agent)[-2:]} == {shown}
+
+    on_lead(world, act)
+
+
+def test_long_documents_are_not_read_in_the_loop(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(lead: Lone) -> None:
+        lead.far.open()
+        text = b"x" * (1 << 20)
+        agent = lead.make()
+        world.agents.documents.write(agent, "handoff.md", text)
+        threads = []
+
+        def noted(paths: dict[str, Path]) -> dict[str, tuple[int, str]]:
+            threads.append(threading.current_thread())
+            return digests(paths)
+
+        monkeypatch.setattr(leading, "digests", noted)
+        lead.start(agent)
+        assert (agent.status, lead.far.ops) == (Status.STARTING, [])
+        await lead.until(lambda: lead.far.ops == ["put", "start"])
+        assert lead.far.told[0]["files"] == {
+            "handoff.md": [len(text), hashlib.sha256(text).hexdigest()]
+        }
+        assert threads and threading.main_thread() not in threads
+
+    on_lead(world, act)
+
+
+def test_what_a_daemon_left_of_parcels_goes(world: World) -> None:
+    async def first(lead: Lone) -> None:
+        agent = await lead.running()
+        await lead.far.ends(agent)
+        await lead.be(agent, Status.DEAD)
+        (world.agents.documents.directory(agent) / "parcel").mkdir(parents=True)
+
+    async def second(lead: Lone) -> None:
+        await lead.supervisor.recover()
+        assert not (world.agents.documents.directory(agent_of(lead)) / "parcel").exists()
+
+    daemons(world, first, second)
 
 
 def test_a_paused_parent_has_its_children_frozen(world: World) -> None:

@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 import trio
 
-from runtime.errors import CtxError, QuotaError
+from runtime.errors import QuotaError
 from runtime.kernel.output import Segments
 from runtime.peers.peering import CREDIT_MAX, Bytes, Grown, Want
 from runtime.records.model import Agent
@@ -469,21 +469,5 @@ def test_a_guest_gets_nothing_else(tmp_path: Path, data: bytes, digest: str, why
         await two.run(lambda: two.host.done == ["x"])
         assert why in two.supplies.error(two.host.agent("x"))
         assert not (two.host.directory("x") / "doc/handoff.md").exists()
-
-    in_two(two, act)
-
-
-@pytest.mark.parametrize(
-    "files",
-    [{"result.md": [1, "0" * 64]}, {"../x": [1, "0" * 64]}, {"handoff.md": [1, "0"]},
-     {"handoff.md": [-1, "0" * 64]}, {"handoff.md": 5}],
-)  # fmt: skip
-def test_a_put_may_name_nothing_else(tmp_path: Path, files: dict[str, Any]) -> None:
-    two = Two(tmp_path)
-    two.add("x")
-
-    async def act(two: Two) -> None:
-        with pytest.raises(CtxError):
-            two.supplies.expect(two.host.agent("x"), files)
 
     in_two(two, act)

@@ -21,7 +21,7 @@ def _known(state: Path) -> set[str]:
 
 
 def test_many_at_once_are_written_together_and_not_by_the_loop(tmp_path: Path) -> None:
-    kept, writers, real = Registrations(tmp_path, 60.0), [], os.fsync
+    kept, writers, real = Registrations(tmp_path), [], os.fsync
 
     def sync(fd: int) -> None:
         writers.append(threading.current_thread())
@@ -46,7 +46,7 @@ def test_many_at_once_are_written_together_and_not_by_the_loop(tmp_path: Path) -
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
-    kept = Registrations(tmp_path, 60.0)
+    kept = Registrations(tmp_path)
 
     async def main() -> None:
         kept.note_host("n2", 0, "bits")
@@ -54,6 +54,6 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
                 pytest.raises(NoSpaceError, match="No space"):
             await kept.written()
         await kept.written()
-        assert Registrations(tmp_path, 60.0).host("n2", 0) == "bits"
+        assert Registrations(tmp_path).host("n2", 0) == "bits"
 
     trio.run(main)
