@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -88,7 +88,8 @@ def _sleeping(setting: Setting, placement: bytes, count: int = 1) -> Iterator[li
         yield directories
     finally:
         for each in directories:
-            write(f"{each}/ctl", b"kill\n")
+            with suppress(OSError):  # it may have ended
+                write(f"{each}/ctl", b"kill\n")
         for each in directories:
             await_end(each)
             os.rmdir(each)
