@@ -199,8 +199,7 @@ class Removals(Part):
             reason.check(self._facts, NOBODY, agent)
         self._take_away(agent, *sessions)
         for session in sessions:
-            self._trash.discard(self._sessions.directory(session), session.owner)
-        self._disk.look(agent.owner)
+            self._forget_session(session)
 
     def forget(self, agent: Agent) -> None:
         """One whose removal is committed: nothing of it is left in memory, nor of its files."""
@@ -212,7 +211,7 @@ class Removals(Part):
         for session in (agent.session, *agent.other_sessions):
             self._sessions.forget(session)
         crashpoints.reach("remove.forgotten")
-        self._documents.clear(agent)
+        self._documents.clear(agent, kept=self._is_shown(agent))
         self._disk.look(agent.owner)
         self._journal.tell_listed(agent)
 
@@ -239,9 +238,24 @@ class Removals(Part):
             self._sessions.discard_homes(session.owner, session.agent)
         with self._store.transaction():
             self._sessions.erase(session)
-        self._trash.discard(self._sessions.directory(session), session.owner)
-        self._disk.look(session.owner)
-        agent = self._registry.recall(session.agent_index)
-        if agent is not None and agent.archived and agent.parent_session is None:
-            self._trash.discard(self._documents.directory(agent), agent.owner)
+        self._forget_session(session)
+
+    def _forget_session(self, session: Session) -> None:
+        """One that is erased: with it go documents that nothing else shows, its agent's and those
+        of children, whose channels are gone."""
         self._sessions.forget(session.index)
+        self._trash.discard(self._sessions.directory(session), session.owner)
+        children = [index for _, index in self._sessions.channels(session.index)]
+        for index in (session.agent_index, *children):
+            agent = self._registry.recall(index)
+            if agent is None or self._registry.get(index) is not None:
+                continue
+            if not self._is_shown(agent) and self._documents.directory(agent).exists():
+                self._documents.discard(agent)
+        self._disk.look(session.owner)
+
+    def _is_shown(self, agent: Agent) -> bool:
+        """Whether the documents of one that is removed are: in the channel that its parent's
+        session has of it, or with its own session."""
+        sessions = [agent.parent_session, agent.session if agent.archived else None]
+        return any(each is not None and self._sessions.get(each) for each in sessions)

@@ -82,9 +82,8 @@ class Documents:
         """All of it."""
         self._trash.discard(self.directory(agent), agent.owner)
 
-    def clear(self, agent: Agent) -> None:
-        """Removes what only the object had; documents of a channel or a session stay."""
-        kept = agent.parent_session is not None or agent.archived
+    def clear(self, agent: Agent, *, kept: bool) -> None:
+        """Removes what only the object had; its documents stay if they are ``kept``."""
         self._clear(self.directory(agent), agent.owner, kept=kept)
 
     def _clear(self, directory: Path, owner: int, *, kept: bool) -> None:

@@ -243,7 +243,7 @@ class Store:
         """Removed agents whose documents stay: in a channel, or with a session."""
         rows = self._db.execute(
             "SELECT json_extract(data, '$.incarnation') FROM agents WHERE removed=1 "
-            "AND (parent_session IS NOT NULL OR json_extract(data, '$.archived'))"
+            "AND (parent_session IN (SELECT idx FROM sessions) OR json_extract(data, '$.archived'))"
         )
         return {Incarnation(incarnation) for (incarnation,) in rows}
 

@@ -469,6 +469,28 @@ def test_a_removed_session_takes_what_was_archived_with_it(world: World) -> None
     assert not world.agents.documents.directory(agent).exists()
 
 
+@pytest.mark.parametrize("first", ["parent", "child"])
+def test_a_removed_session_takes_what_it_showed_of_children_with_it(
+    world: World, first: str
+) -> None:
+    parent = world.agents.births.create(operator(1), "x")
+    child = world.agents.births.create(inside(world.may_create(world.live(parent))), "kid")
+    world.agents.documents.write(child, "result.md", b"found\n")
+    directory = world.agents.documents.directory(child)
+    parts = {"parent": parent, "child": child}
+    sessions = {name: world.agents.sessions.load(part.session) for name, part in parts.items()}
+    for part in (child, parent):
+        world.agents.removals.remove(dead(world, part))
+    assert (directory / "doc" / "result.md").exists(), "it is in the channel"
+    for name in (first, *(parts.keys() - {first})):
+        channel = world.agents.sessions.find(sessions["parent"].index)
+        assert directory.exists() is (channel is not None)
+        world.agents.removals.remove_session(sessions[name])
+    assert not directory.exists()
+    world.agents.removals.remove_strays()
+    assert not directory.exists()
+
+
 # detached
 
 
