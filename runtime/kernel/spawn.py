@@ -61,10 +61,10 @@ class Process:
                     return None
         return self._reap()
 
-    def kill(self) -> None:
+    def kill(self, number: int = signal.SIGKILL) -> None:
         # a child that nobody has waited for keeps its pid
         if self._status is None:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[int]:

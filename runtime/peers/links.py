@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -394,8 +395,7 @@ class Links(Part, Ways):
             error = await self._talk(link, node, ours.fileno(), saved)
             with contextlib.suppress(OSError):
                 ours.shutdown(socket.SHUT_RDWR)
-            with trio.move_on_after(_END_SECONDS):
-                status = await link.process.wait()
+            if (status := await _end_of(link.process)) is not None:
                 error = error or ("" if link.host else _ended(status))
                 with contextlib.suppress(OSError):
                     _take_errors(said, words)
@@ -598,6 +598,21 @@ def _take_errors(said: socket.socket, words: list[str]) -> bool:
     data = said.recv(_PIECE)
     words[:] = ["".join((*words, data.decode(errors="replace")))[-_SAID_MAX:]]
     return bool(data)
+
+
+async def _end_of(process: Process) -> int | None:
+    """The status of a command whose connection is over; None if it does not end.
+
+    One that waits for something else than the end of its input, such as a place in a queue, takes
+    back what it asked an engine for when it gets SIGTERM. Killed at once it would leave that.
+    """
+    with trio.move_on_after(_END_SECONDS):
+        return await process.wait()
+    with contextlib.suppress(OSError):
+        process.kill(signal.SIGTERM)
+    with trio.move_on_after(_END_SECONDS):
+        return await process.wait()
+    return None
 
 
 def _said_instead(line: bytes) -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,8 @@ from tests.worlds.nodes import LEASE, Lead, lead_of, node, peer
 from tests.worlds.ordinary import AskedDaemon
 from tests.worlds.wires import Wire, wire
 
+#: what shares machines is run by one process
+pytestmark = pytest.mark.xdist_group("wires")
 _LEASE_SECONDS = 5.0
 
 
@@ -139,12 +142,26 @@ def test_a_node_whose_command_has_changed_is_reached_by_the_new_one(wired: Wired
     wired.lead.use("n2")
 
 
+@pytest.mark.xdist_group("asked")
+def test_a_command_that_does_not_end_with_its_link_is_asked_to(tmp_path: Path) -> None:
+    """It may have to take back what it asked an engine for."""
+    tmp_path.chmod(0o777)
+    asked = tmp_path / "asked"
+    script = f"trap 'echo > {asked}; exit' TERM; echo ctxfs-peer 9 9; while :; do sleep 0.1; done"
+    with lead_of({"n2": node(["/bin/sh", "-c", script])}) as lead:
+        status, said = lead.check("n2")
+        assert status == 1 and "speaks 9-9" in said, said
+        wait_until(asked.exists, "it was asked to end")
+        wait_until(lambda: not lead.engines(), "it is gone")
+
+
 #: nodes, and how often the link to each is cut
 _NODES, _CUTS = 20, 50
 #: bytes after which it is: at once, within the hello, after it
 _AFTER = (0, 20, 400)
 
 
+@pytest.mark.xdist_group("cuts")
 def test_a_thousand_cuts_leave_nothing() -> None:
     chance = random.Random(1)
     with ExitStack() as stack:
@@ -184,6 +201,7 @@ def test_a_thousand_cuts_leave_nothing() -> None:
         assert after[0] <= before[0] + 4 * _NODES and after[1] <= before[1] + 8 * _NODES
 
 
+@pytest.mark.xdist_group("connections")
 def test_a_user_connects_no_more_often_than_configured() -> None:
     """As fast as it needs to, and then once in a minute: sites block who opens many sessions."""
     most = 5
