@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Collection, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from runtime.records.fleet import plain
@@ -21,7 +21,9 @@ def kept_histories(state: Path) -> dict[Path, bytes]:
     found = _held(state)
     for name in ("events.jsonl", "messages.jsonl"):
         for path in state.glob(f"home/*/agent/*/*/{name}"):
-            if path.parent.name[0] != ".":  # it is being removed
+            if path.parent.name[0] == ".":
+                continue  # it is being removed
+            with suppress(FileNotFoundError):  # it was, as the copy of another machine's agent
                 found[path] = max(found.get(path, b""), path.read_bytes(), key=len)
     for path, data in _held(state).items():
         found.setdefault(path, data)

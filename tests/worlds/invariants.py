@@ -49,6 +49,12 @@ _AFTER: Final = {
     "abort": frozenset({"busy", "paused"}) | _ENDING,  # it is paused once its run has ended
     "reset": frozenset({"new"}),
 }
+#: of one at a node, of which a host tells later what became of a verb that is no end
+_AFTER_THERE: Final = _LIVE | {"dead"}
+#: of whose run nothing is known that was not heard before
+_UNHEARD: Final = ("incomplete", "unconfirmed", "runtime_lost")
+#: what a program says that counts
+COUNTED: Final = "counted "
 _CHANNEL: Final = {"interrupted": "cancelled"}
 
 #: by an agent's directory, what its files say
@@ -87,6 +93,8 @@ class Entry:
     #: whether it is known that ``parent`` owns it, if it has one
     adopted: bool = True
     life: str = ""
+    #: whether it is, or may be, for a node
+    placed: bool = False
     started: bool = False
     must_end: bool = False
     #: (outcome, reason) that it is to have once it is dead
@@ -140,6 +148,7 @@ class Operator:
 
         def unknown() -> None:
             entry.files[file] = [*before, text]
+            entry.placed |= file == "placement"
             if file == "parent":
                 self._adopt(entry, text, acknowledged=False)
             elif file == "life":
@@ -149,6 +158,7 @@ class Operator:
         path = self._daemon.agent_dir(name) / file
         self._attempt(name, f"{file} {text[:40]}", lambda: write(path, text), unknown)
         entry.files[file] = [text]
+        entry.placed |= file == "placement"
         if file == "parent":
             self._adopt(entry, text, acknowledged=True)
         elif file == "life":
@@ -165,7 +175,8 @@ class Operator:
 
     def verb(self, name: str, verb: str) -> None:
         entry = self.entries[name]
-        after = _AFTER[verb]
+        ends = verb in ("stop", "kill")
+        after = _AFTER_THERE if entry.placed and not ends and verb != "reset" else _AFTER[verb]
 
         def unknown() -> None:
             entry.statuses |= after
@@ -181,7 +192,7 @@ class Operator:
             # it may end, by whatever, and be started again
             entry.statuses |= _AFTER["start"]
         entry.started |= verb == "start"
-        entry.must_end = verb in ("stop", "kill")
+        entry.must_end = ends
         if verb == "reset":
             entry.started, entry.end = False, None
             self._forget(name, acknowledged=True)
@@ -320,6 +331,8 @@ class Invariants:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
+        #: whether an agent of another machine is held, since one that it belongs to is paused there
+        self.is_held_from_there: Callable[[str], bool] = lambda name: False
         self._processes: dict[str, set[Process]] = {}
         self._histories: dict[Path, bytes] = {}
         self._waiters: list[tuple[str, str, subprocess.Popen[bytes]]] = []
@@ -531,9 +544,9 @@ class Invariants:
                         yield f"{name} has ended, its process {_describe(process.pid)} has not"
         yield from self._waiting()
 
-    @staticmethod
-    def _state(directory: Path, facts: dict[str, str], node: Path | None) -> Iterator[str]:
+    def _state(self, directory: Path, facts: dict[str, str], node: Path | None) -> Iterator[str]:
         status = facts["status"]
+        held = self.is_held_from_there(directory.name.removesuffix(".d"))
         if (status == "dead") != bool(facts["outcome"]):
             yield "an outcome goes with dead, and only that"
         if status in ("new", "dead"):
@@ -545,11 +558,12 @@ class Invariants:
         if _read(directory / "node"):  # its processes are elsewhere
             if node is not None or facts["cgroup"] or facts["pid"]:
                 yield f"has the cgroup {node} or a pid"
-            if status in ("starting", "stopping"):
+            if status == "stopping" or (status == "starting" and not _waits(directory)):
                 yield "does not get on"
             return
         if status == "starting":
-            if not _is_held(node) and _read(directory / "restart") == "no":
+            mine = _read(directory / "restart") == "no" and not _waits(directory)
+            if mine and not held and not _is_held(node):
                 yield "does not get on"
             return
         if status == "stopping":
@@ -559,7 +573,7 @@ class Invariants:
             return
         if not Cgroup(node).populated():
             yield "its cgroup is empty"
-        frozen = _is_frozen(directory)
+        frozen = held or is_frozen(directory)
         freeze = (Cgroup(node).read("cgroup.freeze") or "").strip()
         if freeze != ("1" if frozen else "0"):
             yield f"cgroup.freeze is {freeze}"
@@ -586,7 +600,11 @@ class Invariants:
             return  # it says nothing of this kind, and perhaps more than can be read
         with contextlib.suppress(FileNotFoundError):
             # a line that is not ended may still grow
-            for line in _text(directory / "out").split("\n")[:-1]:
+            lines = _text(directory / "out").split("\n")[:-1]
+            # its children are at its node, and its result comes at its end, if it does
+            there = bool(lines and _read(directory / "placement"))
+            heard = not there or (final and not _read(directory / "reason").endswith(_UNHEARD))
+            for line in lines:
                 match line.split(" ", 2):
                     case ["try", file, text]:
                         if file in wanted:
@@ -595,8 +613,12 @@ class Invariants:
                     case ["ack", file, text]:
                         wanted[file] = [text]
                     case ["made", child]:
-                        if not any(s.parts[-3] == child for s in _shown_sessions(self._daemon)):
+                        if not there and not any(
+                            s.parts[-3] == child for s in _shown_sessions(self._daemon)
+                        ):
                             yield f"{name} made {child}, which is not there"
+            if not heard:
+                return
             if "result.md" in wanted:
                 if "" in wanted["result.md"]:  # of an empty one its output is made, in the end
                     wanted["result.md"].append(_read(directory / "out"))
@@ -683,7 +705,8 @@ class Invariants:
             if "parent_dead" in events[-1].get("reason", ""):
                 lineage = json.loads(_text("meta.json", shown)).get("parent", "")
                 words = [word.partition(":")[2] for word in lineage.split()]
-                if lineage.startswith("agent:"):
+                # of one that was placed here a copy was told, which goes
+                if lineage.startswith("agent:") and "@" not in words[0]:
                     self._cancelled[agent, session] = (words[0], words[1], agent)
             state, status = _read("state", shown), events[-1]["status"]
             if state != _CHANNEL.get(status, status):
@@ -837,7 +860,7 @@ def _is_other(session: str) -> bool:
     return session.partition(".")[0] != "default"
 
 
-def _is_frozen(directory: Path) -> bool:
+def is_frozen(directory: Path) -> bool:
     """Whether it is to be frozen: paused by itself, rather than by the end of its run."""
     with contextlib.suppress(FileNotFoundError):
         events = _lines(directory / "session" / "events.jsonl")
@@ -846,6 +869,21 @@ def _is_frozen(directory: Path) -> bool:
             statuses[-1].get("reason") != "operator_aborted"
         )
     return False
+
+
+def is_below(directory: Path, is_so: Callable[[Path], bool]) -> bool:
+    """Whether that is so of an agent that it belongs to."""
+    with contextlib.suppress(FileNotFoundError):
+        while (parent := _read(directory / "parent")).startswith("agent:"):
+            directory = directory.parent / f"{parent.removeprefix('agent:').split()[0]}.d"
+            if is_so(directory):
+                return True
+    return False
+
+
+def _waits(directory: Path) -> bool:
+    """Whether it starts only when an agent that it belongs to goes on."""
+    return is_below(directory, lambda above: _status(above) == "paused")
 
 
 def _agrees(facts: dict[str, str], events: list[dict[str, Any]]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Final
 
 from runtime.kernel.cgroups import Cgroup
 from tests.worlds.daemon import Daemon, end_process, read, write
-from tests.worlds.invariants import GONE, Crashed, Invariants, Operator, told_write
+from tests.worlds.invariants import COUNTED, GONE, Crashed, Invariants, Operator, told_write
 from tests.worlds.stages import PROGRAMS
 
 #: agents that each worker keeps at once, its children's included
@@ -34,6 +34,13 @@ _TURNS: Final = (
     "sh -c 'read line; sleep 0.1; exit 3'",
     "sh -c 'sleep 1000'",
 )
+#: that are run at nodes, too
+_COUNTING: Final = (
+    f"sh -c 'n=0; while :; do n=$((n+1)); echo {COUNTED}$n; sleep 0.02; done'",
+    f"sh -c 'for n in 1 2 3 4 5 6 7 8 9; do echo {COUNTED}$n; done; {told_write('all')}'",
+)
+#: of agents, how many are for a node
+_PLACED: Final = 0.4
 _RESIDENTS: Final = (
     PROGRAMS["resident"],
     "sh -c 'while read line; do echo \"{\\\"type\\\":\\\"error\\\"}\"; done'",
@@ -47,9 +54,12 @@ _COMMANDS: Final = ("echo out", "sleep 0.1; exit 3", "sleep 1000", "trap '' TERM
 class Worker:
     """An operator with agents of its own, busy with them until the daemon dies."""
 
-    def __init__(self, number: int, seed: int, operator: Operator, daemon: Daemon) -> None:
+    def __init__(self, number: int, seed: int, operator: Operator, daemon: Daemon,
+                 nodes: Sequence[str] = ()) -> None:  # fmt: skip
+        """``nodes``: what ``placement`` may name."""
         self.name = f"w{number}"
         self.done: list[str] = []
+        self._nodes = nodes
         self._random = random.Random(f"{seed} {number}")
         self._operator = operator
         self._daemon = daemon
@@ -110,22 +120,36 @@ class Worker:
         self.done.append(f"make {name}")
         self._operator.make(name)
         self._mine.append(name)
-        command = self._random.choice(_PROGRAMS)
+        placed = self._place(name)
+        command = self._random.choice(_PROGRAMS + _COUNTING * bool(self._nodes))
         if self._random.random() < 0.3:
-            command = self._parent(name)
-        elif self._random.random() < 0.6:
+            command = self._parent(name, placed=placed)
+        elif not placed and self._random.random() < 0.6:
             mode = self._random.choice(("turn", "resident"))
             command = self._random.choice(_TURNS if mode == "turn" else _RESIDENTS)
             self._operator.write(name, "mode", mode)
         self._operator.write(name, "exec", command)
         if self._random.random() < 0.3:
             self._operator.write(name, "handoff.md", f"the task of {name}")
-        if self._random.random() < 0.2:
+        if not placed and self._random.random() < 0.2:
             self._operator.write(name, "restart", self._random.choice(("on-failure", "always")))
         if self._random.random() < 0.8:
             self._operator.verb(name, "start")
 
-    def _parent(self, name: str) -> str:
+    def _place(self, name: str) -> bool:
+        """Whether an agent is for a node."""
+        placed = bool(self._nodes) and self._random.random() < _PLACED
+        if placed:
+            self._operator.write(name, "placement", f"node={self._random.choice(self._nodes)}")
+        return placed
+
+    def _parent(self, name: str, *, placed: bool) -> str:
+        """The program of one that makes children, also at nodes, if it is not at one itself."""
+        places = bool(self._nodes) and not placed
+        if places:
+            policy = self._daemon.agent_dir(name) / "policy"
+            line = f"allow {name}_t node:* place\n"
+            self._attempt(lambda: write(policy, policy.read_text() + line))
         lines = ["cd $CTX_ROOT/agent || exit 9"]
         for number in range(self._random.randint(1, 2)):
             kid = f"{name}.k{number}"
@@ -134,6 +158,8 @@ class Worker:
             lines.append(f"printf '%s\\n' {command} > {kid}.d/exec")
             if self._random.random() < 0.3:
                 lines.append(f"echo temp > {kid}.d/life")
+            if places and self._random.random() < _PLACED:
+                lines.append(f"echo node={self._random.choice(self._nodes)} > {kid}.d/placement")
             if self._random.random() < 0.8:
                 lines.append(f"echo start > {kid}.d/ctl")
         lines.append(self._random.choice(("sleep 1000", "sleep 0.2", "exit 7")))
@@ -150,6 +176,8 @@ class Worker:
         self._operator.write(name, "parent", f"agent:{parent}")
         if (life := self._random.choice(("owned", "owned", "temp", "detached"))) != "owned":
             self._operator.write(name, "life", life)
+        if life != "detached":
+            self._place(name)
         if self._random.random() < 0.7:
             self._operator.verb(name, "start")
 

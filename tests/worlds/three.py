@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 from tests.worlds.daemon import Daemon, daemon_of, end_process, wait_until, write
 from tests.worlds.nodes import Lead, lead_of, node, peer
-from tests.worlds.wires import Wire, wire
+from tests.worlds.wires import wire
 
 _SETTINGS: Final = "grace: 300ms\n"
+
+
+class Way(Protocol):
+    """A wire, or what is cut as one is (``wires.py``)."""
+
+    def stop(self) -> None: ...
+    def go_on(self) -> None: ...
+    def say(self, word: str) -> Any: ...
+    def ends(self) -> list[int]: ...
 
 
 @dataclass
 class Three:
     lead: Lead
     hosts: dict[str, Daemon]
-    wires: dict[str, Wire]
+    wires: Mapping[str, Way]
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     @property
@@ -70,15 +79,15 @@ class Three:
 
 
 @contextmanager
-def three_of(**leases: str) -> Iterator[Three]:
+def three_of(settings: str = _SETTINGS, **leases: str) -> Iterator[Three]:
     """Nodes by these names, each with its lease."""
     with ExitStack() as stack:
         hosts, wires = {}, {}
         for name in leases:
-            config = f"node_name: at-{name}\n{_SETTINGS}"
+            config = f"node_name: at-{name}\n{settings}"
             hosts[name] = stack.enter_context(daemon_of(config=config))
             path = f"{hosts[name].base}/wire"
             wires[name] = stack.enter_context(wire(path, peer(hosts[name])))
         nodes = {name: node(wires[name].command, lease=lease) for name, lease in leases.items()}
-        lead = stack.enter_context(lead_of(nodes, f"node_name: one\n{_SETTINGS}"))
+        lead = stack.enter_context(lead_of(nodes, f"node_name: one\n{settings}"))
         yield Three(lead, hosts, wires)
