@@ -169,7 +169,7 @@ test-mcp: $(STAMP) $(PROGRAMS)
 test-nodes: $(STAMP) $(PROGRAMS)
 	sh tests/systemd/packages.sh sshd:openssh-server ssh:openssh-client ip:iproute2 \
 		slurmd:slurmd slurmctld:slurmctld srun:slurm-client munged:munge
-	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile -m long -rs $(or $(TESTS),tests/nodes)
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadscope -m long -rs $(or $(TESTS),tests/nodes)
 
 soak: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m tests.soak $(or $(SECONDS),3600) $(or $(SEED),1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +38,8 @@ pytestmark = pytest.mark.skipif(
     bool(_MISSING), reason=f"needs {', '.join(_MISSING)}: make test-nodes installs them"
 )
 #: Slurm starts a step within seconds
-_LEASE = "15s"
+_LEASE_SECONDS = 15.0
+Took = Callable[[str, float, float], None]
 _LAB = Path(__file__).with_name("slurm-lab.sh")
 
 
@@ -57,6 +61,11 @@ class Lab:
 
     def jobs(self) -> list[str]:
         return self.run("at", "0", "squeue", "-h", "-o", "%i").split()
+
+    def cancel(self) -> None:
+        """All jobs: also those of an srun that was killed, which keep their processors."""
+        for job in self.jobs():
+            self.run("at", "0", "scancel", job)
 
     def end_controller(self) -> None:
         pid = int((self.directory / "ctl.pid").read_text())
@@ -89,6 +98,8 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with ExitStack() as stack:
+        # the names of its networks, and munged, are there once on a machine
+        fcntl.flock(stack.enter_context(open("/run/lock/ctxtest-slurm", "w")), fcntl.LOCK_EX)
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{MARK}-", dir="/run"))
         lab = Lab(Path(name) / "lab")
         stack.callback(lab.run, "stop")
@@ -96,7 +107,7 @@ def cluster() -> Iterator[Cluster]:
         host = stack.enter_context(daemon_of(config="node_name: two\n"))
         srun = [str(shutil.which("srun")), "-Q", "-N1", "-n1", "--unbuffered", "-w", "n2"]
         env = {"SLURM_CONF": f"{lab.directory}/slurm.conf"}
-        row = node([*srun, *peer(host)], lease=_LEASE, env=env)
+        row = node([*srun, *peer(host)], lease=f"{_LEASE_SECONDS:g}s", env=env)
         config = f"node_name: one\nnodes: {json.dumps({'n2': row})}\n"
         daemon = stack.enter_context(running(DaemonIn(lab, config)))
         yield Cluster(lab, Lead(daemon), host)
@@ -132,32 +143,83 @@ def test_a_link_needs_no_controller_once_it_is_open(cluster: Cluster) -> None:
         wait_until(lambda: "srun" in cluster.lead.rows()["n2"]["error"], "srun says why")
     finally:
         cluster.lab.start_controller()
+    cluster.lab.cancel()
     cluster.lead.wait_reached()
 
 
-def test_an_agent_outlives_a_step_and_the_controller(cluster: Cluster) -> None:
-    daemon = cluster.lead.daemon
-    directory = daemon.make("far", "sh -c 'sleep 1000'", placement="node=n2")
+def _placed(cluster: Cluster, name: str) -> Path:
+    directory = cluster.lead.daemon.make(name, "sh -c 'sleep 1000'", placement="node=n2")
     write(directory / "ctl", "start")
     wait_status(directory, "busy")
+    return directory
 
-    def pids() -> list[str]:
-        found = cluster.host.cgroup.path.glob("user-*/agent-far@*/**/cgroup.procs")
-        return [pid for procs in found for pid in procs.read_text().split()]
 
-    before = pids()
+def _left(cluster: Cluster, name: str) -> list[str]:
+    """The processes that an agent has at its host."""
+    found = cluster.host.cgroup.path.glob(f"user-*/agent-{name}@*/**/cgroup.procs")
+    return [pid for procs in found for pid in procs.read_text().split()]
+
+
+def test_an_agent_outlives_a_step_whose_time_is_over(cluster: Cluster) -> None:
+    cluster.lead.use("n2")
+    directory = _placed(cluster, "late")
+    wait_until(lambda: len(cluster.lab.jobs()) == len(cluster.peers()) == 1, "one link is left")
+    before, (job,), (peer_of,) = _left(cluster, "late"), cluster.lab.jobs(), cluster.peers()
+    cluster.lab.run("at", "0", "scontrol", "update", f"jobid={job}", "EndTime=now+5")
+    wait_until(lambda: peer_of not in cluster.peers(), "Slurm ends it", timeout=90)
+    cluster.lead.wait_reached()
+    assert before and _left(cluster, "late") == before, "it is not in the step, and goes on"
+    wait_until(lambda: job not in (jobs := cluster.lab.jobs()) and len(jobs) == 1, "another job")
+    write(directory / "ctl", "stop")
+    wait_dead(directory)
+    assert not _left(cluster, "late") and read(directory, "outcome") == "cancelled\n"
+
+
+def test_a_node_that_is_drained(cluster: Cluster, took: Took) -> None:
+    """A link that is open goes on. No other one is opened, and what waits for its turn is taken
+    back; agents end with their lease."""
+    cluster.lead.use("n2")
+    directory = _placed(cluster, "drained")
+    cluster.lab.run("at", "0", "scontrol", "update", "nodename=n2", "state=drain", "reason=test")
+    try:
+        seen = cluster.lead.rows()["n2"]["seen"]
+        wait_until(lambda: cluster.lead.rows()["n2"]["seen"] > seen + 10, "it goes on")
+        assert cluster.lead.state() == "up" and _left(cluster, "drained")
+        began = time.monotonic()
+        for engine in cluster.lead.engines():
+            end_process(engine, signal.SIGTERM)
+        wait_until(lambda: cluster.lead.state() == "down", "it is seen")
+        wait_until(lambda: not _left(cluster, "drained"), "nothing of it runs")
+        took("last process gone", time.monotonic() - began, _LEASE_SECONDS)
+        assert not cluster.peers()
+        wait_until(lambda: "heard for 30 s" in cluster.lead.rows()["n2"]["error"], "it is said",
+                   timeout=90)  # fmt: skip
+        waiting = cluster.lab.run("at", "0", "squeue", "-h", "-t", "PD", "-o", "%i").split()
+        assert len(waiting) <= 1, "of those that gave up none is left in the queue"
+    finally:
+        cluster.lab.run("at", "0", "scontrol", "update", "nodename=n2", "state=resume")
+    cluster.lead.wait_reached()
+    wait_dead(directory)
+    assert read(directory, "outcome") == "interrupted\n"
+    wait_until(lambda: len(cluster.lab.jobs()) == len(cluster.peers()) == 1, "one link is left",
+               timeout=120)  # fmt: skip
+
+
+def test_an_agent_outlives_a_step_and_the_controller(cluster: Cluster) -> None:
+    cluster.lead.use("n2")
+    directory = _placed(cluster, "far")
+    before = _left(cluster, "far")
     assert before
     cluster.lab.end_controller()
     cluster.lab.start_controller()
     (peer_of,) = cluster.peers()
-    for job in cluster.lab.jobs():
-        cluster.lab.run("at", "0", "scancel", job)
+    cluster.lab.cancel()
     wait_until(lambda: peer_of not in cluster.peers(), "its process has ended")
     cluster.lead.wait_reached()
-    assert pids() == before, "it is not in the step, and goes on"
+    assert _left(cluster, "far") == before, "it is not in the step, and goes on"
     write(directory / "ctl", "stop")
     wait_dead(directory)
-    assert not pids() and read(directory, "outcome") == "cancelled\n"
+    assert not _left(cluster, "far") and read(directory, "outcome") == "cancelled\n"
 
 
 def test_a_cable_is_pulled(cluster: Cluster) -> None:

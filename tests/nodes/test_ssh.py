@@ -17,11 +17,11 @@ from typing import Final
 
 import pytest
 
-from tests.worlds.apart import Cable, DaemonIn, Network, Sshd, make_key, network, sshd_in
+from tests.worlds.apart import Cable, Network, Sshd, make_key, network, sshd_in
+from tests.worlds.cabled import LINK_USER, Far, far_by_ssh
 from tests.worlds.daemon import (
     TIMEOUT,
     Daemon,
-    daemon_of,
     end_process,
     read,
     running,
@@ -33,56 +33,13 @@ from tests.worlds.daemon import (
 from tests.worlds.nodes import CTX, LEASE, Lead
 from tests.worlds.ordinary import UID, HomeDaemon
 
-#: somebody without rights who is known to this machine
-_LINK_USER = "nobody"
-_LEASE_SECONDS, _GRACE_SECONDS = 10.0, 0.3
-
-
-@dataclass
-class Far:
-    """A lead of root's, and a host at the other end of a cable."""
-
-    lead: Lead
-    host: Daemon
-    where: Network
-    cable: Cable
-    sshd: Sshd
-
-
-@contextmanager
-def _far(*, is_prepared: bool = True) -> Iterator[Far]:
-    """Root has followed the manual, unless it is not prepared."""
-    with ExitStack() as stack:
-        here, there = stack.enter_context(network()), stack.enter_context(network())
-        cable = Cable(here, there)
-        host = stack.enter_context(daemon_of(config="node_name: two\ngrace: 300ms\n"))
-        sshd = stack.enter_context(sshd_in(there, cable.there))
-        lease = f"{_LEASE_SECONDS:g}s"
-        nodes = {"n2": {"ssh": cable.there, "users": {"root": "root"}, "lease": lease}}
-        config = f"node_name: one\nlink_user: {_LINK_USER}\n"
-        if is_prepared:
-            config += f"nodes: {json.dumps(nodes)}\n"
-        daemon = DaemonIn(here, config)
-        if is_prepared:
-            _prepare(daemon, sshd, host.root)
-        stack.enter_context(running(daemon))
-        yield Far(Lead(daemon), host, here, cable, sshd)
-
-
-def _prepare(daemon: Daemon, sshd: Sshd, root: Path) -> None:
-    """A key for the daemon, which is let in, and the key of the host."""
-    owned = pwd.getpwnam(_LINK_USER).pw_uid
-    directory = daemon.state / "ssh"
-    directory.mkdir(parents=True, mode=0o700)
-    key = make_key(directory / "key", uid=owned)
-    (directory / "known_hosts").write_text(sshd.known)
-    os.chown(directory, owned, owned)
-    sshd.authorize(key, root)
+#: a connection takes seconds on a machine that is busy
+_LEASE_SECONDS, _GRACE_SECONDS = 15.0, 0.3
 
 
 @pytest.fixture(scope="module")
 def far() -> Iterator[Far]:
-    with _far() as made:
+    with far_by_ssh(_LEASE_SECONDS) as made:
         yield made
 
 
@@ -99,7 +56,7 @@ def test_a_link_ends_with_its_cable_and_comes_back(far: Far) -> None:
     try:
         wait_until(lambda: far.lead.state() == "down", "nothing was heard for a lease")
         error = far.lead.rows()["n2"]["error"]
-        assert error.startswith("nothing was heard for 10 s"), error
+        assert error.startswith(f"nothing was heard for {_LEASE_SECONDS:g} s"), error
         wait_until(lambda: peer not in far.sshd.peers(), "the host has seen it, too")
     finally:
         far.cable.plug()
@@ -212,7 +169,7 @@ def _typed(far: Far, *words: str, answer: str = "") -> tuple[int, str]:
 
 
 def test_what_the_manual_says_is_enough_for_root() -> None:
-    with _far(is_prepared=False) as far:
+    with far_by_ssh(_LEASE_SECONDS, is_prepared=False) as far:
         daemon, at = far.lead.daemon, far.cable.there
         add = ("nodes", "add", "n2", at)
         (shown,) = subprocess.run(
@@ -230,7 +187,7 @@ def test_what_the_manual_says_is_enough_for_root() -> None:
         (let_in,) = (line for line in said.splitlines() if line.startswith("restrict,"))
         (row,) = (line for line in said.splitlines() if line.startswith("  n2: {"))
         keys = daemon.state / "ssh"
-        uid = pwd.getpwnam(_LINK_USER).pw_uid
+        uid = pwd.getpwnam(LINK_USER).pw_uid
         assert [(each.st_uid, each.st_mode & 0o777) for each in (keys.stat(), (keys / "key").stat())
                 ] == [(uid, 0o700), (uid, 0o600)]  # fmt: skip
         there = f"{CTX} --root {far.host.root} peer"
@@ -239,7 +196,7 @@ def test_what_the_manual_says_is_enough_for_root() -> None:
 
         def configure(line: str) -> None:
             config = daemon.base / "config.yaml"
-            config.write_text(f"node_name: one\nlink_user: {_LINK_USER}\nnodes:\n{line}\n")
+            config.write_text(f"node_name: one\nlink_user: {LINK_USER}\nnodes:\n{line}\n")
             os.kill(daemon.pid, signal.SIGHUP)
 
         configure(row)

@@ -19,8 +19,6 @@ from tests.worlds.nodes import LEASE, Lead, lead_of, node, peer
 from tests.worlds.ordinary import AskedDaemon
 from tests.worlds.wires import Wire, wire
 
-#: what shares machines is run by one process
-pytestmark = pytest.mark.xdist_group("wires")
 _LEASE_SECONDS = 5.0
 
 
@@ -142,7 +140,6 @@ def test_a_node_whose_command_has_changed_is_reached_by_the_new_one(wired: Wired
     wired.lead.use("n2")
 
 
-@pytest.mark.xdist_group("asked")
 def test_a_command_that_does_not_end_with_its_link_is_asked_to(tmp_path: Path) -> None:
     """It may have to take back what it asked an engine for."""
     tmp_path.chmod(0o777)
@@ -161,7 +158,6 @@ _NODES, _CUTS = 20, 50
 _AFTER = (0, 20, 400)
 
 
-@pytest.mark.xdist_group("cuts")
 def test_a_thousand_cuts_leave_nothing() -> None:
     chance = random.Random(1)
     with ExitStack() as stack:
@@ -201,7 +197,6 @@ def test_a_thousand_cuts_leave_nothing() -> None:
         assert after[0] <= before[0] + 4 * _NODES and after[1] <= before[1] + 8 * _NODES
 
 
-@pytest.mark.xdist_group("connections")
 def test_a_user_connects_no_more_often_than_configured() -> None:
     """As fast as it needs to, and then once in a minute: sites block who opens many sessions."""
     most = 5

@@ -411,6 +411,16 @@ WAYS: Final[list[tuple[str, int, tuple[Stage, ...]]]] = [
     *((point, 1, (stages.entered,))
       for point in ("task.queued", "task.launched", "task.running", "task.recorded",
                     "terminal.hungup")),
+    *((point, 1, (stages.placed,))
+      for point in ("link.planned", "link.started", "link.greeted", "start.committed",
+                    "cancel.marked", "finish.conversation", "finish.recorded", "finish.removed",
+                    "finish.released")),
+    *((point, 1, (stages.placed_here,))
+      for point in ("peer.greeted", "peer.registered", "create.waitfile", "create.inserted",
+                    "create.announced", "start.planned", "start.launched", "start.running",
+                    "cancel.marked", "cancel.signalled", "finish.recorded", "finish.removed",
+                    "finish.released")),
+    ("peer.done", 3, (stages.placed_here,)),
     ("write.committed", 12, (stages.talking,)),
     *(("write.committed", count, (stages.waited,)) for count in (30, 36, 50, 60)),
     *((point, count, (stages.waited,))
