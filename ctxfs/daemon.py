@@ -307,7 +307,7 @@ class Daemon:
 
     async def come_up(self) -> None:
         """The first daemon of a process: agents are as a crash, or an end, has left them."""
-        self.runtime.links.clear()
+        await self.runtime.links.clear()
         await _wait_answering(self.runtime, self.given.places.mount)
         await self._recover(await self.declaring.started_at_boot())
         await self._declare(booting=True)

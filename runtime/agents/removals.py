@@ -248,9 +248,8 @@ class Removals(Part):
         children = [index for _, index in self._sessions.channels(session.index)]
         for index in (session.agent_index, *children):
             agent = self._registry.recall(index)
-            if agent is None or self._registry.get(index) is not None:
-                continue
-            if not self._is_shown(agent) and self._documents.directory(agent).exists():
+            there = self._registry.get(index) is not None
+            if agent is not None and not there and not self._is_shown(agent):
                 self._documents.discard(agent)
         self._disk.look(session.owner)
 

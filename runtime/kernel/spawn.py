@@ -61,6 +61,19 @@ class Process:
                     return None
         return self._reap()
 
+    async def end(self, seconds: float) -> int | None:
+        """Its status, if it ends in this time by itself, or then because of SIGTERM; else None.
+
+        One that has asked somebody for something, such as a place in a queue, takes that back when
+        it gets the signal. Killed at once it would leave it.
+        """
+        with trio.move_on_after(seconds):
+            return await self.wait()
+        self.kill(signal.SIGTERM)
+        with trio.move_on_after(seconds):
+            return await self.wait()
+        return None
+
     def kill(self, number: int = signal.SIGKILL) -> None:
         # a child that nobody has waited for keeps its pid
         if self._status is None:

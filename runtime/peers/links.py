@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -174,9 +173,12 @@ class Links(Part, Ways):
         self._opening = trio.CapacityLimiter(16)
         self._turns = Turns()
 
-    def clear(self) -> None:
-        """Ends commands that did not end with the daemon before."""
+    async def clear(self) -> None:
+        """Ends commands that did not end with the daemon before, by themselves if they do."""
         if self._base.exists():
+            with trio.move_on_after(_END_SECONDS):
+                while self._base.populated():
+                    await trio.sleep(_REST_SECONDS)
             self._base.kill()
             for leaf in self._base.children():
                 self._port.remove(int(leaf.path.name.rpartition("-")[2]), leaf)
@@ -392,10 +394,14 @@ class Links(Part, Ways):
         words: list[str] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_hear_errors, said, words)
-            error = await self._talk(link, node, ours.fileno(), saved)
-            with contextlib.suppress(OSError):
-                ours.shutdown(socket.SHUT_RDWR)
-            if (status := await _end_of(link.process)) is not None:
+            try:
+                error = await self._talk(link, node, ours.fileno(), saved)
+            finally:  # also when this daemon ends
+                with contextlib.suppress(OSError):
+                    ours.shutdown(socket.SHUT_RDWR)
+                with trio.CancelScope(shield=True):
+                    status = await link.process.end(_END_SECONDS)
+            if status is not None:
                 error = error or ("" if link.host else _ended(status))
                 with contextlib.suppress(OSError):
                     _take_errors(said, words)
@@ -598,21 +604,6 @@ def _take_errors(said: socket.socket, words: list[str]) -> bool:
     data = said.recv(_PIECE)
     words[:] = ["".join((*words, data.decode(errors="replace")))[-_SAID_MAX:]]
     return bool(data)
-
-
-async def _end_of(process: Process) -> int | None:
-    """The status of a command whose connection is over; None if it does not end.
-
-    One that waits for something else than the end of its input, such as a place in a queue, takes
-    back what it asked an engine for when it gets SIGTERM. Killed at once it would leave that.
-    """
-    with trio.move_on_after(_END_SECONDS):
-        return await process.wait()
-    with contextlib.suppress(OSError):
-        process.kill(signal.SIGTERM)
-    with trio.move_on_after(_END_SECONDS):
-        return await process.wait()
-    return None
 
 
 def _said_instead(line: bytes) -> str:
