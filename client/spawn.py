@@ -177,16 +177,10 @@ def do_run(root: Root, args: Arguments) -> int:
     that name exists, run uses and keeps it. Ctrl-C cancels the message. Exit status: as with
     spawn --wait, for the message's run; 13 denied, 69 not running. With --tty, the mode is once,
     and the message is the task; the agent ends with this window, and Ctrl-] d leaves it running,
-    for ctx attach. With --node, the mode is once too, the message is the task, and its output is
-    shown. Exit status of both: the program's.
+    for ctx attach. Exit status: the program's.
     """
     if args.tty:
         return run_at_terminal(root, args)
-    if args.node:
-        task = ("handoff.md", os.fsencode(message_of(args)))
-        owner = make(root, args, possible(root, args, list), task, own=not args.keep)
-        return run_once(root, owner, remove=not args.keep)
-
     def taking_messages(files: Files) -> Files:
         mode = value(files, "mode")
         if mode == "once":

@@ -412,7 +412,7 @@ async def open_runtime(
             starter = Starter(host, looker, trees)
             registrations = Registrations(places.state)
             post = Post(store)
-            leading = Leading(host, post)
+            leading = Leading(host, post, streams)
             agents.journal.subscribe(post)  # after those who add to what is said
             census = Census(places.program("census"), helpers)
             agents.nodes.ways = links = Links(host, registrations, post, leading)

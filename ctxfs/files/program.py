@@ -72,7 +72,6 @@ def _parse_mode(base: Base, agent: Agent, caller: Caller, line: str) -> str:
         raise MalformedError(
             f"mode: with tty ({agent.tty}) it can only be once: empty tty first for {quote(line)}"
         )
-    placing.check(base.agents, agent, mode=line)
     return line
 
 

@@ -15,6 +15,7 @@ from runtime.errors import NotRunningError, QuotaError, WrongStateError
 from runtime.ids import RunId
 from runtime.life import room
 from runtime.life.beginning import STARTING
+from runtime.records.items import BY_ABORT
 from runtime.records.lifecycle import Cue
 from runtime.records.model import Agent
 from runtime.texts.names import check_name, parse_usage, quote
@@ -48,7 +49,8 @@ def _between(facts: Facts, caller: Caller, agent: Agent) -> str:
 
 @unless("its run is still ending", WrongStateError)
 def _ending(facts: Facts, caller: Caller, agent: Agent) -> str:
-    if agent.run.aborting:
+    aborted_there = agent.away and agent.run.cause == BY_ABORT
+    if agent.run.aborting or aborted_there:
         return f"{quote(agent.name)} still ends its message: try again when that has ended"
     if not agent.run.ending:
         return ""
@@ -91,7 +93,7 @@ VERBS: Final[dict[str, Verb[Agent]]] = {
              "replace dead agents with new ones"),
         Verb("session NAME", "switch or make a session", SWITCHING,
              lambda base, agent, caller, words:
-             base.agents.births.switch_session(agent, check_name(words[0]))),
+             base.runtime.supervisor.switch(agent, check_name(words[0]))),
     )
 }  # fmt: skip
 

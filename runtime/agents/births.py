@@ -25,7 +25,7 @@ from runtime.errors import (
     TakenError,
     WrongStateError,
 )
-from runtime.ids import NO_AGENT, Incarnation, WaitFileName
+from runtime.ids import NO_AGENT, Incarnation, SessionIndex, WaitFileName
 from runtime.kernel import linux
 from runtime.records.change import Change
 from runtime.records.items import Task
@@ -434,22 +434,32 @@ class Births(Part):
         The guard (``SWITCHING``) was asked. ``DeniedError`` for a session of an earlier
         incarnation; ``QuotaError``.
         """
-        index = self._sessions.named(agent.owner, agent.name, name)
+        change = Change()
+        with self._store.transaction():
+            self.add_session(change, agent, name)
+            if change.agents:
+                self._journal.commit(change)
+        crashpoints.reach("session.switched")
+
+    def add_session(self, change: Change, agent: Agent, name: str) -> None:
+        """Adds that; the session is made at once, if it is new."""
+        index = self.check_session(agent, name)
         if index == agent.session:
             return
+        if index is None:
+            index = self._sessions.make(agent, name)
+        others = {agent.session, *agent.other_sessions} - {index}
+        change.set(agent, session=index, other_sessions=tuple(sorted(others)))
+
+    def check_session(self, agent: Agent, name: str) -> SessionIndex | None:
+        """A session of an agent, if there is one of this name; ``DeniedError``."""
+        index = self._sessions.named(agent.owner, agent.name, name)
         if index is not None and self._sessions.load(index).agent_index != agent.index:
             raise DeniedError(
                 f"the session {quote(name)} belongs to an earlier incarnation of "
                 f"{quote(agent.name)}"
             )
-        change = Change()
-        with self._store.transaction():
-            if index is None:
-                index = self._sessions.make(agent, name)
-            others = {agent.session, *agent.other_sessions} - {index}
-            change.set(agent, session=index, other_sessions=tuple(sorted(others)))
-            self._journal.commit(change)
-        crashpoints.reach("session.switched")
+        return index
 
     def adopt(self, agent: Agent, parent: Agent | None) -> None:
         """Makes a ``new`` agent the child of ``parent``, or a root agent again."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, TypedDict, Unpack
 
 from runtime import crashpoints
-from runtime.agents import placing
 from runtime.agents.reports import Reports, check_report
 from runtime.authority.facts import Facts, Part
 from runtime.authority.guard import ANY_STATUS, Act, Guard, unless
@@ -70,10 +69,6 @@ def _once(facts: Facts, caller: Caller, agent: Agent) -> str:
     )
 
 
-def _why_unheard(supervisor: Agent | None) -> str:
-    return "" if supervisor is None or supervisor.how.takes_messages else _unheard(supervisor.name)
-
-
 def _unheard(name: str) -> str:
     return (
         f"the supervisor {quote(name)} is a once agent, which takes no messages: "
@@ -86,7 +81,7 @@ def _unheard_child(facts: Facts, caller: Caller, agent: Agent) -> str:
     actor = facts.registry.calling(caller)
     if actor is None or facts.registry.supervisor_of(actor) is not agent:
         return ""
-    return _why_unheard(agent)
+    return "" if agent.how.takes_messages else _unheard(agent.name)
 
 
 @unless("its supervisor's mode is once", UnsupportedError)
@@ -94,7 +89,8 @@ def _unheard_reporter(facts: Facts, caller: Caller, agent: Agent) -> str:
     kind, _, name = agent.guest.get("supervisor", "").partition(":")
     if kind == "agent" and not agent.guest["takes"]:
         return _unheard(name)
-    return _why_unheard(facts.registry.supervisor_of(agent))
+    supervisor = facts.registry.supervisor_of(agent)
+    return "" if supervisor is None or supervisor.how.takes_messages else _unheard(supervisor.name)
 
 
 @unless("its supervisor is stopping or dead", WrongStateError)
@@ -113,7 +109,7 @@ _TAKING: Final = ANY_STATUS - {Status.STOPPING, Status.DEAD}
 SENDING: Final = Guard(
     who=CONTROLLERS | Role.WRITER | Role.CHILD,
     when=_TAKING,
-    unless=(_unheard_child, placing.unheard, _once),
+    unless=(_unheard_child, _once),
     delegated=True,
 )
 #: who reports to an agent's supervisor
@@ -472,11 +468,11 @@ class Messages(Part):
         return message
 
     def queue_first(
-        self, change: Change, agent: Agent, *, text: str, sender: str, provenance: str
+        self, change: Change, agent: Agent, *, name: str = "", **words: Unpack[Words]
     ) -> None:
         """The delegated task, before all others; it may be as long as a document."""
-        words = Words(text=text, sender=sender, provenance=provenance, priority="interject")
-        self._add(change, agent, first=True, **words)
+        words["priority"] = "interject"
+        self._add(change, agent, name=check_id(name) if name else None, first=True, **words)
 
     def deliver(self, change: Change, agent: Agent, message: Message, run: RunId) -> None:
         """It is being worked on, in ``run``."""
@@ -539,12 +535,14 @@ class Messages(Part):
     def cancel(self, agent: Agent, message: Message) -> None:
         """Ends one message: it is dropped if it waits, its run ended if it has one.
 
-        A resident program is not ended. One that takes cancels ends the message itself; said
-        again, and of every other, the message is over, and it is asked no more about it.
+        A resident program is not ended. One that takes cancels ends the message itself; said again,
+        and of others, the message is over. The host of one that is away does that.
         """
         run, cause = agent.run, {"cause": BY_CANCEL, "caused_by": self._journal.actor}
         with self._journal.changing() as change:
-            if message.status is MessageStatus.QUEUED:
+            if agent.away:
+                change.post(agent.peer, "cancel", agent.incarnation, id=message.name)
+            elif message.status is MessageStatus.QUEUED:
                 self.end(change, agent, message, MessageStatus.DROPPED, reason=BY_CANCEL)
             elif run.cause == BY_ABORT and agent.said.takes_cancel:
                 pass  # it is being ended, and its run with it if the program does not end it

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from runtime.authority.facts import Facts
-from runtime.authority.guard import unless
-from runtime.caller import Caller
 from runtime.errors import CtxError, MalformedError, UnsupportedError
 from runtime.records.model import Agent
 from runtime.texts import mounts
@@ -79,7 +77,6 @@ _FILES: Final[dict[str, _Why]] = {
     "groups": _own_id(2),
     "root": _unless("", MalformedError, "its view is the base view of the node"),
     "iso": _unless("sandbox", MalformedError, "the tree of another machine is not given away"),
-    "mode": _unless("once", UnsupportedError, "an agent at a node runs once"),
     "tty": _unless("", UnsupportedError, "nobody can look at a terminal at a node"),
     "workspace": _workspace,
     "mount": _mount,
@@ -141,9 +138,3 @@ def check_here(agent: Agent, what: str) -> None:
     """``UnsupportedError`` with that."""
     if why := why_away(agent, what):
         raise UnsupportedError(why)
-
-
-@unless("it runs at another machine", UnsupportedError)
-def unheard(facts: Facts, caller: Caller, agent: Agent) -> str:
-    """No message reaches it from here."""
-    return why_away(agent, "is spoken to")

@@ -96,6 +96,7 @@ class Beginner:
             self._agents.documents.write(agent, "inherited.md", inherited.markdown.encode())
             self._agents.documents.write(agent, "inherited.json", inherited.json.encode())
         turn = has_turn(self._agents.registry, agent)
+        self._add_handoff(change, agent)
         if turn:
             change.set(agent, node=node)
         if turn and node and not self._can_be_told(agent, node):
@@ -108,7 +109,6 @@ class Beginner:
             place = last_place(self._agents.registry, agent)
             change.set(agent, queued=place, reason=QUEUED, cell=Cell(boot=self._boot))
             change.move(agent, Cue.START, reason=QUEUED)
-        self._add_handoff(change, agent)
         if visit is not None:
             visits.come(change, agent, None, visit)
             if visit.hangs_up:
@@ -144,11 +144,11 @@ class Beginner:
             self._elsewhere.add_start(change, agent, run)
 
     def _add_handoff(self, change: Change, agent: Agent) -> None:
-        """The delegated task is the first message of an agent that takes messages."""
-        if not agent.how.holds_cell:
+        """The delegated task is the first message of an agent that takes messages; of a guest it
+        is still to come."""
+        if not agent.how.holds_cell or agent.is_guest:
             return
-        parts = [self._agents.documents.read(agent, f"{name}.md") for name in _FIRST_DOCUMENTS]
-        text = b"\n".join(part for part in parts if part).decode(errors="replace")
+        text = first_text(self._agents, agent)
         if not text.strip():
             return
         self._agents.messages.queue_first(
@@ -158,3 +158,9 @@ class Beginner:
             sender=sender_of_handoff(agent),
             provenance=provenance_of_handoff(agent),
         )
+
+
+def first_text(agents: Agents, agent: Agent) -> str:
+    """The text of the first message, of what an agent was given."""
+    parts = [agents.documents.read(agent, f"{name}.md") for name in _FIRST_DOCUMENTS]
+    return b"\n".join(part for part in parts if part).decode(errors="replace")

@@ -113,8 +113,11 @@ def conclude_away(
     change: Change, agents: Agents, agent: Agent, outcome: Outcome, reason: str
 ) -> None:
     """An agent that was away is over: what it gave back, and what its host did not tell."""
-    run = agent.run
+    run, message = agent.run, agents.messages.current(agent)
     told = agent.heard.get("over") == run.id
+    if message is not None:
+        status = message_status(outcome, reason)
+        end_message(change, agents, agent, message, status, reason=reason, last=True)
     if run.id and (told or run.status is not RunStatus.BEGUN):
         _add_gains(change, agents, agent, outcome, last=True)
         if not told:
@@ -128,7 +131,7 @@ def _add_gains(
 ) -> None:
     """Adds all that a run gives back, and of the last one the conversation."""
     try:
-        if outcome is Outcome.DONE:
+        if outcome is Outcome.DONE and not (agent.away and agent.how.takes_messages):
             _add_result(change, agents, agent)
         told = agent.heard.get("conversation")  # by its host
         if last and not (told or agent.how.takes_messages):
@@ -184,14 +187,14 @@ def _add_delegation(change: Change, agents: Agents, agent: Agent, outcome: Outco
         _add_reply(change, agents, agent, as_content(agents.documents.read(agent, "result.md")))
 
 
-def _add_reply(change: Change, agents: Agents, agent: Agent, text: str) -> None:
+def _add_reply(change: Change, agents: Agents, agent: Agent, text: str, **more: Any) -> None:
     """A reply is the session's latest, and a line of the conversation."""
     session = agents.sessions.get(agent.session)
     if not text or session is None:
         return
     replace_file(agents.sessions.ensure(session) / "latest.md", text.encode())
     change.touched.append((agent.session, "latest.md"))
-    _add_line(change, agent, "assistant", f"agent:{agent.name}", OWN, text)
+    _add_line(change, agent, "assistant", f"agent:{agent.name}", OWN, text, **more)
 
 
 def end_message(
@@ -211,7 +214,7 @@ def end_message(
     _add_line(change, agent, "user", message.sender, message.provenance, content)
     try:
         if status is MessageStatus.PROCESSED:
-            _add_reply(change, agents, agent, reply)
+            _add_reply(change, agents, agent, reply, **({"told": True} if agent.is_guest else {}))
     except OSError as error:  # a full disk, say: the end is recorded all the same
         why = about(agent, run=agent.run.id)
         log.error("%s: cannot keep the reply: %s", agent.name, error.strerror, extra=why)
@@ -245,7 +248,13 @@ def as_content(data: bytes) -> str:
 
 
 def _add_line(
-    change: Change, agent: Agent, role: str, sender: str, provenance: str, content: str
+    change: Change,
+    agent: Agent,
+    role: str,
+    sender: str,
+    provenance: str,
+    content: str,
+    **more: Any,
 ) -> None:
     change.say(
         agent.session,
@@ -254,4 +263,5 @@ def _add_line(
         provenance=provenance,
         run=agent.run.id,
         content=content,
+        **more,
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from runtime.agents.bundles import Left
 from runtime.cell.port import LiveCell
 from runtime.errors import UnsupportedError
-from runtime.ids import RunId
+from runtime.ids import NO_RUN, RunId
 from runtime.life.ending import Ender
 from runtime.records.change import Change
 from runtime.records.model import Agent
@@ -39,9 +39,13 @@ class Elsewhere:
     def add_start(self, change: Change, agent: Agent, run: RunId) -> None:
         """Adds that an open node is told of an agent, and to start it."""
 
-    def say(self, agent: Agent, verb: str) -> None:
-        """Tells the host of an agent a verb that changes nothing until that says so;
-        ``AgainError`` if it was told so much that it has not done."""
+    def say(self, agent: Agent, verb: str, run: RunId = NO_RUN) -> None:
+        """Tells the host of an agent a verb that changes nothing until that says so; of one about
+        a run, which. ``AgainError`` if it was told so much that it has not done."""
+
+    def switch(self, agent: Agent, name: str) -> None:
+        """Tells it to switch to a session, or to make it; ``DeniedError`` if that is another
+        incarnation's."""
 
     def ask_usage(self, agent: Agent) -> None:
         """Has the host of an agent that is away tell what that uses, for a while."""

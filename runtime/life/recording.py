@@ -72,7 +72,8 @@ class Recorder(Part):
     async def hear_rest(self, live_cell: LiveCell) -> None:
         """Ends the message whose reply was complete before the end but had not been read yet."""
         agent = live_cell.agent
-        if live_cell.hear_rest is None and agent.how.converses and agent.run.id:
+        is_here = agent.how.converses and agent.run.id and not agent.away
+        if live_cell.hear_rest is None and is_here:
             live_cell.hear_rest = Listener(self._agents, self._streams, agent).hear_all
         if live_cell.hear_rest is not None:
             await live_cell.hear_rest()

@@ -101,7 +101,7 @@ class Recovery(Part):
     def _goes_on(self, agent: Agent, declared: Collection[str]) -> bool:
         """Whether an agent that the machine took along begins again."""
         above = self._agents.registry.ancestors(agent)
-        if any(each.status is Status.STOPPING for each in (*above, agent)):
+        if any(each.status is Status.STOPPING or each.is_guest for each in (*above, agent)):
             return False
         if not all(each.how.run_per_message for each in above):
             return False

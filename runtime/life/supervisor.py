@@ -87,6 +87,7 @@ class Supervisor(Part, Subscriber):
         self._elsewhere.lead_by(self._ender)
         self.windows = Windows(host, self._ender, self.start)
         self._follower = follower = Follower(host, starter, self._ender, self.windows)
+        self.streams = streams
         self._runs = Runs(host, follower, streams)
         #: every agent that lives has a live cell
         self._has_taken_over = False
@@ -272,7 +273,7 @@ class Supervisor(Part, Subscriber):
         if wanted is not None and wanted != run.id:
             raise StaleError(f"{quote(wanted)} is not the current run; the current run is {run.id}")
         if agent.away:
-            self._elsewhere.say(agent, "abort")
+            self._elsewhere.say(agent, "abort", run.id)
             return
         live_cell = self._live_cells.get(agent.index)
         if live_cell is None:
@@ -318,6 +319,13 @@ class Supervisor(Part, Subscriber):
                 "full: write again when it has read"
             )
         return taken
+
+    def switch(self, agent: Agent, name: str) -> None:
+        """``session``: the guard was asked. ``DeniedError``, ``QuotaError``."""
+        if agent.away:
+            self._elsewhere.switch(agent, name)
+        else:
+            self._agents.births.switch_session(agent, name)
 
     def reset(self, agent: Agent) -> None:
         """A new incarnation in place of a dead one."""

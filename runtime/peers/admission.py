@@ -15,34 +15,47 @@ from pathlib import Path
 from typing import Any, Final
 
 from runtime.agents.bundles import PACK, Given
+from runtime.agents.messages import check_id
 from runtime.errors import MalformedError, TooLargeError, UnsupportedError
 from runtime.peers.contents import SUPPLIES
 from runtime.records.config import Config
+from runtime.records.items import DELEGATION
 from runtime.records.model import FAMILIES
 from runtime.texts import limits, mounts, policy
-from runtime.texts.names import check_name, parse_duration, parse_number, parse_size, quote
+from runtime.texts.names import (
+    check_known,
+    check_name,
+    parse_duration,
+    parse_number,
+    parse_size,
+    quote,
+)
 from runtime.texts.policy import Rules
 
 #: of a message, what it has beside what it says
-_OF_MESSAGES: Final = frozenset(("op", "n", "agent"))
+OF_MESSAGES: Final = frozenset(("op", "n", "agent"))
 _RECIPES: Final = "node:recipes"
 #: of the texts that a lead gives as values: reasons, names of files, who did something
 _TEXT_MAX: Final = 4096
+#: of messages that a lead sends
+_PROVENANCES: Final = ("operator", "supervisor", "agent", DELEGATION, "bootstrap")
 #: of a run
 _RUN_MAX: Final = 1 << 31
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 #: the files of an agent that ``put`` has beside the label, in an order in which they can be
 #: written: first the policy, by which others are judged
 FILES: Final = (
-    *("policy", "limits", "exec", "model", "env", "path", "cwd", "meta.json", "homedir", "author"),
+    *("policy", "limits", "mode", "exec", "model", "env", "path", "cwd", "meta.json", "homedir"),
+    "author",
 )
 _CONFIG: Final = frozenset(
-    (*("life", "iso", "workspace", "context", "meta", "mount", "tty", "mode", "label", "profile"),
+    (*("life", "iso", "workspace", "context", "meta", "mount", "tty", "label", "profile"),
      *FILES)
 ) - {"meta.json"}  # fmt: skip
 _PUT: Final = frozenset(
-    ("name", "session", "run", "config", "supervisor", "takes", "bound", "files", "worktree")
-)
+    (*("name", "session", "run", "config", "supervisor", "takes", "bound", "files", "worktree"),
+     "first")
+)  # fmt: skip
 
 
 class Said:
@@ -101,7 +114,7 @@ class Bound:
         """The bound that a lead says, or what it says anew of one, which can only become less."""
         said = Said(values, "bound")
         known = asdict(before) if before else {}
-        said.only((*cls.__slots__, *_OF_MESSAGES))
+        said.only((*cls.__slots__, *OF_MESSAGES))
         text = said.get("policy", str, known.get("policy"))
         families = said.get("families", list, list(known.get("families", ())))
         found = cls(
@@ -124,7 +137,8 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Put:
-    """An agent as its lead puts it here; ``run`` is the number of its first run."""
+    """An agent as its lead puts it here; ``run`` is the number of its first run, ``first`` what is
+    said of its first message."""
 
     name: str
     session: str
@@ -136,12 +150,13 @@ class Put:
     bound: Bound
     files: Mapping[str, tuple[int, str]]
     worktree: Given | None
+    first: Mapping[str, str]
 
     @classmethod
     def read(cls, values: Mapping[str, Any], alias: str) -> Put:
         """``MalformedError`` and ``UnsupportedError``."""
         said = Said(dict(values), "put")
-        said.only((*_PUT, *_OF_MESSAGES))
+        said.only((*_PUT, *OF_MESSAGES))
         written = Said(said.get("config", dict), "config")
         written.only(_CONFIG)
         limits = written.texts("limits")
@@ -157,11 +172,12 @@ class Put:
             run=_run(said),
             config=config,
             limits=limits,
-            supervisor=_supervisor(said.word("supervisor"), alias),
+            supervisor=at_lead(said.word("supervisor"), alias),
             takes=said.get("takes", bool),
             bound=Bound.read(said.get("bound", dict), config["label"]),
             files=files,
             worktree=_worktree(said, config, files),
+            first=_first(said.get("first", dict, {}), alias),
         )
 
 
@@ -183,7 +199,7 @@ def _run(said: Said) -> int:
 
 def _check_possible(config: Mapping[str, str]) -> None:
     """``UnsupportedError`` for what no placed agent can be."""
-    wanted = {"mode": "once", "life": "owned", "iso": "sandbox", "workspace": "inherit", "tty": ""}
+    wanted = {"life": "owned", "iso": "sandbox", "workspace": "inherit", "tty": ""}
     for name, value in wanted.items():
         if (name, config.get(name)) == ("workspace", "worktree"):
             continue
@@ -196,8 +212,25 @@ def _check_possible(config: Mapping[str, str]) -> None:
         raise MalformedError(f"context: {quote(config['context'])} is not fresh or fork")
 
 
-def _supervisor(text: str, alias: str) -> str:
-    """As the agent is told of it: the name of an agent of the lead says whose it is."""
+def _first(values: Mapping[str, Any], alias: str) -> dict[str, str]:
+    if not values:
+        return {}
+    said = Said(dict(values), "first")
+    said.only(("id", "from", "provenance"))
+    return {
+        "name": check_id(said.word("id")),
+        "sender": at_lead(said.word("from"), alias),
+        "provenance": provenance_of(said),
+    }
+
+
+def provenance_of(said: Said) -> str:
+    """The provenance of a message that a lead sends; ``MalformedError``."""
+    return check_known(said.word("provenance"), {each: each for each in _PROVENANCES}, "provenance")
+
+
+def at_lead(text: str, alias: str) -> str:
+    """Somebody at a lead, as an agent here is told: the name of an agent says whose it is."""
     if text == "operator":
         return text
     kind, _, name = text.partition(":")

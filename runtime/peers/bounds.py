@@ -56,8 +56,10 @@ def put_of(
     run: RunId,
     bound: dict[str, Any],
     files: Mapping[str, tuple[int, str]],
+    first: dict[str, str] | None,
 ) -> dict[str, Any]:
-    """The fields of ``put``. ``files`` are sizes and digests of the documents that it gets."""
+    """The fields of ``put``. ``files`` are sizes and digests of the documents that it gets,
+    ``first`` what is said of its first message, if there is one."""
     registry, session = agents.registry, agents.sessions.get(agent.session)
     supervisor = registry.supervisor_of(agent)
     worktree = {}
@@ -68,7 +70,7 @@ def put_of(
     put = {
         "name": agent.name,
         "session": session.name if session is not None else "",
-        "run": int(run.removeprefix("r")),
+        "run": int(run.removeprefix("r")) if run else agents.store.runs(agent.name) + 1,
         "config": {
             **{name: getattr(agent, name) for name in CONFIGURATION},
             "life": "owned",
@@ -79,6 +81,7 @@ def put_of(
         "bound": bound,
         "files": {name: list(of) for name, of in files.items() if of[0]},
         **worktree,
+        **({"first": first} if first else {}),
     }
     if (size := len(dump_json(put).encode())) > MESSAGE_MAX - _AROUND:
         raise TooLongError(

@@ -34,13 +34,14 @@ from runtime.errors import (
     QuotaError,
     WrongStateError,
 )
-from runtime.ids import AgentIndex
+from runtime.ids import AgentIndex, RunId
 from runtime.kernel import clock
 from runtime.kernel.inotify import Wakeup
 from runtime.life import room
 from runtime.life.beginning import STARTING
 from runtime.life.supervisor import Supervisor
 from runtime.peers.admission import Said
+from runtime.peers.hearing import Hearing
 from runtime.peers.keeping import Keeping
 from runtime.peers.lease import Lease
 from runtime.peers.peering import BrokenLinkError, Event, Host, Message, Over
@@ -59,9 +60,6 @@ log = logging.getLogger("ctxd.peers")
 #: that what is killed at once may take, until that is said all the same
 _KILL_SECONDS: Final = 30.0
 _RETRY_SECONDS: Final = 1.0
-#: for which a lead is told what a guest uses, and how often
-_LOOK_SECONDS: Final = 60.0
-_USAGE_SECONDS: Final = 5.0
 _VERBS: Final = {
     cue.value: cue for cue in (Cue.STOP, Cue.KILL, Cue.PAUSE, Cue.RESUME, Cue.ABORT)
 }
@@ -82,7 +80,8 @@ class Guests(Part, Subscriber):
         self.putting = Putting(host, post)
         self.putting.take_away = self._take_away
         self.keeping = Keeping(host, self._take_away)
-        self.telling = Telling(host.agents, post, self.supplies)
+        self.hearing = Hearing(host, post, supervisor.streams)
+        self.telling = Telling(host, post, self.supplies, supervisor.meter)
         self._leases = Leases(self._places.leases)
         self._under: dict[str, Lease] = {}
         #: told when a lease is granted, or is over
@@ -91,8 +90,6 @@ class Guests(Part, Subscriber):
         self._called_lost: dict[str, tuple[Host, int]] = {}
         #: that take along all that they have here
         self._leaving: set[str] = set()
-        #: until when leads are told what guests use
-        self._looked_at: dict[AgentIndex, float] = {}
         #: all that lives is taken over: leads are heard
         self.taken_over = trio.Event()
         self.supplies.done = lambda agent: self.changed.notify()
@@ -113,8 +110,19 @@ class Guests(Part, Subscriber):
                 self.supplies.expect(agent, agent.guest["files"])
             else:
                 self.supplies.watch(agent)
+                self.hearing.go_on(agent)
         self._nursery.start_soon(self.keeping.run)
         self.taken_over.set()
+
+    def opened(self, key: str, peering: Host) -> None:
+        """Both sides have said hello on a new connection, or it was taken over."""
+        self.supplies.opened(key, peering)
+        self.hearing.opened(key, peering)
+
+    def closed(self, key: str, peering: Host) -> None:
+        """A connection is over."""
+        self.supplies.closed(key, peering)
+        self.hearing.closed(key, peering)
 
     def has(self, key: str) -> bool:
         """Whether a lead has anything here."""
@@ -188,6 +196,7 @@ class Guests(Part, Subscriber):
             if error := self.supplies.error(agent):
                 raise MalformedError(error)
             if number and not agent.is_held and self.supplies.is_complete(agent):
+                self.hearing.begin(agent)
                 live_cell.lease = number
                 return
             async with trio.open_nursery() as nursery:
@@ -351,11 +360,14 @@ class Guests(Part, Subscriber):
         elif cue is Cue.RESUME:
             if why := room.describe(agent):
                 raise QuotaError(why)
+            if agent.run.aborting or agent.run.ending:
+                raise WrongStateError(f"{quote(agent.name)} is still being aborted")
             self._supervisor.resume(agent)
         elif not agent.run.id:
             raise NotRunningError(f"no run to abort: {quote(agent.name)} is between two runs")
         else:
-            self._supervisor.abort(agent, None)
+            run = said.get("run", str, "")  # an earlier lead does not say which
+            self._supervisor.abort(agent, RunId(run) if run else None)
 
     def _freeze(self, key: str, uid: int, message: Message, *, held: bool = True) -> None:
         if (agent := self._guest(key, message)) is not None:
@@ -365,21 +377,11 @@ class Guests(Part, Subscriber):
         self._freeze(key, uid, message, held=False)
 
     def _usage(self, key: str, uid: int, message: Message) -> None:
-        """Somebody looks at what a guest uses: that is told for a while."""
         if (agent := self._guest(key, message)) is not None and agent.live:
-            if agent.index not in self._looked_at:
-                self._nursery.start_soon(self._tell_usage, agent)
-            self._looked_at[agent.index] = trio.current_time() + _LOOK_SECONDS
+            self.telling.look(agent)
 
-    async def _tell_usage(self, agent: Agent) -> None:
-        with guarded(agent):
-            while agent.live and trio.current_time() < self._looked_at[agent.index]:
-                with suppress(CtxError, OSError):  # one that holds it up is looked at later
-                    usage = await self._supervisor.meter.usage(agent, agent.owner)
-                    if agent.live and agent.status is not Status.STOPPING:
-                        self.telling.use(agent, usage)
-                await trio.sleep(_USAGE_SECONDS)
-        del self._looked_at[agent.index]
+    def _spoken(self, key: str, uid: int, message: Message) -> None:
+        self.hearing.do(message.op, self._present(key, message), message.said)
 
     def _forget(self, key: str, uid: int, message: Message) -> None:
         """The copy goes, as soon as nothing of the agent runs. Of no agent: all that is here."""
@@ -443,6 +445,7 @@ class Guests(Part, Subscriber):
         "thaw": _thaw,
         "usage": _usage,
         "forget": _forget,
+        **dict.fromkeys(("message", "text", "cancel", "session"), _spoken),
     }
 
     # what becomes of it
@@ -454,7 +457,7 @@ class Guests(Part, Subscriber):
         if agent.status is Status.DEAD:
             self.supplies.unwatch(agent)
             self._nursery.start_soon(self._finish, agent)
-        elif agent.status is Status.BUSY:
+        elif agent.status in (Status.READY, Status.IDLE, Status.BUSY):
             self.supplies.watch(agent)
             self.supplies.drop_pack(agent)
             if agent.is_held:

@@ -151,7 +151,7 @@ class Hosting:
                             extra=because_of(uid))  # fmt: skip
         finally:
             del self._served[fd]
-            self.guests.supplies.closed(served.key, host)
+            self.guests.closed(served.key, host)
             if self._post.data(served.key):
                 self._post.note(served.key, seen=time.time())
 
@@ -176,7 +176,7 @@ class Hosting:
             lease.restore(progress["lease"])
             served.host.taken_over(self._post.stream(served.key), lease)
             talk.tell_by(self._post.wakeup(served.key))
-            self.guests.supplies.opened(served.key, served.host)
+            self.guests.opened(served.key, served.host)
             talk.expect(lease.seconds)
         return bytes(progress.get("unheard", b""))
 
@@ -230,4 +230,4 @@ class Hosting:
             "roots": [],
         }
         served.host.go_on(answer, self._post.stream(key), lease, hello)
-        self.guests.supplies.opened(key, served.host)
+        self.guests.opened(key, served.host)

@@ -26,21 +26,30 @@ from runtime import crashpoints
 from runtime.agents.bundles import Left, came, made, size_of
 from runtime.agents.workspace import WorktreeState
 from runtime.cell.port import Host, LiveCell, Part
-from runtime.errors import AgainError, CtxError, MissingError, QuotaError, WrongStateError
-from runtime.ids import AgentIndex, RunId
+from runtime.errors import (
+    CtxError,
+    MissingError,
+    QuotaError,
+    UnsupportedError,
+    WrongStateError,
+)
+from runtime.ids import NO_RUN, AgentIndex, RunId
 from runtime.kernel.inotify import Wakeup
 from runtime.life.conclusions import LOST
 from runtime.life.elsewhere import Elsewhere
 from runtime.life.ending import Ender
+from runtime.life.streams import Streams
 from runtime.peers.bounds import bound_of, put_of
 from runtime.peers.contents import are_short, digests
 from runtime.peers.lease import SLACK, Grants
-from runtime.peers.peering import Event, Message, Over
+from runtime.peers.peering import TALKING, Delta, Event, Message, Over
 from runtime.peers.post import NODE, Post
 from runtime.peers.replica import Replica
 from runtime.peers.returns import Returns
+from runtime.peers.speaking import Speaking
 from runtime.peers.talking import now
 from runtime.records.change import RUNTIME, Change, Subscriber
+from runtime.records.items import BY_ABORT
 from runtime.records.lifecycle import Cue, Effect, Status
 from runtime.records.model import Agent, Outcome
 from runtime.records.settings import PLACED_GRACE
@@ -66,11 +75,12 @@ _ENDS: Final = frozenset({Cue.STOP, Cue.ENDING, Cue.OWNER_ENDING})
 class Leading(Part, Elsewhere, Subscriber):
     """The agents of all registrations at nodes, by their keys."""
 
-    def __init__(self, host: Host, post: Post) -> None:
+    def __init__(self, host: Host, post: Post, streams: Streams) -> None:
         super().__init__(host)
         self._post = post
         self._ender = Ender(host)
-        self._replica = Replica(host, post, self._ender)
+        self._speaking = Speaking(host, post, streams)
+        self._replica = Replica(host, post, self._ender, self._speaking)
         #: what they give back
         self.returns = Returns(host, post)
         self.returns.done = self._notify
@@ -221,7 +231,7 @@ class Leading(Part, Elsewhere, Subscriber):
         if boot != data.get("boot"):  # whatever was there before has ended
             self._grants[key].over = None
             self._post.note(key, boot=boot, over=None)
-        self._post.note(key, alias=hello.get("alias", ""))
+        self._post.note(key, alias=hello.get("alias", ""), version=hello.get("version", 1))
         self._open[where] = key
         self._closed.pop(where, None)
         self._wake(where)
@@ -293,16 +303,23 @@ class Leading(Part, Elsewhere, Subscriber):
     def add_start(self, change: Change, agent: Agent, run: RunId) -> None:
         node = change.peek_agent(agent, "node")
         key = self._open[node, agent.owner]
+        if agent.how.takes_messages and self._post.data(key)["version"] < TALKING:
+            raise UnsupportedError(
+                f"mode {agent.mode}: ctxd at {node} is an earlier one, where agents run once: "
+                "upgrade it, or write once"
+            )
         bound = bound_of(self._agents, agent)
         if not any(each.peer == key and "lost" not in each.heard for each in self._all()):
             self._grants[key].begin(now())
         change.set(agent, peer=key, heard={"bound": bound})
         files = self._digests.pop(agent.index, None) or digests(self.returns.supplies(agent))
-        put = put_of(self._agents, agent, run, bound, files)
-        change.post(key, "put", agent.incarnation, **put)
+        tell = partial(self._speaking.tell, change, agent)
+        first = self._speaking.first(change, agent)
+        tell("put", **put_of(self._agents, agent, run, bound, files, first))
         if any(change.peek_agent(each, "frozen") for each in self._above(agent)):
-            change.post(key, "freeze", agent.incarnation)
-        change.post(key, "start", agent.incarnation, by=self._agents.journal.actor)
+            tell("freeze")
+        self._speaking.waiting(agent, tell)
+        tell("start", by=self._agents.journal.actor)
         self._changed.notify()
 
     def _above(self, agent: Agent) -> list[Agent]:
@@ -334,14 +351,21 @@ class Leading(Part, Elsewhere, Subscriber):
 
     # what hosts are told
 
-    def say(self, agent: Agent, verb: str) -> None:
-        self._check(agent)
+    def say(self, agent: Agent, verb: str, run: RunId = NO_RUN) -> None:
+        self._speaking.check(agent)
         by, change = self._agents.journal.actor, Change()
         # what comes of it is told as done by who said it
         asked = [*dict.fromkeys((*agent.heard.get("asked", ()), by))][-_ASKED_MAX:]
         change.set(agent, heard={**agent.heard, "asked": asked})
-        self._tell(change, agent, "verb", verb=verb, by=by, reason="", outcome="")
+        said = {"verb": verb, "by": by, "reason": "", "outcome": ""}
+        if run:
+            change.set(agent, run=replace(agent.run, cause=BY_ABORT, caused_by=by))
+            said["run"] = run
+        self._speaking.tell(change, agent, "verb", **said)
         self._agents.journal.commit(change)
+
+    def switch(self, agent: Agent, name: str) -> None:
+        self._speaking.switch(agent, name)
 
     def ask_usage(self, agent: Agent) -> None:
         before, since = self._asked.get(agent.index, -math.inf), trio.current_time()
@@ -349,23 +373,14 @@ class Leading(Part, Elsewhere, Subscriber):
         if agent.live and is_open and since - before > _ASK_SECONDS:
             self._asked[agent.index] = since
             with contextlib.suppress(CtxError), self._agents.journal.changing() as change:
-                self._check(agent)
-                self._tell(change, agent, "usage")
-
-    def _check(self, agent: Agent) -> None:
-        stream = self._post.stream(agent.peer)
-        if stream.is_full(agent.incarnation):
-            raise AgainError(
-                f"{agent.node} has not done {stream.undone[agent.incarnation]} things that it was "
-                "told of "
-                f"{quote(agent.name)}: try again when its link is up (see node)"
-            )
+                self._speaking.check(agent)
+                self._speaking.tell(change, agent, "usage")
 
     def storing(self, change: Change, when: float) -> None:
         for agent, values in tuple(change.agents.values()):
             taken = "worktree" in values and not self._is_left_there(agent, values["worktree"])
             if taken and agent.away and not agent.live:
-                self._tell(change, agent, "forget", keep=False)
+                self._speaking.tell(change, agent, "forget", keep=False)
         if not self._there:
             return
         self._tell_ends(change)
@@ -375,20 +390,14 @@ class Leading(Part, Elsewhere, Subscriber):
             if not values.keys().isdisjoint(("policy", "limits")):  # ``_narrow`` follows
                 for each in (agent, *self._agents.registry.descendants(agent)):
                     if each.away and each.live:
-                        self._check(each)
+                        self._speaking.check(each)
             if "limits" in values and agent.away and agent.live:
                 new, old = values["limits"], agent.limits
                 keys = {key for key in new | old if new.get(key) != old.get(key)}
                 limits = {key: new.get(key, "max") for key in sorted(keys)}
-                self._tell(change, agent, "limits", limits=limits)
+                self._speaking.tell(change, agent, "limits", limits=limits)
             if values.get("frozen", agent.frozen) is not agent.frozen:
                 self._tell_frozen(change, agent)
-
-    def _tell(self, change: Change, agent: Agent, op: str, **said: Any) -> None:
-        """Adds an operation, unless nobody is there any more who would do it."""
-        key = change.peek_agent(agent, "peer")
-        if not self._post.data(key).get("parted"):
-            change.post(key, op, agent.incarnation, **said)
 
     def _tell_ends(self, change: Change) -> None:
         killed = [
@@ -408,7 +417,7 @@ class Leading(Part, Elsewhere, Subscriber):
             heard = change.peek_agent(agent, "heard")
             if change.peek_agent(agent, "status") is Status.DEAD:
                 left = self._is_left_there(agent, change.peek_agent(agent, "worktree"))
-                self._tell(change, agent, "forget", keep=left)
+                self._speaking.tell(change, agent, "forget", keep=left)
             elif cue in _ENDS and agent not in killed and not heard.keys() & {"ended", "lost"}:
                 self._tell_end(change, agent, "stop")
 
@@ -426,7 +435,7 @@ class Leading(Part, Elsewhere, Subscriber):
         supervisor = self._agents.registry.supervisor_of(agent)
         if supervisor is not None and change.peek_agent(supervisor, "status") in _NOT_HEARING:
             said["orphaned"] = True
-        self._tell(change, agent, "verb", **said)
+        self._speaking.tell(change, agent, "verb", **said)
 
     def _tell_frozen(self, change: Change, top: Agent) -> None:
         for agent in self._agents.registry.descendants(top):
@@ -434,8 +443,8 @@ class Leading(Part, Elsewhere, Subscriber):
                 above = self._above(agent)
                 frozen = any(change.peek_agent(each, "frozen") for each in above)
                 if frozen is not any(each.frozen for each in above):
-                    self._check(agent)
-                    self._tell(change, agent, "freeze" if frozen else "thaw")
+                    self._speaking.check(agent)
+                    self._speaking.tell(change, agent, "freeze" if frozen else "thaw")
 
     def agent_changed(self, index: AgentIndex, names: Any) -> None:
         agent = self._agents.registry.get(index)
@@ -477,7 +486,7 @@ class Leading(Part, Elsewhere, Subscriber):
             if bound != agent.heard.get("bound"):
                 change = Change()
                 change.set(agent, heard={**agent.heard, "bound": bound})
-                self._tell(change, agent, "bound", **bound)
+                self._speaking.tell(change, agent, "bound", **bound)
                 self._agents.journal.note(change)
 
     # what hosts say
@@ -501,6 +510,8 @@ class Leading(Part, Elsewhere, Subscriber):
         if isinstance(event, Message):
             self._replica.take(key, (event, *more))
             crashpoints.reach("lead.heard")
+        elif isinstance(event, Delta):
+            self._speaking.hear_delta(key, event)
         elif isinstance(event, Over):
             grants = self._grants[key]
             if grants.over is not None and event.upto >= grants.over:

@@ -34,7 +34,9 @@ from runtime.peers.streams import MESSAGE_MAX, Stream
 from runtime.texts.names import dump_json, parse_json_object
 
 #: of the protocol, that this program speaks: the least and the greatest
-VERSIONS: Final = (1, 1)
+VERSIONS: Final = (1, 2)
+#: from which on agents can be spoken to
+TALKING: Final = 2
 #: how a host begins
 GREETING: Final = b"ctxfs-peer "
 #: bytes of other lines before the greeting: what a login shell prints
@@ -48,12 +50,20 @@ _BULK_MAX: Final = CREDIT_MAX + PART_MAX
 #: files of which bytes are asked for at once, and answers that the other side does not take
 WANTS_MAX: Final = 64
 _ANSWERS_MAX: Final = 64
+#: characters of a piece of a reply that is still being made
+DELTA_MAX: Final = 8 << 10
+#: frames that may wait to be sent before another such piece
+_DELTAS_MAX: Final = 8
 
 #: the kinds of numbered messages, by who sends them
 OPERATIONS: Final = frozenset(
-    ("put", "start", "verb", "limits", "bound", "freeze", "thaw", "usage", "forget")
-)
-FACTS: Final = frozenset(("state", "event", "report", "refused", "usage", "ended", "dead"))
+    (*("put", "start", "verb", "limits", "bound", "freeze", "thaw", "usage", "forget"),
+     *("message", "text", "cancel", "session"))
+)  # fmt: skip
+FACTS: Final = frozenset(
+    (*("state", "event", "report", "refused", "usage", "ended", "dead"),
+     *("message", "text", "session"))
+)  # fmt: skip
 
 
 class BrokenLinkError(Exception):
@@ -128,7 +138,18 @@ class Grown:
     length: int
 
 
-Event = Hello | Message | Acknowledged | Want | Bytes | Over | Grown
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of the reply to a message, from the character ``at`` on. Nobody keeps it: the whole
+    reply comes with the end of the message."""
+
+    agent: str
+    message: str
+    at: int
+    text: str
+
+
+Event = Hello | Message | Acknowledged | Want | Bytes | Over | Grown | Delta
 
 _NUMBER_MAX: Final = (1 << 63) - 1
 _TEXT_MAX: Final = 1024
@@ -395,7 +416,7 @@ class Lead(Peering):
 
     HANDED: ClassVar[tuple[str, ...]] = ("_skipped", "_version")
     _takes = FACTS
-    _also = frozenset(("ack", "want", "bytes", "ask", "over", "grown"))
+    _also = frozenset(("ack", "want", "bytes", "ask", "over", "grown", "delta"))
 
     def __init__(self, hello: Mapping[str, Any], stream: Stream, grants: Grants) -> None:
         """``hello``: all that it says beside the streams; ``as`` is empty for a new one."""
@@ -444,7 +465,14 @@ class Lead(Peering):
     def _grown(self, said: dict[str, Any], now: float) -> Event:
         return Grown(*_fields(said, agent=str, file=str, length=int))
 
-    _DO: ClassVar = {**Peering._DO, "ask": _ask, "grown": _grown}
+    def _delta(self, said: dict[str, Any], now: float) -> Event:
+        agent, message, at = _fields(said, agent=str, id=str, at=int)
+        text = said.get("text")
+        if not isinstance(text, str) or len(text) > DELTA_MAX:
+            raise BrokenLinkError("'delta' without a right text")
+        return Delta(agent, message, at, text)
+
+    _DO: ClassVar = {**Peering._DO, "ask": _ask, "grown": _grown, "delta": _delta}
 
 
 class Host(Peering):
@@ -492,6 +520,12 @@ class Host(Peering):
         """Says how much of a file there is, if the other side reads what is said."""
         if reads := len(self._control) < _ANSWERS_MAX:
             self._say({"op": "grown", "agent": agent, "file": file, "length": length})
+        return reads
+
+    def delta(self, agent: str, message: str, at: int, text: str) -> bool:
+        """Says a piece of a reply, if the other side reads what is said."""
+        if reads := len(self._control) < _DELTAS_MAX:
+            self._say({"op": "delta", "agent": agent, "id": message, "at": at, "text": text})
         return reads
 
     def ended(self, upto: int) -> None:

@@ -104,6 +104,7 @@ class Putting(Part):
             "limits": dict(put.limits),
             "session": put.session,
             "number": message.number,
+            "first": put.first,
         }
         check_sizes(put.files, config)
         if put.worktree is not None:

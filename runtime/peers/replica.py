@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from runtime.agents.bundles import Left
@@ -22,6 +22,7 @@ from runtime.kernel.daemonlog import Rates
 from runtime.life.ending import Ender
 from runtime.peers.peering import BrokenLinkError, Event, Message
 from runtime.peers.post import Post
+from runtime.peers.speaking import Speaking
 from runtime.records.change import Change
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
@@ -45,6 +46,8 @@ _STATUSES: Final = frozenset(
 )
 #: the facts that are only told
 _TOLD: Final = frozenset(("event", "report"))
+#: those before which all others hold: they are about messages, which look at what is
+_APART: Final = frozenset(("message", "session"))
 #: the events of a host that are told here, with their fields; others are told by what causes them
 _EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "run.start": ("run", "pid"),
@@ -86,11 +89,12 @@ def _numbers(said: Mapping[str, Any], name: str, most: int) -> dict[str, int | f
 class Replica(Part):
     """The agents of this lead, as their hosts tell of them."""
 
-    def __init__(self, host: Host, post: Post, ender: Ender) -> None:
+    def __init__(self, host: Host, post: Post, ender: Ender, speaking: Speaking) -> None:
         super().__init__(host)
         self._post = post
         self.ender = ender
         self._complaints = Rates(window=_COMPLAINT_SECONDS)
+        self._speaking = speaking
         #: facts that hold in memory, by registration: as long as the disk is full they are not
         #: acknowledged, and come again on another connection
         self._taken: dict[str, int] = {}
@@ -101,11 +105,17 @@ class Replica(Part):
         try:
             for message in messages:
                 if isinstance(message, Message) and message.number > self._taken.get(key, 0):
+                    if message.op in _APART:
+                        self._note(key, whole)
+                        whole = Change()
                     self._add(whole, key, message)
         finally:
-            if whole.done:
-                self._agents.journal.note(whole)
-            if whole.done and self._agents.journal.is_late:
+            self._note(key, whole)
+
+    def _note(self, key: str, whole: Change) -> None:
+        if whole.done:
+            self._agents.journal.note(whole)
+            if self._agents.journal.is_late:
                 self._taken[key] = whole.done[-1][1]
 
     def _add(self, whole: Change, key: str, message: Message) -> None:
@@ -142,6 +152,10 @@ class Replica(Part):
 
     def _hear(self, change: Change, agent: Agent, **more: Any) -> None:
         change.set(agent, heard={**change.peek_agent(agent, "heard"), **more})
+
+    def _unhear(self, change: Change, agent: Agent, name: str) -> None:
+        heard = change.peek_agent(agent, "heard")
+        change.set(agent, heard={key: value for key, value in heard.items() if key != name})
 
     def _end(self, change: Change, agent: Agent, outcome: str, reason: str, **more: Any) -> None:
         """It has ended there: its end begins here, if it has not."""
@@ -184,7 +198,7 @@ class Replica(Part):
                 raise BrokenLinkError(f"a state of run {run!r:.32}, which is not at hand")
             now = {"started": clock.wall(), "started_up": clock.up()}
             change.run(agent, RunCue.BEGIN, id=following, **now)
-        if said.get("status") == Status.BUSY:
+        if said.get("status") in (Status.BUSY, Status.READY):
             change.run(agent, RunCue.SEEN)
 
     def _event(self, change: Change, agent: Agent, message: Message) -> None:
@@ -238,18 +252,38 @@ class Replica(Part):
         change.by = f"agent:{agent.name} run:{agent.run.id}" if agent.run.id else change.by
         self._agents.messages.told(change, agent, text, name=name)
 
+    def _text(self, change: Change, agent: Agent, message: Message) -> None:
+        self._speaking.hear_part(agent, message.said)
+
+    def _message(self, change: Change, agent: Agent, message: Message) -> None:
+        self._speaking.hear(change, agent, message.said)
+
+    def _session(self, change: Change, agent: Agent, message: Message) -> None:
+        """It has another session, as it was told."""
+        name = agent.heard.get("session")
+        if name and name == message.said.get("name"):
+            self._unhear(change, agent, "session")
+            self._agents.births.add_session(change, agent, name)
+
     def _refused(self, change: Change, agent: Agent, message: Message) -> None:
         said = message.said
         what, sentence = _text(said, "verb") or _text(said, "of"), _text(said, "sentence", 4096)
         sentence = head(sentence, _TEXT_MAX)
-        ended = "ended" in change.peek_agent(agent, "heard")
-        if what in ("stop", "kill") or (what == "start" and ended):
-            return  # it has ended meanwhile, or was not put there, and why is known
+        heard = change.peek_agent(agent, "heard")
+        if what in ("stop", "kill", "cancel", "text") or (what == "start" and "ended" in heard):
+            return  # it has ended meanwhile, or was not put there, and why is known or follows
         if what in ("put", "start"):
             reason = f"{_FAILED}{agent.node}: {sentence}"
             self._end(change, agent, Outcome.ERROR.value, reason, dead=True)
-        else:
-            self._hear(change, agent, refused=[clock.wall(), f"{agent.node}: {what}: {sentence}"])
+            return
+        if what == "message":
+            self._speaking.refused(change, agent, said.get("id"), f"{agent.node}: {sentence}")
+        elif what == "abort":
+            run = change.peek_agent(agent, "run")
+            change.set(agent, run=replace(run, cause="", caused_by=""))
+        elif what == "session":
+            self._unhear(change, agent, "session")
+        self._hear(change, agent, refused=[clock.wall(), f"{agent.node}: {what}: {sentence}"])
 
     def _usage(self, change: Change, agent: Agent, message: Message) -> None:
         change.set(agent, usage=_numbers(message.said, "usage", _KEYS_MAX))

@@ -184,7 +184,8 @@ class Returns(Parcels):
             async for end, lines in parts:
                 with self._agents.journal.changing() as change:
                     for line in lines:
-                        change.say(agent.session, **_message(agent, line))
+                        if said := _message(agent, line):
+                            change.say(agent.session, **said)
                     change.set(agent, heard={**agent.heard, "conversation": end})
 
 
@@ -201,13 +202,15 @@ def _parts(name: str) -> list[bytes]:
 
 
 def _message(agent: Agent, line: str) -> dict[str, Any]:
-    """The fields of a line of the conversation, from one of the host's: who says it is known here;
-    ``CtxError``."""
+    """The fields of a line of the conversation, from one of the host's: who says it is known here.
+    None of what the end of a message has told. ``CtxError``."""
     said = parse_json_object(line)
     role = said.get("role")
     if role not in _ROLES or "content" not in said:
         raise MalformedError("messages.jsonl has a line that is no message")
     own = role != "user" or said.get("provenance") == OWN
+    if agent.how.takes_messages and (not own or said.get("told") is True):
+        return {}
     given = {
         "from": f"agent:{agent.name}" if own else sender_of_handoff(agent),
         "provenance": OWN if own else provenance_of_handoff(agent),

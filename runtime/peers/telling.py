@@ -9,15 +9,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
-from runtime.agents.parts import Agents
-from runtime.errors import QuotaError, TooLongError
+import trio
+
+from runtime.cell.port import Host, Part, guarded
+from runtime.errors import CtxError, QuotaError, TooLongError
+from runtime.ids import AgentIndex
+from runtime.life.metering import Meter
 from runtime.peers.peering import BrokenLinkError, Message
 from runtime.peers.post import Post
+from runtime.peers.speaking import OWN
 from runtime.peers.streams import MESSAGE_MAX, STREAM_BYTES, UNDONE_MAX
 from runtime.peers.supplies import Supplies
+from runtime.peers.words import say
+from runtime.records import items
 from runtime.records.change import EVENTS, RUNTIME, Change, Subscriber
+from runtime.records.items import MessageStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.texts.names import dump_json, head, quote, timestamp
@@ -31,18 +41,26 @@ _REASON_MAX: Final = 1024
 _KEPT_MAX: Final = 2048
 #: facts that a lead has not heard, for each of its guests, and as many more
 _UNHEARD_MAX: Final = 2 * UNDONE_MAX
+#: for which a lead is told what a guest uses, and how often
+_LOOK_SECONDS: Final = 60.0
+_USAGE_SECONDS: Final = 5.0
+#: bytes of a reply if there is no room for news
+_SHORT_MAX: Final = 4 << 10
 #: bytes that a message has beside the text of a report
 _AROUND: Final = 1024
 
 
-class Telling(Subscriber):
+class Telling(Part, Subscriber):
     """Tells the leads of all guests."""
 
-    def __init__(self, agents: Agents, post: Post, supplies: Supplies) -> None:
-        self._agents = agents
+    def __init__(self, host: Host, post: Post, supplies: Supplies, meter: Meter) -> None:
+        super().__init__(host)
         self._post = post
         self._supplies = supplies
-        agents.journal.subscribe(self)
+        self._meter = meter
+        #: until when leads are told what guests use
+        self._looked_at: dict[AgentIndex, float] = {}
+        host.agents.journal.subscribe(self)
 
     def admit(self, change: Change) -> None:
         for each in change.posts:
@@ -79,16 +97,25 @@ class Telling(Subscriber):
             of=message.op,
             number=message.number,
             verb=str(message.said.get("verb", ""))[:16],
+            id=str(message.said.get("id", ""))[:128],
             code=code,
             sentence=head(sentence, _REASON_MAX),
         )
 
     def storing(self, change: Change, when: float) -> None:
-        for agent, values in list(change.agents.values()):
-            if agent.is_guest and "status" in values and values["status"] not in _ENDING:
-                self._add_state(change, agent, when)
         if any(fields.get("type") in _EVENTS for _, _, fields in change.lines):
             self._add_events(change, when)
+        begun = self._add_messages(change)
+        for agent, values in list(change.agents.values()):
+            if agent.is_guest and "session" in values:
+                name = self._agents.sessions.load(values["session"]).name
+                self._tell(change, agent, "session", name=name)
+            has_run = "run" in values and values["run"].id != agent.run.id
+            is_there = change.peek_agent(agent, "status") not in _ENDING
+            if agent.is_guest and is_there and ("status" in values or has_run):
+                self._add_state(change, agent, when)
+        for agent, message in begun:
+            self._tell(change, agent, "message", id=message.name, status=MessageStatus.RUNNING)
 
     def _tell(self, change: Change, agent: Agent, op: str, **said: Any) -> None:
         """Nobody is told whose registration is over, or who has forgotten the agent."""
@@ -114,6 +141,42 @@ class Telling(Subscriber):
             **(said if status is Status.STARTING else {}),
         )
 
+    def _add_messages(self, change: Change) -> list[tuple[Agent, items.Message]]:
+        """Those that its host has queued, and the ends of all; which ones are begun, of which
+        nothing is told before the run is."""
+        begun = []
+        for item in change.made_items:
+            if not isinstance(item, items.Message) or item.provenance not in OWN:
+                continue
+            if (agent := self._guest(item)) is not None:
+                said = {"id": item.name, "status": MessageStatus.QUEUED, "from": item.sender,
+                        "provenance": item.provenance, "priority": item.priority}  # fmt: skip
+                say(partial(self._tell, change, agent), "message", item.text, **said)
+        for item, values in tuple(change.items.values()):
+            if not isinstance(item, items.Message) or (agent := self._guest(item)) is None:
+                continue
+            if values.get("status") is MessageStatus.RUNNING:
+                begun.append((agent, item))
+            elif "status" in values:
+                reason = head(values.get("reason", ""), _REASON_MAX)
+                said = {"id": item.name, "status": values["status"], "reason": reason}
+                reply = self._reply(agent, values.get("reply", ""))
+                say(partial(self._tell, change, agent), "message", reply, **said)
+        return begun
+
+    def _guest(self, message: items.Message) -> Agent | None:
+        agent = self._agents.registry.get(message.agent)
+        return agent if agent is not None and agent.is_guest else None
+
+    def _reply(self, agent: Agent, text: str) -> str:
+        """Its beginning, if the lead does not hear of what was said before."""
+        stream = self._post.stream(agent.peer)
+        room = STREAM_BYTES - stream.size > 2 * len(text)
+        if room and not stream.is_full(agent.incarnation):
+            return text
+        short = head(text, _SHORT_MAX)
+        return short if short == text else f"{short}\n[more is in the history of its host]"
+
     def _add_events(self, change: Change, when: float) -> None:
         """Events in the sessions of guests, with the numbers that they have there."""
         left = Counter(index for index, file, _ in change.lines if file == EVENTS)
@@ -133,8 +196,24 @@ class Telling(Subscriber):
             said = {key: value for key, value in fields.items() if key not in ("agent", "id", "ts")}
             self._tell(change, agent, "event", **said, origin=number, at=timestamp(when))
 
-    def use(self, agent: Agent, usage: Mapping[str, Any]) -> None:
-        """Tells what a guest uses, as far as there is room for news."""
+    def look(self, agent: Agent) -> None:
+        """Somebody looks at what a guest uses: that is told for a while."""
+        if agent.index not in self._looked_at:
+            self._nursery.start_soon(self._tell_usage, agent)
+        self._looked_at[agent.index] = trio.current_time() + _LOOK_SECONDS
+
+    async def _tell_usage(self, agent: Agent) -> None:
+        with guarded(agent):
+            while agent.live and trio.current_time() < self._looked_at[agent.index]:
+                with suppress(CtxError, OSError):  # one that holds it up is looked at later
+                    usage = await self._meter.usage(agent, agent.owner)
+                    if agent.live and agent.status is not Status.STOPPING:
+                        self._use(agent, usage)
+                await trio.sleep(_USAGE_SECONDS)
+        del self._looked_at[agent.index]
+
+    def _use(self, agent: Agent, usage: Mapping[str, Any]) -> None:
+        """As far as there is room for news."""
         stream, own = self._post.stream(agent.peer), agent.incarnation
         if stream.undone[own] < UNDONE_MAX // 2 and not stream.is_full(own):
             change = Change(by=RUNTIME)

@@ -139,8 +139,6 @@ def test_no_policy_bounds_what_an_operator_writes(mounted: Mounted) -> None:
 
 #: of a root agent: a file, a value that a placed one cannot have, the errno, and why
 FORBIDDEN = [
-    ("mode", "turn", "ENOTSUP", "runs once"),
-    ("mode", "resident", "ENOTSUP", "runs once"),
     ("tty", "80x24", "ENOTSUP", "terminal"),
     ("restart", "always", "ENOTSUP", "not started again"),
     ("root", "/srv", "EINVAL", "base view of the node"),
@@ -338,11 +336,6 @@ def test_of_its_processes_nothing_is_here(mounted: Mounted) -> None:
     with refused("ENOTSUP"):
         mounted.get(f"{X}/processes")
     assert "its processes are there alone" in mounted.reason
-
-
-def test_it_is_sent_no_messages(mounted: Mounted) -> None:
-    away(mounted)
-    assert "is spoken to there alone" in say(mounted, "ENOTSUP", "inbox", "hello\n", 0)
 
 
 def test_a_node_judges_limits_itself(mounted: Mounted) -> None:

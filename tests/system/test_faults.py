@@ -327,7 +327,7 @@ SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
 CASES: Final = [
     *((point, 1, "") for point in POINTS),
     ("create.inserted", 4, ""),
-    ("lead.heard", 2, ""),
+    *(("lead.heard", count, "") for count in (2, 3)),
     ("write.committed", 7, ""),
     ("start.committed", 3, ""),
     ("start.planned", 2, "orphaned"),

@@ -177,7 +177,7 @@ def test_of_a_prefix_a_node_is_chosen(three: Three) -> None:
 def test_a_person_runs_programs_at_nodes(three: Three) -> None:
     ctx = three.daemon.ctx
     done = ctx("run", "once", "--node", "n2", "--message", "hi", "--", "sh", "-c", "cat; exit 3")
-    assert (done.returncode, done.stdout) == (3, "hi"), done.stderr
+    assert (done.returncode, done.stdout) == (3, "hi\n"), done.stderr
     assert not three.daemon.agent_dir("once").exists()
     done = ctx("spawn", "once", "--node", "n4", "--", "true")
     assert done.returncode == 1 and "no such node; you may use n2, n3 (EINVAL)" in done.stderr

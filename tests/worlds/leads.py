@@ -126,7 +126,7 @@ class Leader:
                     lease = self.site.guests.lease(self.key)
                     assert stream.fits(event.said)
                     self.host.go_on({"as": self.known}, stream, lease, event)
-                    self.site.guests.supplies.opened(self.key, self.host)
+                    self.site.guests.opened(self.key, self.host)
                 elif isinstance(event, Want | Bytes):
                     self.site.guests.supplies.hear(self.key, self.host, event)
                 elif isinstance(event, Message | Over):

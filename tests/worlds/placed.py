@@ -13,7 +13,9 @@ import pytest
 import trio
 import trio.testing
 
+from runtime.authority.loop import Gentle
 from runtime.cell.port import Host, LiveCell
+from runtime.life.streams import Streams
 from runtime.life.supervisor import Supervisor
 from runtime.peers import leading
 from runtime.peers.leading import Leading
@@ -43,11 +45,12 @@ class Far:
         #: its own side of the streams
         self.stream = Stream()
         self.boot = "boot"
+        self.version = 2
 
     def open(self) -> None:
         """The link is up."""
         self._lead.grants(self.key, "n2", 0, LEASE)
-        self._lead.opened(self.key, {"boot": self.boot, "alias": "one"})
+        self._lead.opened(self.key, {"boot": self.boot, "alias": "one", "version": self.version})
 
     def close(self, why: str = "cut", *, refused: bool = False) -> None:
         self._lead.closed("n2", 0, why, refused=refused)
@@ -108,7 +111,9 @@ class Lone:
         self.wanted: list[tuple[str, int]] = []
 
         def elsewhere(host: Host) -> Leading:
-            self.lead = Leading(host, self.post)
+            self.streams = Streams(Gentle(world.agents.accounts.time))
+            world.agents.journal.subscribe(self.streams)
+            self.lead = Leading(host, self.post, self.streams)
             self.lead.want = lambda node, owner: self.wanted.append((node, owner))
             return self.lead
 

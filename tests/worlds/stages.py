@@ -557,15 +557,24 @@ def placed_here(scene: Scene) -> None:
 
 
 def placed(scene: Scene) -> None:
-    """Agents of the daemon, at another one: one that ends by itself, and one that is stopped. Each
-    ends once, as the lead says, and nothing of them is left at the host."""
+    """Agents of the daemon, at another one: one that ends by itself, one that is stopped, and one
+    that answers. Each ends once, as the lead says, each message is answered once, and nothing of
+    them is left at the host."""
     lead, host = scene.daemon, scene.beside.enter_context(daemon_of())
     (lead.base / "other").write_text(str(host.root))
     far, halted = lead.agent_dir("far"), lead.agent_dir("halted")
+    talker = lead.agent_dir("talker")
 
     def ended() -> None:
         with contextlib.suppress(OSError):  # it may have been heard
             write(halted / "ctl", "stop")
+        if talker.exists() and read(talker, "status") != "new\n":
+            wait_until(lambda: read(talker, "queue") == read(talker, "message") == "", "it is done")
+            lines = read(talker, "session/messages.jsonl").splitlines()
+            said = [json.loads(line)["content"].strip() for line in lines]
+            assert said in ([], ["hello", "hello"]), said
+            write(talker / "ctl", "kill")
+            wait_dead(talker)
         for directory, outcome, reason in (
             (far, "error", "exit:3"), (halted, "cancelled", "operator_stop")
         ):  # fmt: skip
@@ -586,9 +595,16 @@ def placed(scene: Scene) -> None:
             lead.make(directory.name[:-2], placement="node=other", exec=command)
             write(directory / "ctl", "start")
 
+    def talk() -> None:
+        lead.make("talker", placement="node=other", exec="cat", mode="turn")
+        write(talker / "ctl", "start")
+        write(talker / "inbox", "hello")
+
     scene.after.append(ended)
     scene.do(begin)
     is_so(halted, "busy")
+    scene.do(talk)
+    scene.wait_until(lambda: "assistant" in read(talker, "session/messages.jsonl"), "it answers")
     scene.do(lambda: write(halted / "ctl", "stop"))
     is_so(halted, "dead")
     is_so(far, "dead")

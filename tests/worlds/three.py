@@ -41,7 +41,7 @@ class Three:
         name = f"x{next(self.numbers)}"
         directory = self.daemon.make(name)
         write(directory / "placement", f"node={where}")
-        for file, text in {**files, "exec": f"sh -c '{program}'"}.items():
+        for file, text in {"exec": f"sh -c '{program}'", **files}.items():
             write(directory / file, text)
         write(directory / "ctl", "start")
         return directory

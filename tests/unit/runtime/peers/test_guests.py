@@ -103,7 +103,7 @@ def test_a_life_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"takes": "yes"}, "EINVAL", "takes"),
         ({"supervisor": "uid:0"}, "EINVAL", "operator or agent:NAME"),
         ({"supervisor": "agent:boss@two"}, "EINVAL", "name"),
-        ({"config": {"mode": "turn"}}, "EOPNOTSUPP", "once"),
+        ({"config": {"mode": "often"}}, "EINVAL", "once"),
         ({"config": {"iso": "shared"}}, "EOPNOTSUPP", "sandbox"),
         ({"config": {"life": "detached"}}, "EOPNOTSUPP", "owned"),
         ({"config": {"workspace": "explicit_root:/etc"}}, "EOPNOTSUPP", "inherit"),
