@@ -308,7 +308,7 @@ class Guests(Part, Subscriber):
             journal.note(change)
 
     def _by(self, key: str, message: Message) -> str:
-        """Who has it done at the lead, as in ``by`` of events here; empty if it does not say."""
+        """The name of whoever has it done at the lead, as in ``by``; empty if it does not say."""
         said = Said(dict(message.said), message.op)
         by = said.word("by") if "by" in message.said else ""
         return by if by in ("", RUNTIME) else f"{by}@{self._post.data(key)['alias']}"

@@ -232,7 +232,7 @@ class Replica(Part):
         return told
 
     def _actor(self, agent: Agent, said: Mapping[str, Any]) -> str:
-        """Who did something there, as in ``by`` of events here; empty for the runtime. A host may
+        """As in ``by`` of events here, who did something there; empty for the runtime. A host may
         call it the wish of those alone who have asked for something."""
         by = _text(said, "by")
         alias = self._post.data(agent.peer).get("alias", "")
