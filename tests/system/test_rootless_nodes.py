@@ -16,7 +16,7 @@ def test_a_user_places_agents_by_the_own_ssh() -> None:
         assert status == 0 and "two runs ctxd" in said, said
         program = ("sh", "-c", "cat; id -u; exit 3")
         status, said = both.ctx("run", "once", "--node", "n2", "--message", "hi", "--", *program)
-        assert status == 3 and said.startswith(f"hi{UID}\n"), said
+        assert status == 3 and said.startswith(f"hi\n{UID}\n"), said
 
         def begin() -> int:
             boss = both.here.make("boss")

@@ -161,27 +161,6 @@ def test_spawn_waits(root: FakeRoot, run: Run) -> None:
     assert not directory.exists()
 
 
-@pytest.mark.usefixtures("made_agents_are_full")
-def test_run_at_a_node_runs_the_program_once(
-    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = root.path / "agent" / "x.d"
-    asked: dict[str, str] = {}
-
-    def end() -> None:
-        asked.update(
-            {file: (directory / file).read_text() for file in ("placement", "mode", "handoff.md")}
-        )
-        (directory / "out").write_text("done\n")
-        root.end("x", "error", "exit:3")
-
-    Obeying(root, monkeypatch, start=end)
-    argv = ("run", "x", "--node", "gpu*", "--message", "hi", "--", "cat")
-    assert run(*argv) == (3, "done\n", "")
-    assert asked == {"placement": "node=gpu*\n", "mode": "\n", "handoff.md": "hi"}
-    assert not directory.exists()
-
-
 @pytest.fixture
 def turning(root: FakeRoot, made_agents_are_full: None, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make a started agent answer with these frames, once a connection has been tried in vain."""
@@ -206,6 +185,15 @@ def turning(root: FakeRoot, made_agents_are_full: None, monkeypatch: pytest.Monk
         return Obeying(root, monkeypatch, **verbs), fakes
 
     return prepare
+
+
+def test_run_at_a_node_talks(root: FakeRoot, run: Run, turning: Any) -> None:
+    turning(START, message("four"), {**DONE, "status": "processed"})
+    argv = ("run", "x", "--node", "gpu*", "--keep", "--message", "hi", "--", "cat")
+    assert run(*argv) == (0, "four\n", "")
+    directory = root.path / "agent" / "x.d"
+    files = {file: (directory / file).read_text() for file in ("placement", "mode")}
+    assert files == {"placement": "node=gpu*\n", "mode": "turn\n"}
 
 
 def test_run_leaves_nothing_behind(
