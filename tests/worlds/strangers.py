@@ -20,7 +20,8 @@ import os, select, socket, sys
 s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])
 while True:
     for f in select.select([0, s], [], [])[0]:
-        data = os.read(0, 65536) if f == 0 else s.recv(65536)
+        try: data = os.read(0, 65536) if f == 0 else s.recv(65536)
+        except ConnectionError: data = b""
         if not data: os._exit(0)
         s.sendall(data) if f == 0 else os.write(1, data)
 """
