@@ -215,7 +215,8 @@ class Guests(Part, Subscriber):
         if agent.status in (Status.STOPPING, Status.DEAD) and cue is Cue.ENDING:
             return
         if agent.status is not Status.DEAD:
-            self._supervisor.end(agent, Outcome.INTERRUPTED, LEASE_OVER, cue)
+            with suppress(KernelError):  # who cannot be killed yet is killed later
+                self._supervisor.end(agent, Outcome.INTERRUPTED, LEASE_OVER, cue)
 
     def end_all(self, key: str, upto: float = math.inf, *, since: int = -1) -> list[Agent]:
         """Kills the guests of a registration, or those that operations after ``since`` and up to
@@ -248,8 +249,13 @@ class Guests(Part, Subscriber):
                     if live_cell is not None and agent.guest["number"] <= upto:
                         await live_cell.wait_over()
         del self._called_lost[key]
-        host.ended(upto)
-        self._post.wakeup(key).notify()
+        self._say_over(key, host, upto)
+
+    def _say_over(self, key: str, host: Host, upto: int) -> None:
+        """Only once a crash cannot undo that; a lead whose host asks says it again."""
+        if self._post.is_stored(key):
+            host.ended(upto)
+            self._post.wakeup(key).notify()
 
     # what a lead says
 
@@ -273,7 +279,7 @@ class Guests(Part, Subscriber):
             if before or ending:
                 self._called_lost[key] = host, max(event.upto, before[1] if before else 0)
             if not (before or ending):
-                host.ended(event.upto)
+                self._say_over(key, host, event.upto)
             elif not before:
                 self._nursery.start_soon(self._end_over, key)
 

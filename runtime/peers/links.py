@@ -34,6 +34,7 @@ from runtime.kernel.inotify import Wakeup
 from runtime.kernel.spawn import Process
 from runtime.kernel.users import find_user
 from runtime.peers.complaints import told
+from runtime.peers.hello import told_of_itself
 from runtime.peers.leading import Leading
 from runtime.peers.lease import Grants
 from runtime.peers.peering import (
@@ -59,18 +60,11 @@ from runtime.texts.names import escape, quote
 
 log = logging.getLogger("ctxd.peers")
 
-#: of itself a host says words and lists of names; how long they are, and how many
-_WORDS: Final = ("node", "alias", "product", "boot")
-_NAMES: Final = ("directories", "networks", "shared")
-_WORD_MAX: Final = 256
-_NAMES_MAX: Final = 1024
-#: seconds
-_LEASE_MAX: Final = 1e9
 #: for which a command that nobody needs any more is kept
 _IDLE_SECONDS: Final = 60.0
-#: until the other side has said hello
 #: that a node is told that it is forgotten
 _FORGET_SECONDS: Final = 5.0
+#: until the other side has said hello
 _OPEN_SECONDS: Final = 30.0
 #: of what a command said that is told
 _SAID_MAX: Final = 1024
@@ -506,7 +500,7 @@ class Links(Part, Ways):
             if self._registrations.is_own(known := event.said["as"]):
                 self._registrations.note_host(*link.key, known)  # so it is one, however often
                 raise BrokenLinkError("it leads to this ctxd, which is no node of itself")
-            told, new = _told(event.said), None
+            told, new = told_of_itself(event.said), None
             if not lead.fits(event):
                 if key:
                     self._leading.parted(key)
@@ -559,26 +553,6 @@ class Links(Part, Ways):
             await trio.sleep(link.needed - trio.current_time())
         if link.talk is talk:
             talk.close()
-
-
-def _told(said: Mapping[str, Any]) -> dict[str, Any]:
-    """The words of a host about itself, as they may be shown; ``BrokenLinkError``."""
-    found: dict[str, Any] = {"version": said["version"]}
-    for name in _WORDS:
-        value = said.get(name, "")
-        if not isinstance(value, str) or len(value) > _WORD_MAX:
-            raise BrokenLinkError(f"hello without a right {name}")
-        found[name] = escape(value)
-    for name in _NAMES:
-        value = said.get(name, [])
-        right = isinstance(value, list) and len(value) <= _NAMES_MAX
-        if not right or not all(isinstance(each, str) and len(each) <= _WORD_MAX for each in value):
-            raise BrokenLinkError(f"hello without right {name}")
-        found[name] = [escape(each) for each in value]
-    most = said.get("lease_max", 0)
-    if most.__class__ not in (int, float) or not 0 <= most <= _LEASE_MAX:
-        raise BrokenLinkError("hello without a right lease_max")
-    return {**found, "lease_max": most}
 
 
 def _pair(stack: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:

@@ -21,7 +21,7 @@ from runtime.kernel import clock
 from runtime.kernel.daemonlog import Rates
 from runtime.life.ending import Ender
 from runtime.peers.peering import BrokenLinkError, Event, Message
-from runtime.peers.post import Post
+from runtime.peers.post import Post, check_late
 from runtime.peers.speaking import Speaking
 from runtime.records.change import Change
 from runtime.records.lifecycle import Status
@@ -101,6 +101,7 @@ class Replica(Part):
 
     def take(self, key: str, messages: Iterable[Event]) -> None:
         """Has facts in the records of their agents; ``BrokenLinkError``, with those before it."""
+        check_late(self._agents.journal, key)
         whole = Change()
         try:
             for message in messages:

@@ -20,7 +20,7 @@ from runtime.errors import CtxError, QuotaError, TooLongError
 from runtime.ids import AgentIndex
 from runtime.life.metering import Meter
 from runtime.peers.peering import BrokenLinkError, Message
-from runtime.peers.post import Post
+from runtime.peers.post import Post, check_late
 from runtime.peers.speaking import OWN
 from runtime.peers.streams import MESSAGE_MAX, STREAM_BYTES, UNDONE_MAX
 from runtime.peers.supplies import Supplies
@@ -79,6 +79,7 @@ class Telling(Part, Subscriber):
     def check_heard(self, key: str) -> None:
         """Nothing more is done for a lead that does not hear what became of it: that is kept.
         ``BrokenLinkError``."""
+        check_late(self._agents.journal, key)
         stream = self._post.stream(key)
         kept = len(stream.kept)
         if kept > _UNHEARD_MAX or stream.size > STREAM_BYTES:

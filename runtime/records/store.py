@@ -124,6 +124,10 @@ class Store:
     def release_reserve(self) -> None:
         self._reserve.unlink(missing_ok=True)
 
+    @property
+    def is_in_transaction(self) -> bool:
+        return self._depth > 0
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing; nested ones join the outermost. ``NoSpaceError`` on a full disk."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 from runtime.agents.parts import Agents
 from runtime.agents.planes import Plane
@@ -158,6 +160,24 @@ class World:
                 return events.read().decode().splitlines()
         path = self.agents.sessions.directory(session) / file
         return path.read_text().splitlines() if path.exists() else []
+
+
+@contextmanager
+def full(store: Store) -> Iterator[None]:
+    """Meanwhile the disk has no room for anything."""
+    real = store._db
+
+    def execute(statement: str, values: Any = ()) -> sqlite3.Cursor:
+        if statement.split()[0] in ("INSERT", "UPDATE", "DELETE", "COMMIT"):
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+        return real.execute(statement, values)
+
+    with mock.patch.object(store, "_db", mock.Mock(wraps=real, execute=execute)) as db:
+        type(db).in_transaction = property(lambda _: real.in_transaction)
+        type(db).total_changes = property(lambda _: real.total_changes)
+        yield
 
 
 @contextmanager

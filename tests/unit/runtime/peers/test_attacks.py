@@ -10,12 +10,12 @@ from unittest import mock
 import pytest
 
 from runtime.errors import QuotaError
-from runtime.peers.links import _told
+from runtime.peers.hello import told_of_itself
 from runtime.peers.peering import BrokenLinkError
 from runtime.records.lifecycle import Status
 from runtime.records.settings import PLACED_GRACE
 from tests.worlds.placed import NODES, Lone, on_lead
-from tests.worlds.records import World, world_in
+from tests.worlds.records import World, full, world_in
 
 _HELLO: dict[str, Any] = {"version": 1, "alias": "one", "node": "two", "networks": ["web"]}
 
@@ -84,11 +84,11 @@ def test_what_no_host_says_ends_the_link(world: World, op: str, said: dict[str, 
 )
 def test_what_a_host_says_of_itself_is_words(said: dict[str, Any]) -> None:
     with pytest.raises(BrokenLinkError):
-        _told({**_HELLO, **said})
+        told_of_itself({**_HELLO, **said})
 
 
 def test_words_of_a_host_do_nothing_to_a_terminal() -> None:
-    assert _told({**_HELLO, "node": "\x1b[31m", "shared": ["\x07"]})["node"] == "\\x1b[31m"
+    assert told_of_itself({**_HELLO, "node": "\x1b[31m", "shared": ["\x07"]})["node"] == "\\x1b[31m"
 
 
 def test_a_host_fills_no_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -104,7 +104,22 @@ def test_a_host_fills_no_log(world: World, caplog: pytest.LogCaptureFixture) -> 
         on_lead(world, act)
 
 
-def test_no_grace_is_longer_than_hosts_are_told(world: World) -> None:
+def test_a_host_that_says_very_much_to_a_full_disk_is_not_heard(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.peers.post.LATE_MAX", 20)
+
+    async def act(lone: Lone) -> None:
+        agent = await lone.running()
+        with full(world.store), pytest.raises(BrokenLinkError, match="full"):
+            for _ in range(50):
+                await lone.far.say("usage", agent, usage={"cpu_usec": 1})
+        assert len(world.agents.journal.late) == 20
+
+    on_lead(world, act)
+
+
+def test_no_grace_is_longer_than_hosts_aretold_of_itself(world: World) -> None:
     async def act(lone: Lone) -> None:
         agent = await lone.running(limits={"grace": "1h"})
         assert world.agents.settings.grace(agent) == PLACED_GRACE

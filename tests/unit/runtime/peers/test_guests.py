@@ -14,8 +14,8 @@ import pytest
 from runtime.caller import Caller
 from runtime.errors import QuotaError, TooLongError, UnsupportedError, WrongStateError
 from runtime.peers.hosting import Hosting
-from runtime.peers.peering import Message, Over
-from runtime.peers.post import LEAD, key_of
+from runtime.peers.peering import BrokenLinkError, Message, Over
+from runtime.peers.post import LEAD, Post, key_of
 from runtime.peers.registrations import Registrations
 from runtime.peers.streams import MESSAGE_MAX, UNDONE_BYTES, UNDONE_MAX
 from runtime.records.change import Change, Subscriber
@@ -26,7 +26,7 @@ from runtime.records.nodes import Placed
 from runtime.texts import policy
 from tests.worlds.leads import A, B, Leader, Site, at_site, put
 from tests.worlds.memory import Machine
-from tests.worlds.records import World, inside, world_in
+from tests.worlds.records import World, full, inside, world_in
 
 UID = 1000
 C = "c" * 16
@@ -519,6 +519,47 @@ def test_a_lead_that_is_away_is_not_told_without_end(
         await site.until(lambda: bool(agent.guest.get("told")))
         last = site.post.stream(lead.key).kept[-1]
         assert json.loads(last.line)["op"] == "dead"
+
+    at_site(world, monkeypatch, act)
+
+
+def test_a_full_disk_keeps_no_guest_alive_and_ends_no_daemon(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(site: Site, lead: Leader) -> None:
+        agent = await busy(site, lead)
+        lead.vouches = False
+        with full(world.store):
+            await site.be(agent, Status.DEAD)
+            assert site.guests.number(lead.key) == 0
+            await site.guests.hear(lead.key, UID, lead.host, Over(50))
+            await lead.exchange(0.0)
+            assert lead.overs == [], "nothing is said that a crash can undo"
+        site.agents.journal.update(agent, label="y_t")  # whatever is stored next
+        assert Post(world.store).data(lead.key)["upto"] == 50
+        await site.guests.hear(lead.key, UID, lead.host, Over(50))
+        await lead.exchange(0.0)
+        assert lead.overs == [50]
+
+    at_site(world, monkeypatch, act)
+
+
+def test_who_says_very_much_to_a_full_disk_is_not_heard(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.peers.post.LATE_MAX", 20)
+
+    async def act(site: Site, lead: Leader) -> None:
+        other = Leader(UID, "two")
+        other.connect(site)
+        await other.go_on()
+        with full(world.store), pytest.raises(BrokenLinkError, match="full"):
+            for _ in range(50):
+                await lead.say("thaw", B)
+        assert len(site.agents.journal.late) == 20
+        with full(world.store):
+            await other.say("thaw", B)
+        assert len(site.agents.journal.late) == 21, "others are heard"
 
     at_site(world, monkeypatch, act)
 

@@ -18,6 +18,7 @@ from runtime.ids import AgentIndex
 from runtime.peers import leading
 from runtime.peers.contents import digests
 from runtime.peers.peering import BrokenLinkError
+from runtime.peers.post import Post
 from runtime.peers.streams import MESSAGE_MAX, UNDONE_BYTES, UNDONE_MAX
 from runtime.records.change import Change, Subscriber
 from runtime.records.lifecycle import Status
@@ -25,8 +26,8 @@ from runtime.records.model import Agent
 from runtime.records.nodes import Node
 from runtime.texts.limits import RUNNING
 from tests.worlds.memory import Machine
-from tests.worlds.placed import LOST, NODES, Lone, daemons, on_lead
-from tests.worlds.records import ROOT, World, inside, world_in
+from tests.worlds.placed import LOST, NODES, Far, Lone, daemons, on_lead
+from tests.worlds.records import ROOT, World, full, inside, world_in
 
 
 @pytest.fixture
@@ -659,6 +660,21 @@ def test_what_a_node_does_not_do_piles_up_to_a_bound(world: World) -> None:
         lead.far.acknowledge()
         lead.stop(agent, kill=True)
         assert lead.far.ops == ["kill"]
+
+    on_lead(world, act)
+
+
+def test_a_registration_that_is_over_is_forgotten_though_the_disk_is_full(world: World) -> None:
+    async def act(lead: Lone) -> None:
+        lead.far.open()
+        with full(world.store):
+            lead.lead.parted(lead.far.key)
+            await lead.until(lambda: not lead.lead.knows(lead.far.key))
+            again = Far(lead.lead, lead.post, "others")
+            again.open()
+        lead.make("y")  # whatever is stored next
+        stored = Post(world.store)
+        assert stored.data(lead.far.key) == {} and stored.data(again.key)["node"] == "n2"
 
     on_lead(world, act)
 
