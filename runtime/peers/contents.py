@@ -78,7 +78,8 @@ class File:
         """Bytes to ask for next."""
         if self.length is None:
             return PIECE if self.asked == self.kept else 0
-        return 0 if self.spoiled else min(PIECE, self.length - self.asked)
+        # more was asked for than there is, if it ends before what was said
+        return 0 if self.spoiled else max(0, min(PIECE, self.length - self.asked))
 
     @property
     def is_whole(self) -> bool:

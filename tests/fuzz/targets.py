@@ -59,6 +59,7 @@ from runtime.sockets.replay import check_following
 from runtime.texts import mounts, names, policy
 from runtime.texts.forms import parse_filled, parse_form
 from runtime.texts.names import decode
+from tests.fuzz.peers import PEERS
 from tests.fuzz.terminals import terminal
 from tests.worlds.emulator import Emulator
 from tests.worlds.records import ROOT, World, inside
@@ -103,6 +104,9 @@ for _name, _parse in (
     ("relabel", lambda text: policy.relabel(text, "x_t", "y_t")),
 ):
     _texts(_name, _parse)
+
+for _target in PEERS:
+    target(_target)
 
 
 @target
