@@ -121,7 +121,7 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         commit=lambda base, agent, caller, text: base.agents.journal.update(
             agent, env=fields.variables(text)
         ),
-        doc="environment: KEY=VALUE, one per line"),
+        doc="environment: KEY=VALUE, one per line; root of a node can read it, too"),
     Control(name="path", default="/ctx/tool", shape=shapes.lines(_check_tools),
         guard=fields.WHILE_NEW, check=fields.alone(_check_tools),
         render=lambda base, agent, caller: agent.path or f"{base.runtime.places.mount}/tool\n",

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.system.hostile.guarded import guarded
-from tests.worlds.daemon import MARK, daemon_of, wait_until, write
+from tests.worlds.daemon import MARK, daemon_of, read, wait_until, write
 from tests.worlds.nodes import CTX, lead_of, node
 from tests.worlds.strangers import Wire, false_host, false_lead
 
@@ -85,6 +85,23 @@ def test_the_command_of_a_link_reaches_no_other_and_nothing_of_the_daemon() -> N
         wait_until(lambda: len([*where.glob("done-*")]) == 2, "both have tried all")
         for path in where.glob("done-*"):
             assert path.read_text() == "own\n"
+
+
+@pytest.mark.needs_root("without root, keys are the user's own")
+def test_no_agent_reads_a_key() -> None:
+    """Neither in its sandbox, nor with its uid outside of it (S1)."""
+    with daemon_of() as daemon:
+        directory = daemon.state / "ssh"
+        directory.mkdir(mode=0o700)
+        (directory / "key").write_text("secret")
+        (directory / "key").chmod(0o600)
+        (daemon.state / "peers.json").write_text('{"hosts":{},"leads":{}}')
+        script = f"cat {directory}/key {daemon.state}/peers.json; ls {daemon.state}"
+        said = read(daemon.finish("x", f"sh -c '{script}'"), "out")
+        assert "secret" not in said and "hosts" not in said
+        own = ["setpriv", "--reuid=4343", "--regid=4343", "--clear-groups", "sh", "-c", script]
+        done = subprocess.run(own, capture_output=True, text=True, check=False)
+        assert "secret" not in done.stdout and "hosts" not in done.stdout
 
 
 # floods

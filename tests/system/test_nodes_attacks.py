@@ -14,7 +14,7 @@ import pytest
 
 from tests.worlds.daemon import Daemon, daemon_of, read, wait_dead, wait_until
 from tests.worlds.family import Family, git
-from tests.worlds.nodes import Lead, lead_of, node
+from tests.worlds.nodes import CTX, Lead, lead_of, node
 from tests.worlds.strangers import FalseHost, Wire, false_host, false_lead
 
 _POLICY = "allow x_t tool:* execute\n"
@@ -156,6 +156,20 @@ def test_leads_of_one_user_are_bounded_and_do_not_hear_each_other(host: Daemon) 
         assert other.hello["as"] != known
 
 
+def test_what_two_sides_know_each_other_by_is_told_to_nobody(host: Daemon) -> None:
+    """It is in one file, and the daemon's log has it neither (S6)."""
+    with false_lead(host, name="bits") as wire:
+        known = wire.hello["as"].encode()
+        wire.tell("put", "7" * 16, **_put("known"))
+        wire.op("ack")
+        with false_lead(host, name="bits", **{"as": wire.hello["as"], "got": 99}) as other:
+            assert other.hello["as"].encode() != known, "it does not fit, and is another one"
+        files = [path for path in host.state.rglob("*") if path.is_file()]
+        assert not [path for path in (*files, host.log) if known in path.read_bytes()]
+        kept = host.state / "peers.json"
+        assert other.hello["as"] in kept.read_text() and kept.stat().st_mode & 0o777 == 0o600
+
+
 #: each line is refused
 _TRIES = """\
 ctx peer < /dev/null
@@ -194,17 +208,25 @@ def far() -> Iterator[FalseHost]:
 
 
 @pytest.fixture(scope="module")
-def lead(far: FalseHost) -> Iterator[Lead]:
-    nodes = {name: node(far.command, lease="30s") for name in ("n2", "n3")}
+def others() -> Iterator[dict[str, FalseHost]]:
+    with false_host() as one, false_host() as two:
+        yield {"p0": one, "p1": two}
+
+
+@pytest.fixture(scope="module")
+def lead(far: FalseHost, others: dict[str, FalseHost]) -> Iterator[Lead]:
+    hosts = {"n2": far, "n3": far, **others}
+    nodes = {name: node(each.command, lease="30s") for name, each in hosts.items()}
     with lead_of(nodes) as made:
         yield made
 
 
 @pytest.fixture
-def placed(lead: Lead, far: FalseHost) -> Iterator[tuple[Path, Wire, str]]:
-    """An agent that runs at a host, with its incarnation."""
-    directory = lead.daemon.run("x", "true", placement="node=n2\n")
-    wire = far.meet()
+def placed(lead: Lead, others: dict[str, FalseHost]) -> Iterator[tuple[Path, Wire, str]]:
+    """An agent that runs at a host of its own, with its incarnation."""
+    name, host = others.popitem()
+    directory = lead.daemon.run(f"at-{name}", "true", placement=f"node={name}\n")
+    wire = host.meet()
     agent = wire.op("put")["agent"]
     wire.op("start")
     wire.tell("state", agent, status="busy", run="r1")
@@ -233,6 +255,32 @@ def test_a_host_writes_nowhere_and_says_nothing_of_others(
     assert "\x1b" not in read(directory, "reason")
     evil = [path for path in lead.daemon.state.rglob("*evil*") if path not in before]
     assert not evil and read(other, "status").strip() == "new"
+
+
+def test_no_word_of_a_host_does_anything_to_a_terminal(
+    lead: Lead, placed: tuple[Path, Wire, str]
+) -> None:
+    directory, wire, agent = placed
+    evil = "\x1b]0;evil\x07\x9b31m\u202e\u2028\r\n"
+    wire.tell("state", agent, status="paused", reason=evil, by=f"agent:{evil}", at=evil[:60])
+    wire.tell("event", agent, type="run.start", run=evil, pid=1, by=f"operator{evil}")
+    wire.tell("event", agent, type="agent.control", file=evil, verb=evil)
+    wire.tell("refused", agent, of="verb", verb=evil, number=1, code=evil, sentence=evil)
+    wire.tell("report", agent, id="r1", text="said")
+    wire.tell("usage", agent, usage={"cpu_usec": 7, "other": 1.5})
+    wait_until(lambda: "not" in read(directory, "node") or read(directory, "error"), "it is told")
+    wire.tell("ended", agent, outcome="error", reason=f"start_failed: {evil}")
+    wire.tell("dead", agent)
+    wait_dead(directory)
+    shown = [read(directory, name) for name in ("status", "reason", "error", "node", "usage")]
+    name = directory.name.removesuffix(".d")
+    for words in (["nodes"], ["status", name], ["timeline", name], ["ps"], ["tree"], ["log", name]):
+        told = subprocess.run([CTX, "--root", lead.daemon.root, *words], capture_output=True,
+                              text=True, check=True)  # fmt: skip
+        shown += [told.stdout, told.stderr]
+    lines = "\n".join(shown).split("\n")
+    assert any("evil" in line for line in lines)
+    assert all(line.replace("\t", " ").isprintable() for line in lines), lines
 
 
 def test_what_a_host_says_of_itself_is_checked(lead: Lead, far: FalseHost) -> None:

@@ -36,6 +36,20 @@ def test_files_of_the_source_that_are_named_are_there(page: Path) -> None:
     assert not [path for path in named if not (CHECKOUT / path).exists()]
 
 
+def test_tests_that_the_readme_of_tests_names_are_there() -> None:
+    text = (CHECKOUT / "tests/README.md").read_text()
+    named = re.findall(r"`(test_\w+)`", text)
+    there = "".join(path.read_text() for path in (CHECKOUT / "tests").rglob("test_*.py"))
+    assert len(named) > 10
+    assert not [name for name in named if f"def {name}(" not in there]
+
+
+def test_pages_say_who_reads_env() -> None:
+    for page, words in (("ctxfs.5", "root of a node"), ("ctxfs-nodes.7", "root there")):
+        text = " ".join((CHECKOUT / "man" / page).read_text().split())
+        assert re.search(rf"(?:env|environment)\b[^.]*{words}|{words}[^.]*\benv\b", text), page
+
+
 def test_the_architecture_is_short_and_names_modules_that_there_are() -> None:
     text = (CHECKOUT / "ARCHITECTURE.md").read_text()
     assert text.count("\n") <= 150

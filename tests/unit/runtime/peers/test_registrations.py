@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import trio
 
-from runtime.errors import NoSpaceError
+from runtime.errors import NoSpaceError, QuotaError
 from runtime.peers.registrations import Registrations
 
 
@@ -43,6 +43,17 @@ def test_many_at_once_are_written_together_and_not_by_the_loop(tmp_path: Path) -
         trio.run(main)
     assert len(writers) <= 3 and threading.main_thread() not in writers
     assert len(_known(tmp_path)) == 50
+
+
+def test_of_one_uid_there_are_so_many(tmp_path: Path) -> None:
+    kept = Registrations(tmp_path)
+    known = {kept.lead(7, "", "one")[0] for _ in range(64)}
+    assert len(known) == 64
+    with pytest.raises(QuotaError, match="64"):
+        kept.lead(7, "", "one")
+    assert kept.lead(7, min(known), "one")[0] == min(known), "those that there are stay"
+    given, lead = kept.lead(8, min(known), "one")
+    assert given not in known and lead.uid == 8, "the bits of another uid are of no use"
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
