@@ -17,7 +17,7 @@ import trio
 
 from ctxfs.locks import Over, Row
 from ctxfs.scheduler import Scheduler
-from ctxfs.tree.nodes import Node, OpenFile
+from ctxfs.tree.nodes import Call, Node, OpenFile
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import Verbs
 from runtime.authority.accounts import Payer, Resource
@@ -89,7 +89,7 @@ class Pace:
         if known is not None and now - known[0] < _KNOWN_SECONDS:
             return known[1]
         try:
-            caller = self._runtime.agents.identity.resolve(uid, gid, pid)
+            caller = Call(self._runtime, uid, gid, pid).caller
         except (CtxError, OSError):
             return None
         found = self.payer(caller)

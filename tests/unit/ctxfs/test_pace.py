@@ -17,6 +17,7 @@ from ctxfs.pace import Meant, Pace
 from ctxfs.scheduler import Scheduler
 from runtime.authority import loop
 from runtime.authority.accounts import Payer, Reserve, TimeAccounts
+from runtime.authority.identity import Identity
 from runtime.authority.loop import Gentle, LoopMeter
 from runtime.caller import Caller
 from runtime.errors import OverTimeError
@@ -185,3 +186,18 @@ def test_only_so_many_wait_for_the_disk() -> None:
 
     with pytest.raises(OverTimeError, match=r"fsync\(2\) of uid 1000 are waiting"):
         trio.run(main)
+
+
+def test_who_binds_sockets_is_on_no_account_of_agents() -> None:
+    """It has the uid of the daemon, whose agents may have used up their time."""
+    made = paced()
+    runtime, own = cast(Any, made._runtime), SimpleNamespace(uid=0, is_master=lambda uid: uid == 0)
+    runtime.binder, runtime.agents.privilege = SimpleNamespace(pid=7), own
+    identity = SimpleNamespace(_registry={}, _privilege=own)
+    runtime.agents.identity = SimpleNamespace(
+        # as of all that is in the daemon's own cgroup
+        resolve=lambda uid, gid, pid: Caller(uid, gid, pid, known=False),
+        payer=lambda caller: Identity.payer(cast(Any, identity), caller),
+    )
+    assert made.payer_of(0, 0, 7) == Payer(0, reserve=Reserve.MASTER)
+    assert made.payer_of(0, 0, 8) == Payer(0, "unknown callers")
