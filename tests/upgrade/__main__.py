@@ -11,7 +11,7 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 #: seconds for each step: what is not done then is not going to be
 _BUILD = 900
-_TESTS = 600
+_TESTS = 1200
 
 
 def build(source: str, scratch: Path) -> Path:
