@@ -157,12 +157,12 @@ def test_a_root_agent_may_be_at_a_node(
     described.say(
         "far", f"mount: ['node:recipes /r ro']\nowner: {ALICE}\nexec: x\nplacement: {{node: n*}}\n"
     )
-    described.say("both", f"mode: turn\nowner: {ALICE}\nexec: x\nplacement: {{node: n2}}\n")
+    described.say("both", f"restart: always\nowner: {ALICE}\nexec: x\nplacement: {{node: n2}}\n")
     described.read()
     agent = described.agent("far")
     assert (agent.placement, agent.placed_freely) == ("node=n*\n", True)
     assert not described.is_there("both")
-    assert "mode: mode turn and placement node=n2 exclude each other" in caplog.text
+    assert "restart: restart always and placement node=n2 exclude each other" in caplog.text
 
 
 def test_a_name_of_another_users_stays_theirs(

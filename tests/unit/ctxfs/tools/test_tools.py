@@ -2096,9 +2096,10 @@ def test_a_child_is_placed_where_its_parent_may(
     ):
         with pytest.raises(error, match=why):
             desk.call("SpawnAgent", {**given, "placement": wanted}, inside(boss))
-    with pytest.raises(UnsupportedError, match=r"^mode: mode turn and placement node=gpu1"):
-        desk.call("SpawnAgent", {**given, "mode": "turn"}, inside(boss))
     assert len(desk.agents.registry.children(boss)) == 1
+    talker = desk.call("SpawnAgent", {**given, "mode": "turn"}, inside(boss))["agent_id"]
+    spoken_to = desk.agents.registry.named(talker)
+    assert spoken_to is not None and (spoken_to.mode, spoken_to.node) == ("turn", "gpu1")
 
 
 def test_who_may_place_nobody_is_not_told_how(desk: Desk) -> None:
