@@ -858,7 +858,8 @@ def test_a_list_of_many_agents_is_read_in_short_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", [
-    pytest.param(each, marks=pytest.mark.long if each == "tools" else ()) for each in MEASURED
+    pytest.param(each, marks=pytest.mark.long if each in ("tools", "sockets") else ())
+    for each in MEASURED
 ])  # fmt: skip
 def test_no_call_costs_more_than_fifty_milliseconds(tmp_path: Path, what: str) -> None:
     assert find_expensive(tmp_path, 100, what) == {}

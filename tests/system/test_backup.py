@@ -49,6 +49,7 @@ def ctx(*words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_tree_that_somebody_holds_is_left_out_and_said_so(daemon: Daemon) -> None:
     """As an agent can hold its own: the others are in the backup, and it ends."""
     for name in ("free", "held"):

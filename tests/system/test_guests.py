@@ -136,7 +136,7 @@ def test_it_outlives_the_daemon(host: Daemon, lead: ScriptedLead, how: str) -> N
     assert (ended["outcome"], ended["reason"]) == ("cancelled", "enough")
 
 
-@pytest.mark.parametrize("alive", [True, False])
+@pytest.mark.parametrize("alive", [pytest.param(True, marks=pytest.mark.long), False])
 def test_without_its_lead_it_ends_with_the_lease(alive: bool) -> None:
     with daemon_of(config="node_name: two\ngrace: 300ms\n") as host:
         lead = ScriptedLead(host)

@@ -177,10 +177,10 @@ def stopped(daemon: Daemon) -> Iterator[None]:
 
 
 WAYS = (
-    in_its_own_mount,
     behind_the_mutex_of_a_pipe,
     *(pytest.param(way, marks=pytest.mark.long)
-      for way in (behind_the_lock_of_a_directory, for_a_partner_who_does_not_come, stopped)),
+      for way in (in_its_own_mount, behind_the_lock_of_a_directory,
+                  for_a_partner_who_does_not_come, stopped)),
 )  # fmt: skip
 
 

@@ -176,6 +176,7 @@ def used(daemon: Daemon) -> int:
     return sum(row["use"] for row in rows if row["account"] == "disk" and str(row["owner"]) == "0")
 
 
+@pytest.mark.long
 def test_its_size_is_on_the_owners_account(daemon: Daemon) -> None:
     once(daemon, "x", "dd if=/dev/zero of=/tmp/home/big bs=1M count=10 status=none")
     wait_until(lambda: used(daemon) > 10 << 20, "it was measured")

@@ -311,6 +311,7 @@ def test_who_holds_the_lock_of_agents_is_named_and_those_that_live_go_on() -> No
         assert "does not answer" not in daemon.log.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.needs_root("it looks into the kernel's stacks")
 def test_a_daemon_stops_and_begins_while_somebody_holds_the_lock_of_agents() -> None:
     """Nothing that waits for it is left in the daemon's own cgroup."""

@@ -184,6 +184,7 @@ def test_a_connection_that_was_aborted_is_made_anew(daemon: Daemon) -> None:
     wait_dead(agent)
 
 
+@pytest.mark.long
 @pytest.mark.settings(grace="1s", watchdog="2s")
 def test_a_daemon_that_answers_nobody_holds_nobody_up(daemon: Daemon) -> None:
     agent = daemon.run("survivor", "sleep 1000")

@@ -743,6 +743,7 @@ def test_a_slow_reader_holds_up_nobody_and_takes_no_memory(world: World) -> None
     wait_dead(agent)
 
 
+@pytest.mark.long
 def test_a_busy_socket_holds_up_no_other_network() -> None:
     """Those that wait for it, and gave up, held all connections that the agent may have."""
     with world_of(lambda config: Daemon(config=config)) as world, contextlib.ExitStack() as kept:

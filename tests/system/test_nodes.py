@@ -155,6 +155,7 @@ def test_what_is_wrong_is_said() -> None:
         assert status == 2 and "no such node for you; there is away, closed" in said, said
 
 
+@pytest.mark.long
 def test_a_connection_on_which_nothing_comes_is_closed() -> None:
     with two() as (lead, host):
         lead.use("n2")

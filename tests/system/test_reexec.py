@@ -421,6 +421,7 @@ def test_two_at_once_are_both_answered(daemon: Replaceable) -> None:
     assert "state=ready" in daemon.path("status").read_text()
 
 
+@pytest.mark.long
 def test_a_signal_that_comes_meanwhile_is_obeyed_afterwards(daemon: Replaceable) -> None:
     os.kill(daemon.pid, signal.SIGUSR1)
     wait_until(lambda: "executing" in daemon.log.read_text(), "it begins")

@@ -101,6 +101,7 @@ def test_a_kill_takes_no_grace(daemon: Daemon) -> None:
         at.wait_for("1 dead")
 
 
+@pytest.mark.long
 def test_a_text_of_very_many_lines_is_shown_at_once(daemon: Daemon) -> None:
     said = "head -c 65000 /dev/zero | tr '\\''\\0'\\'' '\\''\\n'\\''; echo last"
     coder = daemon.run("coder", f"sh -c '{said}; exec sleep 1000'")
@@ -151,6 +152,7 @@ def test_it_is_drawn_whole_when_it_goes_on(daemon: Daemon) -> None:
         at.wait_gone(FOOTER)
 
 
+@pytest.mark.long
 def test_three_hundred_agents_in_a_small_and_in_a_large_terminal(daemon: Daemon) -> None:
     for number in range(1, 301):
         daemon.make(f"a{number}")
@@ -199,6 +201,7 @@ def test_it_goes_on_when_the_daemon_is_back(daemon: Daemon) -> None:
         at.wait_for("ended: 0")
 
 
+@pytest.mark.long
 def test_a_daemon_that_hangs_is_told_of(daemon: Daemon) -> None:
     kid = daemon.run("kid", "sleep 1000")
     wait_status(kid, "busy")

@@ -265,6 +265,7 @@ def test_a_window_that_is_open_is_known_to_each_daemon(daemon: Daemon, opened: E
     assert read(daemon.agent_dir("three"), "status") == "busy\n"
 
 
+@pytest.mark.long
 def test_windows_pass_to_a_daemon_that_is_executed_again() -> None:
     names = ("new", "busy", "gone")
     with replaceable(config="grace: 10m\n") as daemon, ExitStack() as opened:

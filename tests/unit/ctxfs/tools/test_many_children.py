@@ -86,6 +86,7 @@ def test_three_thousand_children_in_a_row(
     assert last.steps <= 1.5 * first.steps
 
 
+@pytest.mark.long
 def test_the_name_of_one_of_many_is_found_at_once(desk: Desk) -> None:
     def cost_of_one() -> Cost:
         with costing(desk) as cost:

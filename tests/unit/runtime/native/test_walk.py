@@ -99,6 +99,7 @@ def test_nothing_is_too_deep(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.long
 def test_large_directories_are_removed_whole(tmp_path: Path) -> None:
     for number in range(3000):
         (tmp_path / "a" / "directories" / str(number) / "below").mkdir(parents=True)
