@@ -52,21 +52,25 @@ def converse(
     Return the exit status for the end of the message, and the reason of that end.
     """
     ident = os.urandom(8).hex()
-    cancelled = False
+    cancelled = sent = False
 
     def cancel(count: int) -> None:
         nonlocal cancelled
         cancelled = True
         if count > 1:
             raise KeyboardInterrupt
-        ask(connection, op="cancel", id=ident)
+        if sent:
+            ask(connection, op="cancel", id=ident)
 
     reply = Reply()
     last: dict[str, Any] = {}
     options = {"priority": priority} if priority else {}
-    ask(connection, op="send", id=ident, input=text, **options)
     restore = catch_interrupts(cancel)
     try:
+        ask(connection, op="send", id=ident, input=text, **options)
+        sent = True
+        if cancelled:  # while it was sent
+            ask(connection, op="cancel", id=ident)
         for frame in frames(connection):
             kind, content = frame.get("type"), frame.get("text")
             if frame.get("id") not in (None, ident):

@@ -8,9 +8,11 @@ import pty
 import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from client import messages
 from tests.unit.client.fakes import (
     DONE,
     START,
@@ -85,6 +87,20 @@ def test_ctrl_c_cancels_the_message(root: FakeRoot, spawned: Any) -> None:
     assert process.communicate()[0] == b""
     assert process.returncode == 130
     assert fake.requests[1] == {"op": "cancel", "id": fake.requests[0]["id"]}
+
+
+def test_ctrl_c_while_a_message_is_sent_cancels_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ask(connection: object, *, op: str, **request: object) -> None:
+        asked.append(op)
+        if op == "send":
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(messages, "ask", ask)
+    monkeypatch.setattr(messages, "frames", lambda connection: iter([{**DONE, "id": None}]))
+    assert messages.converse(Mock(), "x", "hi") == (130, "")
+    assert asked == ["send", "cancel"]
 
 
 def test_not_running(root: FakeRoot, run: Run) -> None:
