@@ -207,7 +207,7 @@ class AwaitedPlane(Plane[_A], Subscriber):
         """Its ``wait`` blocks readers from now on, unless it has ended."""
         if item.wait_token:
             family = self._registry.family(agent)
-            self._wait_files.create(item.wait_token, agent.owner, family)
+            self._wait_files.create(item.wait_token, agent.owner, family, over=item.over)
             if item.over:
                 self._wait_files.release(item.wait_token)
 

@@ -52,14 +52,20 @@ class WaitFiles:
     def path(self, token: WaitFileName) -> Path:
         return self._directory / token
 
-    def create(self, token: WaitFileName, owner: int, family: int) -> None:
-        """A FIFO that blocks its readers; one left by an earlier daemon is kept. A ``family``
-        is a number of those agents who may hold each other's."""
+    def create(
+        self, token: WaitFileName, owner: int, family: int, *, over: bool = False
+    ) -> None:
+        """A FIFO that blocks its readers. What an earlier daemon left is kept, but not a file of
+        an end that is not ``over``: the state is one of before it. A ``family`` is a number of
+        those agents who may hold each other's."""
         self._whose[token] = owner, family
-        with contextlib.suppress(FileExistsError):
-            os.mkfifo(self.path(token))
-            # written by nobody: a stranger's open for writing would release the waiters
-            os.chmod(self.path(token), 0o444)
+        path = self.path(token)
+        if _is_fifo(path) or (over and path.exists()):
+            return
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+        # written by nobody: a stranger's open for writing would release the waiters
+        os.chmod(path, 0o444)
 
     def release(self, token: WaitFileName) -> None:
         """Lets all readers go, those that are just opening it too; idempotent."""

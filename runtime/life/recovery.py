@@ -60,13 +60,13 @@ class Recovery(Part):
         agents.births.take_back()
         agents.tasks.take_back()
         for agent in agents.registry:
-            family = agents.registry.family(agent)
-            agents.wait_files.create(agent.wait_token, agent.owner, family)
+            family, over = agents.registry.family(agent), agent.status is Status.DEAD
+            agents.wait_files.create(agent.wait_token, agent.owner, family, over=over)
             for task in agents.tasks.known(agent):
                 agents.tasks.block(agent, task)
             for ask in agents.asks.known(agent):
                 agents.asks.block(agent, ask)
-            if agent.status is Status.DEAD:
+            if over:
                 self._ender.release(agent)
         adopted: list[Agent] = []
         lost: list[Agent] = []

@@ -408,16 +408,20 @@ def _put_back(daemon: Daemon, kept: Path) -> None:
 def test_a_disk_that_is_put_back(patient: Pair, of: str) -> None:
     patient.lead.use("n2")
     daemon = patient.daemon if of == "lead" else patient.hosts["n2"]
-    before = _busy(patient)
+    before, ended = _busy(patient), _busy(patient)
     kept = _copied(daemon)
     patient.lead.wait_reached()
     after = _busy(patient)
+    write(ended / "ctl", "stop")
+    wait_dead(ended)
+    assert _end(ended) == ("cancelled", "operator_stop")
     began = time.monotonic()
     _put_back(daemon, kept)
-    for each in (before, after):
+    for each in (before, ended, after):
         patient.gone(each)
     assert time.monotonic() - began < bound(patient.lease, _GRACE) + _LATE
-    for each in (before, after) if of == "host" else (before,):
+    # what has ended lives again at the lead, and is waited for again
+    for each in (before, after) if of == "host" else (before, ended):
         wait_dead(each, timeout=patient.patience)
         assert _end(each) == ("interrupted", "runtime_lost")
     _works(patient)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 from runtime.cell.record import VERSION, read_record
 from tests.worlds.daemon import (
+    TIMEOUT,
     Daemon,
     alive,
     end_process,
@@ -41,6 +43,28 @@ def test_an_acknowledged_write_survives(daemon: Daemon) -> None:
     kinds = [event["type"] for event in daemon.events("coder")]
     # exec, env and what was written in the loop: each is told once
     assert kinds == ["agent.create", *["agent.control"] * (2 + 2 * 5)]
+
+
+def test_what_ends_again_is_waited_for_again(daemon: Daemon, tmp_path: Path) -> None:
+    """An earlier state is put back on a machine that runs on: it remembers who was let go."""
+    agent = daemon.make("coder", "echo over")
+    daemon.kill()
+    shutil.copytree(daemon.state, tmp_path / "kept", symlinks=True)
+    daemon.start()
+    write(agent / "ctl", "start")
+    wait_dead(agent)
+    daemon.kill()
+    shutil.rmtree(daemon.state)
+    shutil.move(tmp_path / "kept", daemon.state)
+    daemon.start()
+    assert read(agent, "status") == "new\n"
+    with subprocess.Popen(["cat", str(agent / "wait")]) as waiter:
+        blocks = Path(f"/proc/{waiter.pid}/wchan")
+        wait_until(lambda: waiter.poll() is not None or "partner" in blocks.read_text(), "it waits")
+        assert waiter.poll() is None
+        write(agent / "ctl", "start")
+        assert waiter.wait(TIMEOUT) == 0
+    assert (read(agent, "status"), read(agent, "outcome")) == ("dead\n", "done\n")
 
 
 def test_fsync_is_accepted_on_every_kind_of_file(daemon: Daemon) -> None:

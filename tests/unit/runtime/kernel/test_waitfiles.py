@@ -91,6 +91,29 @@ def test_a_fifo_left_by_an_earlier_daemon_is_kept(wait_files: WaitFiles) -> None
     assert wait_files.path(T).stat().st_ino == before
 
 
+def test_an_end_that_is_not_so_any_more_blocks_again(wait_files: WaitFiles) -> None:
+    """An earlier state was put back, and the machine was not started again."""
+    wait_files.create(T, OWNER, FAMILY)
+    wait_files.release(T)
+    wait_files.create(T, OWNER, FAMILY)
+    found = wait_files.path(T).stat()
+    assert stat.S_ISFIFO(found.st_mode) and found.st_mode & 0o777 == 0o444
+
+
+def test_an_end_that_is_still_so_is_kept(wait_files: WaitFiles) -> None:
+    wait_files.create(T, OWNER, FAMILY)
+    wait_files.release(T)
+    before = wait_files.path(T).stat().st_ino
+    wait_files.create(T, OWNER, FAMILY, over=True)
+    assert wait_files.path(T).stat().st_ino == before
+
+
+def test_what_ended_before_the_machine_was_started_is_released(wait_files: WaitFiles) -> None:
+    wait_files.create(T, OWNER, FAMILY, over=True)
+    wait_files.release(T)
+    assert wait_files.path(T).read_bytes() == b""
+
+
 def test_a_released_wait_is_an_empty_file(wait_files: WaitFiles) -> None:
     wait_files.create(T, OWNER, FAMILY)
     wait_files.release(T)
