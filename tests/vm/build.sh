@@ -5,7 +5,7 @@ set -eu
 
 to=$1
 work=$to.part
-packages=systemd,systemd-sysv,dbus,kmod,python3,fuse3,libfuse3-3,bubblewrap,dmsetup,e2fsprogs
+packages=systemd,systemd-sysv,dbus,kmod,python3,fuse3,libfuse3-3,bubblewrap,dmsetup,e2fsprogs,iproute2,openssh-server,openssh-client
 . /etc/os-release
 suite=$VERSION_CODENAME
 

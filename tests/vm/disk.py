@@ -49,8 +49,9 @@ class Disk:
         """As after a reboot with the disk mended: checked, and mounted anew."""
         self._become("linear")
         _run("umount", str(STATE))
-        checked = subprocess.run(["e2fsck", "-fy", str(MAPPED)],
-                                 capture_output=True, text=True, timeout=120, check=False)
+        checked = subprocess.run(
+            ["e2fsck", "-fy", str(MAPPED)], capture_output=True, text=True, timeout=120, check=False
+        )
         assert checked.returncode in (0, 1), checked.stdout
         self.mount()
 

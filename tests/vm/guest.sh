@@ -5,6 +5,7 @@ set -u
 
 read -r up _ </proc/uptime
 echo "@@ booted in $up s: Linux $(uname -r)"
+case $CTXFS_VM in one | two) exec sh /opt/ctxfs/tests/vm/node.sh ;; esac
 # Nothing is written back by itself: what was not synced is lost in a power cut.
 echo 0 >/proc/sys/vm/dirty_writeback_centisecs
 mount -o commit=600 /dev/nvme0n3 /var/lib/ctxfs

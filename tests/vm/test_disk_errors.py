@@ -68,7 +68,8 @@ def _end(agent: Path) -> None:
     group = Path(read(agent, "cgroup").strip())
     wait_until(
         lambda: not group.exists() or "populated 0" in (group / "cgroup.events").read_text(),
-        "nothing of the agent runs", SECONDS,
+        "nothing of the agent runs",
+        SECONDS,
     )
 
 
@@ -127,11 +128,17 @@ def test_a_daemon_does_not_start_on_a_disk_that_is_read_only_and_says_so(
     kept, file, _ = _scene(service, space, "read-only")
     service.stop()
     with disk.read_only():
-        started = subprocess.run(["systemctl", "start", DAEMON], capture_output=True,
-                                 timeout=SECONDS, check=False)
+        started = subprocess.run(
+            ["systemctl", "start", DAEMON], capture_output=True, timeout=SECONDS, check=False
+        )
         assert started.returncode != 0
-        said = subprocess.run(["journalctl", "-o", "cat", "-u", DAEMON, "-n", "50"],
-                              capture_output=True, text=True, timeout=SECONDS, check=True)
+        said = subprocess.run(
+            ["journalctl", "-o", "cat", "-u", DAEMON, "-n", "50"],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=True,
+        )
         assert "read-only" in said.stdout.lower()
         systemctl("stop", DAEMON)
     service.start()

@@ -68,9 +68,7 @@ def fill(path: Path) -> int:
     return path.stat().st_blocks * 512
 
 
-def test_the_kernel_bounds_trees_by_what_the_account_has_left(
-    state: Path, spaces: Spaces
-) -> None:
+def test_the_kernel_bounds_trees_by_what_the_account_has_left(state: Path, spaces: Spaces) -> None:
     assert are_enforced(state)
     home, agents = state / f"tree/home/{OWNER}", state / f"tree/agent/{OWNER}/coder"
     for tree in (home, agents):
