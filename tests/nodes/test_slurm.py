@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,8 +71,30 @@ class Lab:
             self.run("at", "0", "scancel", job)
 
     def end_controller(self) -> None:
-        pid = int((self.directory / "ctl.pid").read_text())
-        end_process(pid)
+        """In order. One that is killed has not written the last seconds of its state. The next one
+        drains a node again that was resumed, and gives the number of a job that still runs to
+        another one, whose step slurmd forgets when the first ends: no time limit ends it then."""
+        file = self.directory / "ctl.pid"
+        end_process(int(file.read_text()), signal.SIGTERM)
+        wait_until(lambda: not file.exists(), "the controller has ended")
+
+    def state(self) -> str:
+        """Of n2, as Slurm sees it."""
+        return self.run("at", "0", "sinfo", "-h", "-n", "n2", "-o", "%T").strip()
+
+    def wait_clean(self) -> None:
+        in_use = ("idle", "mixed", "allocated")
+        wait_until(lambda: self.state() in in_use, "Slurm has n2 in use")
+        wait_until(lambda: len(self.jobs()) <= 1, "no job is left but that of the link")
+
+    def mend(self) -> None:
+        """Undoes what a scene that failed may have left."""
+        self.run("heal", "2")
+        if not (self.directory / "ctl.pid").exists():
+            self.start_controller()
+        if "drain" in self.state():
+            self.run("at", "0", "scontrol", "update", "nodename=n2", "state=resume")
+        self.cancel()
 
     def start_controller(self) -> None:
         self.run("at", "0", "slurmctld", "-f", str(self.directory / "slurm.conf"))
@@ -116,6 +138,17 @@ def cluster() -> Iterator[Cluster]:
         yield Cluster(lab, Lead(daemon), host)
 
 
+@pytest.fixture(autouse=True)
+def _clean(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each scene leaves the node in use, and no job but that of the link; one that fails is told of
+    alone."""
+    cluster.lab.wait_clean()
+    failed = request.session.testsfailed
+    yield
+    if request.session.testsfailed > failed:
+        cluster.lab.mend()
+
+
 def test_a_node_is_reached_by_a_step(cluster: Cluster) -> None:
     status, said = cluster.lead.check("n2")
     assert status == 0 and "two runs ctxd" in said, said
@@ -154,7 +187,16 @@ def _placed(cluster: Cluster, name: str) -> Path:
     directory = cluster.lead.daemon.make(name, "sh -c 'sleep 1000'", placement="node=n2")
     write(directory / "ctl", "start")
     wait_status(directory, "busy")
+    wait_until(lambda: _is_whole(cluster, name), "all of its processes are there")
     return directory
+
+
+def _is_whole(cluster: Cluster, name: str) -> bool:
+    for pid in _left(cluster, name):
+        with suppress(FileNotFoundError, ProcessLookupError):  # what is there before it
+            if Path(f"/proc/{pid}/comm").read_text() == "sleep\n":
+                return True
+    return False
 
 
 def _left(cluster: Cluster, name: str) -> list[str]:
