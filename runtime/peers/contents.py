@@ -17,7 +17,6 @@ import trio
 from runtime.agents.bundles import PACK
 from runtime.errors import MalformedError
 from runtime.kernel.output import Copy
-from runtime.peers.peering import CREDIT_MAX
 from runtime.texts.names import decode
 
 #: what an agent may be given
@@ -30,8 +29,6 @@ CONVERSATION: Final = ("messages.jsonl", "latest.md")
 #: a list of artifacts that is too long for a message, with a line for each
 LISTING: Final = "files"
 ARTIFACT: Final = "artifact/"
-#: bytes that are asked for at once
-PIECE: Final = CREDIT_MAX // 2
 #: of a name, what no text has, or what would be taken for that
 _ESCAPED: Final = re.compile("[%\x00-\x1f\x7f\udc80-\udcff]")
 #: bytes of lines that are looked at in one step, and of one line
@@ -73,13 +70,12 @@ class File:
     #: of output, which may grow
     copy: Copy | None = None
 
-    @property
-    def piece(self) -> int:
-        """Bytes to ask for next."""
+    def piece(self, most: int) -> int:
+        """Bytes to ask for next, at most so many."""
         if self.length is None:
-            return PIECE if self.asked == self.kept else 0
+            return most if self.asked == self.kept else 0
         # more was asked for than there is, if it ends before what was said
-        return 0 if self.spoiled else max(0, min(PIECE, self.length - self.asked))
+        return 0 if self.spoiled else max(0, min(most, self.length - self.asked))
 
     @property
     def is_whole(self) -> bool:

@@ -39,8 +39,8 @@ from runtime.authority.accounts import Payer
 from runtime.authority.loop import Timed
 from runtime.cell.port import Host, Part, about, guarded
 from runtime.errors import CtxError, MalformedError, NoSpaceError, QuotaError
-from runtime.peers.contents import PIECE, File
-from runtime.peers.peering import CREDIT_MAX, PART_MAX, WANTS_MAX, Bytes, Grown, Peering, Want
+from runtime.peers.contents import File
+from runtime.peers.peering import PART_MAX, WANTS_MAX, Bytes, Grown, Peering, Want
 from runtime.peers.post import Post
 from runtime.records.model import Agent
 from runtime.texts.names import escape
@@ -53,6 +53,11 @@ SLICE: Final = 0.002
 _AT_ONCE: Final = 8
 #: bytes that are not written at once
 _MUCH: Final = 16 << 10
+#: bytes that are asked for and have not come: at first, and at least; half of them come within so
+#: many seconds, since nothing else comes before them
+_WINDOW: Final = 256 << 10
+_WINDOW_MIN: Final = 64 << 10
+_WINDOW_SECONDS: Final = 0.2
 #: that write what came, each for one registration
 _THREADS: Final = 4
 #: until it is tried again, if there was no room
@@ -124,6 +129,15 @@ class _Came:
 
 
 @dataclass(slots=True, eq=False)
+class _Asked:
+    """Bytes that were asked for, how many of them are still to come, and when that was."""
+
+    size: int
+    left: int
+    since: float
+
+
+@dataclass(slots=True, eq=False)
 class _Way:
     """A registration, and its connection if there is one."""
 
@@ -133,8 +147,9 @@ class _Way:
     drains: bool = False
     #: nothing can be asked for before there is so much credit again
     credit: int = 0
-    #: by agent and file, the lengths of what was asked for and is still to come
-    coming: dict[tuple[str, str], deque[int]] = field(default_factory=dict)
+    window: int = _WINDOW
+    #: by agent and file, what was asked for and is still to come
+    coming: dict[tuple[str, str], deque[_Asked]] = field(default_factory=dict)
     #: by incarnation; and of those, who has something to ask for
     parcels: dict[str, Parcel] = field(default_factory=dict)
     turns: deque[Parcel] = field(default_factory=deque)
@@ -145,6 +160,27 @@ class _Way:
     #: it goes on later; not before, if there is no room
     rests: bool = False
     is_full: bool = False
+
+    def free(self, peering: Peering) -> int:
+        """Bytes that may be asked for."""
+        return self.window - (peering.credit_max - peering.credit) - self.unwritten
+
+    def take(self, peering: Peering, name: tuple[str, str], size: int) -> None:
+        """So many bytes came of what was asked for, or no more will. What takes long is asked for
+        in smaller pieces: the other side's lease is asked for behind them."""
+        coming = self.coming[name]
+        asked = coming[0]
+        asked.left -= size
+        if not size or asked.left <= 0:
+            coming.popleft()
+            took = trio.current_time() - asked.since
+            if took > _WINDOW_SECONDS:
+                self.window = max(self.window // 2, _WINDOW_MIN)
+                self.credit = 0  # the next piece is smaller
+            elif took < _WINDOW_SECONDS / 2 and asked.size == self.window // 2:
+                self.window = min(2 * self.window, peering.credit_max)
+        if not coming:
+            del self.coming[name]
 
 
 class Parcels(Part):
@@ -228,13 +264,13 @@ class Parcels(Part):
             data = b""
             with suppress(OSError):
                 if agent is not None:
-                    offset, data = self._read(agent, want.file, offset, min(left, PIECE))
+                    offset, data = self._read(agent, want.file, offset, left)
             if not data:
                 peering.give_up(want.agent, want.file)
                 return
             left -= len(data)
             for begin in range(0, len(data), PART_MAX):
-                part = data[begin : begin + PART_MAX]
+                part = memoryview(data)[begin : begin + PART_MAX]
                 peering.give(want.agent, want.file, offset, part)
                 offset += len(part)
 
@@ -248,7 +284,7 @@ class Parcels(Part):
     def _start(self, way: _Way) -> None:
         """Asks for all that is not there, on a new connection."""
         way.coming.clear()
-        way.credit = 0
+        way.window, way.credit = _WINDOW, 0
         for parcel in way.parcels.values():
             for file in parcel.files.values():
                 file.start_over()
@@ -319,7 +355,7 @@ class Parcels(Part):
 
     def _ask(self, way: _Way) -> None:
         """Asks for a piece of each agent in turn, as long as there is credit."""
-        if way.peering is not None and way.peering.credit - way.unwritten < way.credit:
+        if way.peering is not None and way.free(way.peering) < way.credit:
             return
         until = time.monotonic() + SLICE
         while way.turns and not way.is_full:
@@ -331,7 +367,7 @@ class Parcels(Part):
             except (CtxError, OSError) as error:
                 self._judge(parcel, error)
                 continue
-            file = next((each for each in parcel.files.values() if each.piece), None)
+            file = next((each for each in parcel.files.values() if each.piece(1)), None)
             peering = way.peering if not way.drains else None
             forgotten = self._parcel(parcel.agent) is not parcel
             if file is None or peering is None or parcel.error or forgotten:
@@ -342,20 +378,20 @@ class Parcels(Part):
 
     def _want(self, way: _Way, peering: Peering, parcel: Parcel, file: File) -> bool:
         """Asks for a piece of a file; False if no more can be asked for now."""
-        size, agent = file.piece, parcel.agent
+        size, agent = file.piece(way.window // 2), parcel.agent
         key = agent.incarnation, file.name
         many = len(way.coming) >= WANTS_MAX and key not in way.coming
-        if many or size > peering.credit - way.unwritten:
+        if many or size > way.free(peering):
             way.credit = 0 if many else size
             return False
         try:
-            self._agents.disk.check(agent.owner, size + CREDIT_MAX - peering.credit)
+            self._agents.disk.check(agent.owner, size + peering.credit_max - peering.credit)
         except QuotaError:
             self._rest(way)
             return False
         way.credit = 0
         peering.want(*key, file.asked, size)
-        way.coming.setdefault(key, deque()).append(size)
+        way.coming.setdefault(key, deque()).append(_Asked(size, size, trio.current_time()))
         file.asked += size
         way.turns.rotate(-1)
         return True
@@ -425,12 +461,7 @@ class Parcels(Part):
             if not way.drains:
                 self._start(way)
         elif name in way.coming:
-            coming, size = way.coming[name], len(event.data)
-            coming[0] -= size
-            if not size or coming[0] <= 0:
-                coming.popleft()
-            if not coming:
-                del way.coming[name]
+            way.take(peering, name, len(event.data))
             parcel = way.parcels.get(event.agent)
             if parcel is not None and (file := parcel.files.get(event.file)) is not None:
                 self._put(way, parcel, file, event)
@@ -461,7 +492,8 @@ class Parcels(Part):
     @staticmethod
     def _is_due(way: _Way) -> bool:
         """Whether what came is to be written: as much as is asked for at once, or all of a file."""
-        return way.unwritten >= PIECE or any(each.name not in way.coming for each in way.came)
+        much = way.unwritten >= way.window // 2
+        return much or any(each.name not in way.coming for each in way.came)
 
     async def _write(self, way: _Way) -> None:
         try:

@@ -34,19 +34,20 @@ from runtime.peers.streams import MESSAGE_MAX, Stream
 from runtime.texts.names import dump_json, parse_json_object
 
 #: of the protocol, that this program speaks: the least and the greatest
-VERSIONS: Final = (1, 2)
-#: from which on agents can be spoken to
+VERSIONS: Final = (1, 3)
+#: from which on agents can be spoken to, and more bytes of files come at once
 TALKING: Final = 2
+_WIDE: Final = 3
 #: how a host begins
 GREETING: Final = b"ctxfs-peer "
 #: bytes of other lines before the greeting: what a login shell prints
 _PREAMBLE_MAX: Final = 64 << 10
 _LINE_MAX: Final = 192 << 10
-#: bytes of a file in one frame, and of all that were asked for on a connection and did not come
+#: bytes of a file in one frame, and of all that were asked for on a connection and did not come;
+#: of these in earlier versions
 PART_MAX: Final = 48 << 10
-CREDIT_MAX: Final = 256 << 10
-#: of these that wait to be sent, with what is said of each piece
-_BULK_MAX: Final = CREDIT_MAX + PART_MAX
+CREDIT_MAX: Final = 1 << 20
+_EARLIER_MAX: Final = 256 << 10
 #: files of which bytes are asked for at once, and answers that the other side does not take
 WANTS_MAX: Final = 64
 _ANSWERS_MAX: Final = 64
@@ -170,7 +171,7 @@ class Peering(Handed):
 
     HANDED: ClassVar[tuple[str, ...]] = (
         *("_rest", "_looked", "_part", "_control", "_bulk", "_told", "_came", "_said"),
-        *("_answers", "_credit", "_owed", "_greeted", "_opened"),
+        *("_answers", "_credit", "_owed", "_greeted", "_opened", "_version"),
     )
 
     #: the messages that the other side may send, and all else that it may say
@@ -197,6 +198,8 @@ class Peering(Handed):
         #: by agent and file, with a newline between them
         self._owed: Counter[str] = Counter()
         self._greeted = False
+        #: that both speak, once that is known
+        self._version = 0
 
     # what goes
 
@@ -239,10 +242,10 @@ class Peering(Handed):
     def want(self, agent: str, file: str, offset: int, credit: int) -> None:
         """Asks for bytes of a file, as many as there is ``credit`` for."""
         self._credit += credit
-        assert credit > 0 and self._credit <= CREDIT_MAX
+        assert credit > 0 and self.credit >= 0
         self._say({"op": "want", "agent": agent, "file": file, "offset": offset, "credit": credit})
 
-    def give(self, agent: str, file: str, offset: int, data: bytes) -> None:
+    def give(self, agent: str, file: str, offset: int, data: bytes | memoryview) -> None:
         """Sends bytes of a file that the other side asked for, as many as it takes."""
         key = f"{agent}\n{file}"
         assert 0 < len(data) <= PART_MAX and len(data) <= self._owed[key]
@@ -250,7 +253,7 @@ class Peering(Handed):
         if not self._owed[key]:
             del self._owed[key]
         said = {"op": "bytes", "agent": agent, "file": file, "offset": offset, "length": len(data)}
-        self._bulk.append(dump_json(said).encode() + b"\n" + data)
+        self._bulk.append(b"".join((dump_json(said).encode(), b"\n", data)))
 
     def give_up(self, agent: str, file: str) -> None:
         """Says that there are no more bytes of a file that the other side asked for."""
@@ -273,9 +276,14 @@ class Peering(Handed):
         return self._opened
 
     @property
+    def credit_max(self) -> int:
+        """Bytes that may be asked for and not have come."""
+        return CREDIT_MAX if self._version >= _WIDE else _EARLIER_MAX
+
+    @property
     def credit(self) -> int:
         """Bytes that may still be asked for."""
-        return CREDIT_MAX - self._credit
+        return self.credit_max - self._credit
 
     def _say(self, said: Mapping[str, Any]) -> None:
         self._control.append(dump_json(said).encode() + b"\n")
@@ -387,8 +395,10 @@ class Peering(Handed):
     def _want(self, said: dict[str, Any], now: float) -> Event:
         want = Want(*_fields(said, agent=str, file=str, offset=int, credit=int))
         self._owed[f"{want.agent}\n{want.file}"] += want.credit
-        unread = len(self._bulk) > 4 * WANTS_MAX or sum(map(len, self._bulk)) > _BULK_MAX
-        many = self._owed.total() > CREDIT_MAX or len(self._owed) > WANTS_MAX
+        # with what is said of each piece
+        most = self.credit_max + PART_MAX
+        unread = len(self._bulk) > 4 * WANTS_MAX or sum(map(len, self._bulk)) > most
+        many = self._owed.total() > self.credit_max or len(self._owed) > WANTS_MAX
         if not want.credit or many or unread:
             raise BrokenLinkError(f"bytes of {len(self._owed)} files, or none, are asked for")
         return want
@@ -414,7 +424,7 @@ class Peering(Handed):
 class Lead(Peering):
     """The side that has the agents. It says nothing before the host's greeting."""
 
-    HANDED: ClassVar[tuple[str, ...]] = ("_skipped", "_version")
+    HANDED: ClassVar[tuple[str, ...]] = ("_skipped",)
     _takes = FACTS
     _also = frozenset(("ack", "want", "bytes", "ask", "over", "grown", "delta"))
 
@@ -425,7 +435,6 @@ class Lead(Peering):
         self._own = self._stream = stream
         self._grants = grants
         self._skipped = 0
-        self._version = 0
         #: the last line before the greeting, which may say why there is none
         self.before = b""
 
@@ -490,7 +499,7 @@ class Host(Peering):
 
     def go_on(self, said: Mapping[str, Any], stream: Stream, lease: Lease, hello: Hello) -> None:
         """``said``: what it answers beside the streams. The streams fit, or this side's is new."""
-        self._lease = lease
+        self._lease, self._version = lease, hello.said["version"]
         lease.reconnected()
         answer = {"op": "hello", "version": hello.said["version"], **said, **stream.hello()}
         self._say(answer)

@@ -50,8 +50,9 @@ from runtime.records.model import Agent
 from runtime.texts.names import dump_json, parse_json_object
 
 _LISTED_MAX: Final = 32 << 10
-#: between two looks at what grows, in seconds
+#: between two looks at what grows, in seconds; bytes of which is told before
 _PAUSE: Final = 0.25
+_MUCH: Final = 128 << 10
 
 
 @dataclass(slots=True, eq=False)
@@ -241,8 +242,12 @@ class Supplies(Parcels):
         directory = self._agents.documents.directory(agent)
         if name in OUTPUTS:
             for _ in range(2):  # its monitor may remove a segment meanwhile
-                data, end = Segments(directory / name).since(offset, size)
+                segments = Segments(directory / name)
+                data, end = segments.since(offset, size)
                 if data:
+                    watch = self._watched.get(agent.incarnation)
+                    if watch and segments.end > watch.told.get(name, 0) + _MUCH:
+                        self._tell_lengths(watch)  # it is asked for without a pause
                     return end - len(data), data
             return offset, b""
         if name.startswith(ARTIFACT):

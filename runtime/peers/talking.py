@@ -17,12 +17,12 @@ from runtime.kernel.inotify import Wakeup
 from runtime.peers.peering import Event, Host, Message, Peering, SilentLinkError
 
 #: of what is read or written at once
-_PIECE: Final = 128 << 10
+_PIECE: Final = 256 << 10
 #: of frames that are read between two looks at the clock, and seconds that others may wait
 _STEP: Final = 4 << 10
 _STEP_SECONDS: Final = 0.001
 #: what a connection may take in memory: a line, bytes that are asked for, answers
-MEMORY: Final = 512 << 10
+MEMORY: Final = 1536 << 10
 
 
 def now() -> float:
@@ -99,33 +99,38 @@ class Talk:
             while self.unheard or is_first:
                 # frames are read in short steps; bytes of files take no time
                 size, is_first = _PIECE if self.peering.lacks else _STEP, False
-                piece, self.unheard = self.unheard[:size], self.unheard[size:]
-                came = self.peering.feed(bytes(piece), now())
-                for events in _together(came, self.peering):
+                is_all = len(data) == len(self.unheard) <= size
+                piece = data if is_all else bytes(self.unheard[:size])
+                self.unheard = self.unheard[size:]
+                found = self.peering.feed(piece, now())
+                for events in _together(found, self.peering):
                     await hear(*events)
                     await rest()  # it may be a change with its transaction, or a file
                 self._fed()
                 await rest()
             if not self._push():
                 self.said.notify()
-            data = await self._read()
-            begun = time.monotonic()
-            if not data:
+            # of bytes of files there may be more at once
+            came = self._read() if self.peering.lacks else None
+            while came is None:
+                await trio.lowlevel.wait_readable(self.fd)
+                begun = time.monotonic()
+                came = self._read()
+            if not (data := came):
                 return
             self.heard = trio.current_time()
             self.moved[0] += len(data)
 
-    async def _read(self) -> bytes:
-        while True:
-            await trio.lowlevel.wait_readable(self.fd)
-            try:
-                return os.read(self.fd, _PIECE)
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                if error.errno in (errno.ECONNRESET, errno.EPIPE):
-                    return b""
-                raise
+    def _read(self) -> bytes | None:
+        """What there is to read: nothing at the end, None before there is something."""
+        try:
+            return os.read(self.fd, _PIECE)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno in (errno.ECONNRESET, errno.EPIPE):
+                return b""
+            raise
 
     def _push(self) -> bool:
         """Sends what there is to say, as far as the kernel takes it; whether that is all."""

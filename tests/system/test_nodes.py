@@ -84,7 +84,7 @@ def test_the_newer_connection_of_a_lead_ends_the_older(pair: tuple[Lead, Daemon]
     (engine,) = lead.engines()
     with _connected(host) as peer_of:
         peer_of.sendall(b'{"op":"peer"}\n' + json.dumps(hello).encode() + b"\n")
-        assert peer_of.recv(1000).startswith(b"ctxfs-peer 1 2\n")
+        assert peer_of.recv(1000).startswith(b"ctxfs-peer 1 3\n")
         wait_until(lambda: engine not in lead.engines(), "the older connection is over")
     lead.wait("up")
 
@@ -111,7 +111,7 @@ def test_a_stranger_is_not_served(pair: tuple[Lead, Daemon], said: bytes) -> Non
     _, host = pair
     with _connected(host) as stranger:
         stranger.sendall(b'{"op":"peer"}\n')
-        assert stranger.recv(100) == b"ctxfs-peer 1 2\n"
+        assert stranger.recv(100) == b"ctxfs-peer 1 3\n"
         try:
             stranger.sendall(said)
             while stranger.recv(1 << 16):

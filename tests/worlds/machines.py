@@ -1009,8 +1009,9 @@ class Fleet:
     def _narrow(self) -> None:
         """Much else goes over the link."""
         if (end := self._link()) and end.ready and isinstance(end.peering, Lead):
-            if end.peering.credit:
-                end.peering.want("any", "out", 0, end.peering.credit)
+            # more is asked for only where it comes at once (runtime.peers.parcels)
+            if credit := min(end.peering.credit, 256 << 10):
+                end.peering.want("any", "out", 0, credit)
             for each in (end, end.other):
                 each.wire.width = 6000.0 / self.plan.unit
             self.pump(end)

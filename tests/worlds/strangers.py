@@ -150,7 +150,7 @@ def false_lead(host: Daemon, **more: Any) -> Iterator[Wire]:
         made.connect(str(host.runtime / "ctxd.sock"))
         wire = Wire(made)
         wire.raw(b'{"op":"peer"}\n')
-        assert wire.line() == b"ctxfs-peer 1 2\n"
+        assert wire.line() == b"ctxfs-peer 1 3\n"
         wire.say("hello", **{
             "version": 1, "as": "", "name": "one", "owner": "root", "ttl": 30.0, "grace": 5.0,
             "sent": 0, "got": 0, "seen": "", **more})  # fmt: skip

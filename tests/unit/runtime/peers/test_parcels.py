@@ -7,17 +7,21 @@ import hashlib
 import json
 import os
 import random
+from collections import deque
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 import trio
+import trio.testing
 
 from runtime.errors import QuotaError
 from runtime.kernel.output import Segments
-from runtime.peers.peering import CREDIT_MAX, Bytes, Grown, Want
+from runtime.peers.parcels import _Asked, _Way
+from runtime.peers.peering import CREDIT_MAX, GREETING, Bytes, Grown, Host, Lead, Want
 from runtime.records.model import Agent
 from runtime.texts.names import dump_json
 from tests.worlds.parcels import Two, in_two, tree
@@ -148,6 +152,70 @@ def test_either_daemon_may_begin_again(tmp_path: Path, seed: int) -> None:
         check(two, "x")
 
     in_two(two, act)
+
+
+def pieces(two: Two, size: int) -> list[int]:
+    """What is asked for at once when so much comes."""
+    two.add("x")
+    two.say("x", "out", bytes(size))
+    real, found = Lead.want, list[int]()
+
+    def want(self: Lead, agent: str, file: str, offset: int, credit: int) -> None:
+        found.append(credit)
+        real(self, agent, file, offset, credit)
+
+    async def act(two: Two) -> None:
+        await two.end("x")
+        await two.run(lambda: bool(two.lead.done))
+        assert shown(two, "x", "out") == bytes(size)
+
+    with mock.patch.object(Lead, "want", want):
+        in_two(two, act)
+    return found
+
+
+def test_more_is_asked_for_where_it_comes_at_once(tmp_path: Path) -> None:
+    found = pieces(Two(tmp_path), 8 << 20)
+    assert found[0] == 128 << 10 and max(found) == CREDIT_MAX // 2
+
+
+@pytest.mark.parametrize("side", ["lead", "host"])
+def test_an_earlier_version_is_asked_for_as_much_as_it_gives(tmp_path: Path, side: str) -> None:
+    greeting, known = (b"1 2", (1, 3)) if side == "host" else (b"1 3", (1, 2))
+    real = Host.__init__
+
+    def begin(self: Host) -> None:
+        real(self)
+        self._control[:] = [GREETING + greeting + b"\n"]
+
+    with (
+        mock.patch("runtime.peers.peering.VERSIONS", known),
+        mock.patch.object(Host, "__init__", begin),
+    ):
+        assert {*pieces(Two(tmp_path), 2 << 20)} == {128 << 10}
+
+
+def test_less_is_asked_for_where_it_takes_long() -> None:
+    peering: Any = SimpleNamespace(credit_max=CREDIT_MAX)
+    way, name = _Way("n1", peering), ("x", "out")
+
+    async def came(seconds: float) -> int:
+        size = way.window // 2
+        way.coming[name] = deque([_Asked(size, size, trio.current_time())])
+        await trio.sleep(seconds)
+        way.take(peering, name, size)
+        assert not way.coming
+        return way.window
+
+    async def main() -> None:
+        assert [await came(0.01) for _ in range(4)] == [512 << 10, *3 * [CREDIT_MAX]]
+        assert await came(0.15) == CREDIT_MAX
+        # nothing of what it waits for is to be larger than what may be asked for
+        way.credit = CREDIT_MAX // 2
+        assert [(await came(1.0)) >> 10 for _ in range(6)] == [512, 256, 128, 64, 64, 64]
+        assert way.credit == 0
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def test_a_hundred_agents_have_their_turns(tmp_path: Path) -> None:

@@ -121,8 +121,8 @@ def test_lines_before_the_greeting_are_skipped() -> None:
 @pytest.mark.parametrize(
     ("said", "mistake"),
     [
-        (b"ctxfs-peer 3 4\n", "speaks 3-4, here 1-2"),
-        (b"ctxfs-peer 0 0\n", "speaks 0-0, here 1-2"),
+        (b"ctxfs-peer 4 5\n", "speaks 4-5, here 1-3"),
+        (b"ctxfs-peer 0 0\n", "speaks 0-0, here 1-3"),
         (b"ctxfs-peer one\n", "the greeting has no versions"),
         (b"x" * 1000 + b"\n", ""),
         (b"no such command\n" * 5000, "no ctx peer answers"),
@@ -352,8 +352,8 @@ def test_a_host_that_was_greeted_wrongly() -> None:
     for said in (_line(op="put", n=1, agent="a"), _line(op="hello"), b"ctxfs-peer 1 1\n"):
         with pytest.raises(BrokenLinkError):
             list(Host().feed(said, 0.0))
-    with pytest.raises(BrokenLinkError, match="hello in version 3"):
-        hello = {**_HELLO, "op": "hello", "version": 3, "sent": 0, "got": 0, "seen": ""}
+    with pytest.raises(BrokenLinkError, match="hello in version 4"):
+        hello = {**_HELLO, "op": "hello", "version": 4, "sent": 0, "got": 0, "seen": ""}
         list(Host().feed(_line(**hello), 0.0))
 
 
