@@ -14,7 +14,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from runtime.life.elsewhere import Elsewhere
 from runtime.life.ending import Ender
 from runtime.life.streams import Streams
 from runtime.peers.bounds import bound_of, put_of
+from runtime.peers.bylink import ByLink
 from runtime.peers.contents import are_short, digests
 from runtime.peers.lease import SLACK, Grants
 from runtime.peers.peering import TALKING, Delta, Event, Message, Over
@@ -92,7 +93,7 @@ class Leading(Part, Elsewhere, Subscriber):
         self._open: dict[tuple[str, int], str] = {}
         self._closed: dict[tuple[str, int], str] = {}
         #: that live at a node, or will when its link is open
-        self._there: dict[AgentIndex, Agent] = {}
+        self._there = ByLink[AgentIndex, Agent]()
         self._changed = Wakeup()
         #: of those that are about to be put there, the documents that are long
         self._digests: dict[AgentIndex, dict[str, tuple[int, str]]] = {}
@@ -104,6 +105,9 @@ class Leading(Part, Elsewhere, Subscriber):
         self._grants = {
             key: self._granting(key, 0.0) for key in post.keys(NODE) if post.data(key)
         }
+        self._by_link = ByLink[str, str]()
+        for key in self._grants:
+            self._by_link.put(self._where(key), key, key)
         host.agents.journal.subscribe(self)
         host.nursery.start_soon(self._watch)
 
@@ -129,11 +133,16 @@ class Leading(Part, Elsewhere, Subscriber):
         if key not in self._grants:
             self._post.note(key, node=node, owner=owner, seconds=seconds)
             self._grants[key] = self._granting(key, seconds)
+            self._by_link.put((node, owner), key, key)
         elif seconds > self._grants[key].seconds:
             # it is not made less as long as somebody may count with it
             self._post.note(key, seconds=seconds)
             self._grants[key].seconds = seconds
         return self._grants[key]
+
+    def _where(self, key: str) -> tuple[str, int]:
+        data = self._post.data(key)
+        return data["node"], data["owner"]
 
     def _at(self, node: str) -> list[str]:
         """The registrations at a node."""
@@ -165,19 +174,11 @@ class Leading(Part, Elsewhere, Subscriber):
     def needs(self, node: str, owner: int) -> bool:
         """Whether there is something for which the link has to be open."""
         where = node, owner
-        if any((each.node, each.owner) == where for each in self._there.values()):
-            return True
-        return any(
+        return bool(self._there.at(where)) or any(
             self._post.stream(key).kept or self._grants[key].over is not None
-            for key in self._keys(*where)
+            for key in self._by_link.at(where)
+            if not self._post.data(key).get("parted")
         )
-
-    def _keys(self, node: str, owner: int) -> Iterator[str]:
-        """The registrations at a node that are not over."""
-        for key in self._grants:
-            data = self._post.data(key)
-            if (data["node"], data["owner"]) == (node, owner) and not data.get("parted"):
-                yield key
 
     def parted(self, key: str) -> None:
         """A registration is over at the host, or will be with its lease: what is there is lost
@@ -216,9 +217,13 @@ class Leading(Part, Elsewhere, Subscriber):
         for key in self._at(node):
             if owner in (None, self._post.data(key)["owner"]):
                 owners.add(self._post.data(key)["owner"])
-                del self._grants[key]
-                self._post.forget(key)
+                self._forget(key)
         return owners
+
+    def _forget(self, key: str) -> None:
+        del self._grants[key]
+        self._by_link.pop(key)
+        self._post.forget(key)
 
     def knows(self, key: str) -> bool:
         """Whether a registration is there, be it over."""
@@ -226,9 +231,8 @@ class Leading(Part, Elsewhere, Subscriber):
 
     def opened(self, key: str, hello: Mapping[str, Any]) -> None:
         """A link is open: both sides have said hello."""
-        data, boot = self._post.data(key), hello.get("boot")
-        where = data["node"], data["owner"]
-        if boot != data.get("boot"):  # whatever was there before has ended
+        where, boot = self._where(key), hello.get("boot")
+        if boot != self._post.data(key).get("boot"):  # whatever was there before has ended
             self._grants[key].over = None
             self._post.note(key, boot=boot, over=None)
         self._post.note(key, alias=hello.get("alias", ""), version=hello.get("version", 1))
@@ -243,8 +247,8 @@ class Leading(Part, Elsewhere, Subscriber):
         self._wake((node, owner))
 
     def _wake(self, where: tuple[str, int]) -> None:
-        for agent in self._there.values():
-            if (agent.node, agent.owner) == where and not agent.away:
+        for agent in self._there.at(where):
+            if not agent.away:
                 self._notify(agent)
 
     def _notify(self, agent: Agent) -> None:
@@ -449,7 +453,7 @@ class Leading(Part, Elsewhere, Subscriber):
     def agent_changed(self, index: AgentIndex, names: Any) -> None:
         agent = self._agents.registry.get(index)
         if agent is None:
-            self._there.pop(index, None)
+            self._there.pop(index)
             return
         if "status" in names or "node" in names:
             self._count(agent)
@@ -467,12 +471,12 @@ class Leading(Part, Elsewhere, Subscriber):
 
     def agent_listed(self, agent: Agent) -> None:
         if self._agents.registry.get(agent.index) is not agent:
-            self._there.pop(agent.index, None)
+            self._there.pop(agent.index)
 
     def _count(self, agent: Agent) -> None:
         if agent.live and agent.node:
-            self._there[agent.index] = agent
-        elif self._there.pop(agent.index, None) is not None:
+            self._there.put((agent.node, agent.owner), agent.index, agent)
+        elif self._there.pop(agent.index):
             self._asked.pop(agent.index, None)
             self._digests.pop(agent.index, None)
             self._changed.notify()
@@ -496,11 +500,11 @@ class Leading(Part, Elsewhere, Subscriber):
         for agent in self._agents.registry:
             if agent.away and not agent.live:  # a daemon may have died before it let go of that
                 self.returns.forget(agent)
-        for agent in tuple(self._there.values()):
+        for agent in self._all():
             if agent.away:
                 self._narrow(agent)
-        wanted = {(each.node, each.owner) for each in self._there.values()}
-        wanted |= {(data["node"], data["owner"]) for data in map(self._post.data, self._grants)}
+        wanted = {(each.node, each.owner) for each in self._all()}
+        wanted.update(map(self._where, self._grants))
         for where in sorted(wanted):
             if self.needs(*where):
                 self.want(*where)
@@ -559,12 +563,12 @@ class Leading(Part, Elsewhere, Subscriber):
         while True:
             count = self._changed.count
             left = math.inf
+            there = {each.peer for each in self._all()}
+            not_lost = {each.peer for each in self._all() if "lost" not in each.heard}
             for key, grants in tuple(self._grants.items()):
-                there = [each for each in self._all() if each.peer == key]
-                if not there and self._post.data(key).get("parted"):
-                    del self._grants[key]
-                    self._post.forget(key)
-                elif any("lost" not in each.heard for each in there):
+                if key not in there and self._post.data(key).get("parted"):
+                    self._forget(key)
+                elif key in not_lost:
                     late = grants.lost_at() - now()
                     if late <= 0:
                         self._lose(key)

@@ -48,7 +48,6 @@ class Talk:
         self.peering = peering
         self._patience = patience
         self._turn = turn
-        self._patient = Wakeup()
         self._fed = fed
         self.said = Wakeup()
         #: bytes that were read and written
@@ -59,9 +58,12 @@ class Talk:
         self.left = memoryview(b"")
         #: what was read, and the peering has not taken yet
         self.unheard = memoryview(b"")
-        self._scope = trio.CancelScope()
+        #: ends when nothing was heard for too long
+        self._scope = trio.CancelScope(deadline=self.heard + patience)
+        self._is_closed = False
 
     def close(self) -> None:
+        self._is_closed = True
         self._scope.cancel()
 
     def tell_by(self, said: Wakeup) -> None:
@@ -72,17 +74,19 @@ class Talk:
     def expect(self, patience: float) -> None:
         """From now on a connection is over on which nothing comes for so many seconds."""
         self._patience = patience
-        self._patient.notify()
+        self._scope.deadline = self.heard + patience
 
     async def run(self, hear: Callable[..., Awaitable[None]], received: bytes = b"") -> None:
         """Until either side has enough. ``hear`` gets an event, or several messages that are done
         together. ``BrokenLinkError``."""
         with self._scope:
             async with trio.open_nursery() as nursery:
-                for task in (self._send, self._ask, self._watch):
+                for task in (self._send, self._ask):
                     nursery.start_soon(task)
                 await self._hear(hear, received)
                 nursery.cancel_scope.cancel()
+        if self._scope.cancelled_caught and not self._is_closed:
+            raise SilentLinkError(f"nothing was heard for {self._patience:g} s")
 
     async def _hear(self, hear: Callable[..., Awaitable[None]], data: bytes) -> None:
         begun, is_first = time.monotonic(), True
@@ -119,6 +123,7 @@ class Talk:
             if not (data := came):
                 return
             self.heard = trio.current_time()
+            self._scope.deadline = self.heard + self._patience
             self.moved[0] += len(data)
 
     def _read(self) -> bytes | None:
@@ -164,13 +169,6 @@ class Talk:
             else:
                 said = self.said
                 await said.after(said.count)
-
-    async def _watch(self) -> None:
-        while (left := self.heard + self._patience - trio.current_time()) > 0:
-            count = self._patient.count
-            with trio.move_on_after(left):
-                await self._patient.after(count)
-        raise SilentLinkError(f"nothing was heard for {self._patience:g} s")
 
 
 async def _changed(said: Wakeup, count: int) -> None:
