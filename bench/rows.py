@@ -11,6 +11,7 @@ from bench.clients import FEW as CALM
 from bench.clients import mcp_sides, ps_sides, spawn_sides
 from bench.durable import agent_clone_pairs, agent_sides, clone_pairs, create_sides
 from bench.files import LISTED, commit_sides, list_sides, new, public, read_sides, stat_sides
+from bench.links import LINKS, measure_links
 from bench.lives import (
     CROWD,
     child_sides,
@@ -352,6 +353,14 @@ ROWS: Final = (
         "…-cpu: the lead's processor time, against a second for each GiB",
         measure=measure_out,
         share=0.34,
+    ),
+    Row(
+        name="links",
+        doc=f"{LINKS} links of a lead on which nothing happens: links-cpu, processor time that the "
+        "lead uses beyond one without; links-ask, of that for each time that a lease is asked for; "
+        "links-memory, of a link; links-stat, stat of an agent's status, against the one without",
+        measure=measure_links,
+        share=0.2,
     ),
     Row(
         name="sizes",

@@ -29,7 +29,7 @@ _START_SECONDS: Final = 30.0
 _PROGRAM: Final = ("sleep", "infinity")
 
 
-def _pss(pid: int) -> int:
+def pss(pid: int) -> int:
     """Bytes of its memory, of what it shares its part."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
@@ -70,25 +70,25 @@ def agents_sizes(setting: Setting) -> Episode:
                     pass
             state = fresh.base / "state"
             with ExitStack() as stack:
-                memory, room = _pss(fresh.daemon), _room(state)
+                memory, room = pss(fresh.daemon), _room(state)
                 for _ in range(_NEW):
                     stack.enter_context(agent(fresh, fresh_name()))
-                found["daemon, new"] = (_pss(fresh.daemon) - memory) / _NEW
+                found["daemon, new"] = (pss(fresh.daemon) - memory) / _NEW
                 found["disk, new"] = (_room(state) - room) / _NEW
-                before, memory = _inside(fresh.cgroup.path), _pss(fresh.daemon)
+                before, memory = _inside(fresh.cgroup.path), pss(fresh.daemon)
                 programs = {
                     stack.enter_context(running_agent(fresh))[1] for _ in range(_RUNNING)
                 }
-                found["daemon, running"] = (_pss(fresh.daemon) - memory) / _RUNNING
+                found["daemon, running"] = (pss(fresh.daemon) - memory) / _RUNNING
                 besides = _inside(fresh.cgroup.path) - before - programs - {fresh.daemon}
-                found["besides"] = sum(map(_pss, besides)) / _RUNNING
+                found["besides"] = sum(map(pss, besides)) / _RUNNING
                 before |= besides | programs
                 at_terminals = {
                     stack.enter_context(running_agent(fresh, tty=b"80x24\n"))[1]
                     for _ in range(_RUNNING)
                 }
                 besides = _inside(fresh.cgroup.path) - before - at_terminals - {fresh.daemon}
-                found["besides, terminal"] = sum(map(_pss, besides)) / _RUNNING
+                found["besides, terminal"] = sum(map(pss, besides)) / _RUNNING
         return found
 
     return Episode(name="agents", run=run)
@@ -123,7 +123,7 @@ def _besides_program(start: Callable[[], list[int]]) -> float:
                         each: Path(f"/proc/{each}/comm").read_text().strip()
                         for each in (pid, *_below(pid))
                     }
-            total += sum(_pss(each) for each, name in names.items() if name != _PROGRAM[0])
+            total += sum(pss(each) for each, name in names.items() if name != _PROGRAM[0])
     finally:
         for pid in pids:
             # of those inside the first is PID 1 there, whose end is the end of all
