@@ -228,7 +228,9 @@ class Resident(Part):
         agent = self._agent
         if self._to_cancel() is not None:
             return True
-        return agent.status is Status.READY and bool(self._agents.messages.pending(agent))
+        if agent.status is not Status.READY or not self._agents.messages.pending(agent):
+            return False
+        return self._streams.are_heard(agent)
 
     def _to_cancel(self) -> Message | None:
         """The message that the program has been told, and not yet that it is to end it: also if it

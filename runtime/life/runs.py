@@ -111,7 +111,8 @@ class Runs(Part):
             return False  # no cell yet, or no more: that is the agent's end
         message = None
         if agent.how.run_per_message:
-            message = next(iter(self._agents.messages.pending(agent)), None)
+            is_heard = self._streams.are_heard(agent)
+            message = next(iter(self._agents.messages.pending(agent) if is_heard else ()), None)
             if agent.status is Status.STARTING and (message is None or agent.paused_from):
                 idle = Change()
                 idle.move(agent, Cue.IDLING)

@@ -15,6 +15,7 @@ from runtime.kernel.inotify import Wakeup
 from runtime.kernel.output import Segments
 from runtime.records.change import Subscriber
 from runtime.records.items import Item, Message
+from runtime.records.model import Agent
 
 #: what a reply may hold of the daemon's memory; more is told at its end only
 _TEXT_MAX: Final = 512 << 10
@@ -65,6 +66,9 @@ class Streams(Subscriber):
     def __init__(self, gentle: Gentle) -> None:
         #: by which programs are heard that may talk without pause
         self.gentle = gentle
+        #: whether what becomes of an agent is heard by who is told of it; if not, its next message
+        #: waits
+        self.are_heard: Callable[[Agent], bool] = lambda agent: True
         #: by which they are heard to the end once they are over
         self.turns = Turns()
         self._streams: dict[ItemIndex, Stream] = {}

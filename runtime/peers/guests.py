@@ -82,6 +82,8 @@ class Guests(Part, Subscriber):
         self.keeping = Keeping(host, self._take_away)
         self.hearing = Hearing(host, post, supervisor.streams)
         self.telling = Telling(host, post, self.supplies, supervisor.meter)
+        self.telling.end_unheard = lambda agent: self._end(agent, Cue.KILL)
+        supervisor.streams.are_heard = self.telling.is_heard
         self._leases = Leases(self._places.leases)
         self._under: dict[str, Lease] = {}
         #: told when a lease is granted, or is over
@@ -118,6 +120,7 @@ class Guests(Part, Subscriber):
         """Both sides have said hello on a new connection, or it was taken over."""
         self.supplies.opened(key, peering)
         self.hearing.opened(key, peering)
+        self.telling.heard(key)
 
     def closed(self, key: str, peering: Host) -> None:
         """A connection is over."""

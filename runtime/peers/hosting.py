@@ -136,6 +136,7 @@ class Hosting:
                 await self._welcome(served, event)
             elif isinstance(event, Acknowledged):
                 self._post.acknowledged(served.key, event.number)
+                self.guests.telling.heard(served.key)
             elif isinstance(event, Want | Bytes | Grown):
                 self.guests.supplies.hear(served.key, host, event)
             else:

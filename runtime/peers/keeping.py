@@ -39,6 +39,8 @@ class Keeping(Part):
     def __init__(self, host: Machine, take_away: Callable[[Agent], None]) -> None:
         super().__init__(host)
         self._take_away = take_away
+        self._top = self._places.trees / "agent"
+        self._thread = trio.CapacityLimiter(1)
         #: by owner and alias of a lead, lives of its agents that are forgotten; "" for all
         self._forgotten: dict[tuple[int, str], set[str]] = {}
 
@@ -57,28 +59,31 @@ class Keeping(Part):
                     if self._agents.registry.get(agent.index) is agent:
                         self._take_away(agent)
                 await trio.lowlevel.checkpoint()
-        trees = await trio.to_thread.run_sync(lambda: list(self._trees()))
-        for owner, name, used in trees:
+        for owner, name, used in await self._trees():
             if used < before and not self._is_used(name):
                 log.info("removed what %s of uid %d had left here", name, owner)
                 self._discard(owner, name)
 
     def _path(self, owner: int, name: str) -> Path:
-        return self._places.trees / f"agent/{owner}/{name}"
+        return self._top / f"{owner}/{name}"
 
     def _discard(self, owner: int, name: str) -> None:
         self._agents.trash.discard(self._path(owner, name), owner)
         self._agents.disk.look(owner)
 
-    def _trees(self) -> Iterator[tuple[int, str, float]]:
-        """Owner and name of each tree of a guest's, and when it was used last; in a thread."""
-        top = self._places.trees / "agent"
-        for user in _entries(top):
-            for name in _entries(top / user):
-                # no agent that is made here has such a name
-                if "@" in name and name[0] != ".":
-                    with suppress(OSError):
-                        yield int(user), name, (top / user / name).stat().st_mtime
+    async def _trees(self, *users: str) -> list[tuple[int, str, float]]:
+        """Owner and name of each tree of guests, of these users or of all, and when it was used
+        last: in one thread, however many ask, and there may be very many trees."""
+
+        def look() -> Iterator[tuple[int, str, float]]:
+            for user in users or _entries(self._top):
+                for name in _entries(self._top / user):
+                    # no agent that is made here has such a name
+                    if "@" in name and name[0] != ".":
+                        with suppress(OSError):
+                            yield int(user), name, (self._top / user / name).stat().st_mtime
+
+        return await trio.to_thread.run_sync(lambda: list(look()), limiter=self._thread)
 
     def _is_used(self, name: str) -> bool:
         agent, _, incarnation = name.partition("~")
@@ -105,11 +110,11 @@ class Keeping(Part):
 
     async def _forget(self, owner: int, alias: str) -> None:
         """Looks once for all that is forgotten meanwhile."""
-        trees = await trio.to_thread.run_sync(lambda: list(self._trees()))
+        trees = await self._trees(str(owner))
         lives = self._forgotten.pop((owner, alias))
         for user, name, _ in trees:
             agent, _, life = name.partition("~")
-            own = (user, agent.rpartition("@")[2]) == (owner, alias)
+            own = agent.rpartition("@")[2] == alias
             if own and not lives.isdisjoint(("", life)) and not self._is_used(name):
                 self._discard(user, name)
 

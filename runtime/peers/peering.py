@@ -61,6 +61,9 @@ OPERATIONS: Final = frozenset(
     (*("put", "start", "verb", "limits", "bound", "freeze", "thaw", "usage", "forget"),
      *("message", "text", "cancel", "session"))
 )  # fmt: skip
+#: facts before which all others hold: they are about messages, which look at what is, and may be
+#: long
+APART: Final = frozenset(("message", "session"))
 FACTS: Final = frozenset(
     (*("state", "event", "report", "refused", "usage", "ended", "dead"),
      *("message", "text", "session"))
@@ -453,7 +456,7 @@ class Lead(Peering):
         return None
 
     def at_once(self, message: Message) -> int:
-        return 8
+        return 1 if message.op in APART else 8
 
     def fits(self, hello: Hello) -> bool:
         """Whether the host knows this registration, and is where it ought to be."""

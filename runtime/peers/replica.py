@@ -20,7 +20,7 @@ from runtime.errors import CtxError, QuotaError
 from runtime.kernel import clock
 from runtime.kernel.daemonlog import Rates
 from runtime.life.ending import Ender
-from runtime.peers.peering import BrokenLinkError, Event, Message
+from runtime.peers.peering import APART, BrokenLinkError, Event, Message
 from runtime.peers.post import Post, check_late
 from runtime.peers.speaking import Speaking
 from runtime.records.change import Change
@@ -46,8 +46,6 @@ _STATUSES: Final = frozenset(
 )
 #: the facts that are only told
 _TOLD: Final = frozenset(("event", "report"))
-#: those before which all others hold: they are about messages, which look at what is
-_APART: Final = frozenset(("message", "session"))
 #: the events of a host that are told here, with their fields; others are told by what causes them
 _EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "run.start": ("run", "pid"),
@@ -106,7 +104,7 @@ class Replica(Part):
         try:
             for message in messages:
                 if isinstance(message, Message) and message.number > self._taken.get(key, 0):
-                    if message.op in _APART:
+                    if message.op in APART:
                         self._note(key, whole)
                         whole = Change()
                     self._add(whole, key, message)

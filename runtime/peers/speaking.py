@@ -25,6 +25,7 @@ from runtime.life.conclusions import as_content, end_message
 from runtime.life.streams import Streams
 from runtime.peers.peering import Delta
 from runtime.peers.post import Post
+from runtime.peers.streams import UNDONE_BYTES, UNDONE_MAX
 from runtime.peers.words import Words, say
 from runtime.records.change import Change, Subscriber
 from runtime.records.items import (
@@ -115,6 +116,9 @@ class Speaking(Part, Subscriber):
             if agent is not None and agent.away and agent.live:
                 self.check(agent)
                 self._say(item, partial(self.tell, change, agent))
+            elif agent is not None and agent.placement:
+                pending = self._agents.messages.pending(agent)
+                self._check_waiting(agent, [*pending, *change.newly_made(agent.index, Message)])
 
     def first(self, change: Change, agent: Agent) -> dict[str, str] | None:
         """The field ``first`` of ``put``, if there is a first message: its text are documents."""
@@ -127,10 +131,22 @@ class Speaking(Part, Subscriber):
 
     def waiting(self, agent: Agent, tell: Callable[..., None]) -> None:
         """Says all others that have waited for its host to be there, in their order."""
-        waiting = self._agents.messages.pending(agent)
-        for message in sorted(waiting, key=lambda each: each.index):
+        waiting = sorted(self._agents.messages.pending(agent), key=lambda each: each.index)
+        self._check_waiting(agent, waiting)
+        for message in waiting:
             if not message.first:
                 self._say(message, tell)
+
+    @staticmethod
+    def _check_waiting(agent: Agent, there: list[Message]) -> None:
+        """``AgainError`` if, beside the last of them, so much waits for an agent to be put at its
+        node as a node may have to do of one: all of it is said at once then."""
+        sizes = [each.length("text") for each in there if not each.first]
+        if len(sizes) > UNDONE_MAX or sum(sizes[:-1]) >= UNDONE_BYTES:
+            raise AgainError(
+                f"{len(sizes)} messages of {sum(sizes)} characters wait until {quote(agent.name)} "
+                "is at its node, more than are told at once: send some of them then"
+            )
 
     def _say(self, message: Message, tell: Callable[..., None]) -> None:
         more = {"asks": True} if message.asked else {}

@@ -77,10 +77,12 @@ class Stream:
         self._weigh(kept, 1)
         return kept
 
-    def is_full(self, agent: str) -> bool:
-        """Whether an agent has to wait until the other side has done some of what is kept."""
-        bytes_full = self._bytes[agent] >= UNDONE_BYTES or self.size >= STREAM_BYTES
-        return self.undone[agent] >= UNDONE_MAX or bytes_full
+    def is_full(self, agent: str, times: int = 1) -> bool:
+        """Whether an agent has to wait until the other side has done some of what is kept: that
+        is so many times what there may be."""
+        own, size = self._bytes[agent], self.size
+        bytes_full = own >= times * UNDONE_BYTES or size >= times * STREAM_BYTES
+        return self.undone[agent] >= times * UNDONE_MAX or bytes_full
 
     def _weigh(self, kept: Kept, sign: int) -> None:
         weight = sign * (len(kept.line) + _OWN_BYTES)

@@ -7,15 +7,16 @@ leaves that to the next (``Guests.go_on``).
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 import trio
 
-from runtime.cell.port import Host, Part, guarded
+from runtime.cell.port import Host, Part, about, guarded
 from runtime.errors import CtxError, QuotaError, TooLongError
 from runtime.ids import AgentIndex
 from runtime.life.metering import Meter
@@ -32,6 +33,8 @@ from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.texts.names import dump_json, head, quote, timestamp
 
+log = logging.getLogger("ctxd.peers")
+
 #: the events that a lead does not make itself
 _EVENTS: Final = frozenset(("run.start", "run.end", "agent.limit", "agent.control"))
 #: what an end says by itself
@@ -41,6 +44,8 @@ _REASON_MAX: Final = 1024
 _KEPT_MAX: Final = 2048
 #: facts that a lead has not heard, for each of its guests, and as many more
 _UNHEARD_MAX: Final = 2 * UNDONE_MAX
+#: facts of a guest that its lead has not heard, in as many as there may be: then it is ended
+_TIMES_MAX: Final = 4
 #: for which a lead is told what a guest uses, and how often
 _LOOK_SECONDS: Final = 60.0
 _USAGE_SECONDS: Final = 5.0
@@ -58,23 +63,47 @@ class Telling(Part, Subscriber):
         self._post = post
         self._supplies = supplies
         self._meter = meter
+        #: ends a guest of which its lead hears nothing
+        self.end_unheard: Callable[[Agent], object] = lambda agent: None
+        #: by registration, guests whose next message waits until more is heard
+        self._waiting: dict[str, set[AgentIndex]] = {}
         #: until when leads are told what guests use
         self._looked_at: dict[AgentIndex, float] = {}
         host.agents.journal.subscribe(self)
 
     def admit(self, change: Change) -> None:
+        for item in change.made_items:
+            reported = isinstance(item, items.Message) and item.provenance == items.REPORTED
+            if reported and (agent := self._guest(item)) is not None:
+                self._check_room(agent)
         for each in change.posts:
             if each.op == "report":
-                agent = self._agents.registry.incarnation(each.agent)
-                name = quote(agent.guest["alias"]) if agent else "its lead"
-                stream = self._post.stream(each.key)
-                if stream.is_full(each.agent):
-                    raise QuotaError(
-                        f"{stream.undone[each.agent]} reports and other news have not come to "
-                        f"{name} yet: report again later"
-                    )
+                if (agent := self._agents.registry.incarnation(each.agent)) is not None:
+                    self._check_room(agent)
                 if len(dump_json(each.said["text"]).encode()) > MESSAGE_MAX - _AROUND:
                     raise TooLongError("the report has too many control characters: say less")
+
+    def _check_room(self, agent: Agent) -> None:
+        stream = self._post.stream(agent.peer)
+        if stream.is_full(agent.incarnation):
+            raise QuotaError(
+                f"{stream.undone[agent.incarnation]} reports and other news of {quote(agent.name)} "
+                f"have not come to {quote(agent.guest['alias'])} yet: report again later"
+            )
+
+    def is_heard(self, agent: Agent) -> bool:
+        """Whether a guest may be given its next message; if not, ``heard`` has it look again."""
+        if not agent.is_guest or not self._post.data(agent.peer):
+            return True
+        if is_full := self._post.stream(agent.peer).is_full(agent.incarnation):
+            self._waiting.setdefault(agent.peer, set()).add(agent.index)
+        return not is_full
+
+    def heard(self, key: str) -> None:
+        """A lead has heard something."""
+        for index in self._waiting.pop(key, ()):
+            if (live_cell := self._live_cells.get(index)) is not None:
+                live_cell.changed.notify()
 
     def check_heard(self, key: str) -> None:
         """Nothing more is done for a lead that does not hear what became of it: that is kept.
@@ -120,8 +149,19 @@ class Telling(Part, Subscriber):
 
     def _tell(self, change: Change, agent: Agent, op: str, **said: Any) -> None:
         """Nobody is told whose registration is over, or who has forgotten the agent."""
-        if self._post.data(agent.peer) and not agent.guest.get("forgotten"):
-            change.post(agent.peer, op, agent.incarnation, **said)
+        if not self._post.data(agent.peer) or agent.guest.get("forgotten"):
+            return
+        change.post(agent.peer, op, agent.incarnation, **said)
+        is_over = agent.status in _ENDING
+        if not is_over and self._post.stream(agent.peer).is_full(agent.incarnation, _TIMES_MAX):
+            self._nursery.start_soon(self._end_unheard, agent)
+
+    async def _end_unheard(self, agent: Agent) -> None:
+        """Whatever it does is news that are kept, and not everything waits until it is heard."""
+        if agent.status not in _ENDING:
+            log.warning("%s: its lead hears nothing of it: it is ended", agent.name,
+                        extra=about(agent))  # fmt: skip
+            self.end_unheard(agent)
 
     def _add_state(self, change: Change, agent: Agent, when: float) -> None:
         said = {"lost": agent.guest["lost"]} if agent.guest.get("lost") else {}
@@ -152,7 +192,8 @@ class Telling(Part, Subscriber):
             if (agent := self._guest(item)) is not None:
                 said = {"id": item.name, "status": MessageStatus.QUEUED, "from": item.sender,
                         "provenance": item.provenance, "priority": item.priority}  # fmt: skip
-                say(partial(self._tell, change, agent), "message", item.text, **said)
+                text = self._heard_text(agent, item.text)
+                say(partial(self._tell, change, agent), "message", text, **said)
         for item, values in tuple(change.items.values()):
             if not isinstance(item, items.Message) or (agent := self._guest(item)) is None:
                 continue
@@ -161,15 +202,16 @@ class Telling(Part, Subscriber):
             elif "status" in values:
                 reason = head(values.get("reason", ""), _REASON_MAX)
                 said = {"id": item.name, "status": values["status"], "reason": reason}
-                reply = self._reply(agent, values.get("reply", ""))
+                reply = self._heard_text(agent, values.get("reply", ""))
                 say(partial(self._tell, change, agent), "message", reply, **said)
         return begun
 
-    def _guest(self, message: items.Message) -> Agent | None:
+    def _guest(self, message: items.Item) -> Agent | None:
         agent = self._agents.registry.get(message.agent)
-        return agent if agent is not None and agent.is_guest else None
+        there = agent is not None and agent.is_guest and bool(self._post.data(agent.peer))
+        return agent if there else None
 
-    def _reply(self, agent: Agent, text: str) -> str:
+    def _heard_text(self, agent: Agent, text: str) -> str:
         """Its beginning, if the lead does not hear of what was said before."""
         stream = self._post.stream(agent.peer)
         room = STREAM_BYTES - stream.size > 2 * len(text)

@@ -17,7 +17,7 @@ from runtime.cell.port import LiveCell
 from runtime.peers import guests
 from runtime.peers.guests import Guests
 from runtime.peers.lease import Grants
-from runtime.peers.peering import Bytes, Hello, Host, Lead, Message, Over, Want
+from runtime.peers.peering import Acknowledged, Bytes, Hello, Host, Lead, Message, Over, Want
 from runtime.peers.post import LEAD, Post, key_of
 from runtime.peers.streams import Stream
 from runtime.records.lifecycle import Status
@@ -129,6 +129,8 @@ class Leader:
                     self.site.guests.opened(self.key, self.host)
                 elif isinstance(event, Want | Bytes):
                     self.site.guests.supplies.hear(self.key, self.host, event)
+                elif isinstance(event, Acknowledged):
+                    self.site.guests.telling.heard(self.key)
                 elif isinstance(event, Message | Over):
                     await self.site.guests.hear(self.key, self.uid, self.host, event)
             self.site.guests.leased(self.key, self.host)

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
+from runtime.errors import QuotaError
 from runtime.kernel import output
 from runtime.peers import telling
 from runtime.peers.peering import DELTA_MAX, Delta
 from runtime.peers.words import TEXT_MAX
+from runtime.records.items import REPORTED
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from tests.worlds.leads import A, B, Leader, Site, at_site, put
@@ -313,3 +316,38 @@ def test_a_reboot_ends_a_guest_whatever_its_mode(
     after = Machine()
     after.boot = machine.boot.__class__("another boot")
     at_site(world, monkeypatch, second, after, leader)
+
+
+def test_a_guest_that_is_not_heard_waits_and_is_ended_at_last(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What becomes of it is kept in memory until then, on nobody's account."""
+    monkeypatch.setattr("runtime.peers.streams.UNDONE_MAX", 16)
+
+    async def act(site: Site, lead: Leader) -> None:
+        agent, messages = await idle(site, lead), site.agents.messages
+        for number in range(9):
+            await send(lead, f"m{number}")
+        undone = site.post.stream(lead.key).undone
+        while undone[A] < 16:
+            run, at_hand = await run_of(site, agent), agent.run.id
+            site.machine.ended(run, code=0)
+            await site.until(lambda before=at_hand: agent.run.id != before)  # type: ignore[misc]
+        await trio.testing.wait_all_tasks_blocked()
+        assert agent.status is Status.IDLE and messages.pending(agent)
+        with (
+            pytest.raises(QuotaError, match=r"have not come to .one. yet"),
+            site.agents.journal.changing() as change,
+        ):
+            messages.queue(change, agent, text="r", sender="agent:kid", provenance=REPORTED)
+        await lead.go_on()
+        await site.until(lambda: bool(agent.run.id))
+
+        for _ in range(200):
+            with site.agents.journal.changing() as change:
+                messages.notify(change, agent, text="over", provenance="wait")
+            await trio.lowlevel.checkpoint()
+        await site.be(agent, Status.STOPPING, Status.DEAD)
+        assert agent.outcome in ("", "interrupted") and undone[A] < 2 * 4 * 16 + 20
+
+    at_site(world, monkeypatch, act)

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio.testing
 
 from runtime.errors import AgainError, UnsupportedError
 from runtime.peers import streams
+from runtime.peers.lease import Grants
 from runtime.peers.peering import BrokenLinkError, Delta
-from runtime.peers.streams import UNDONE_MAX
+from runtime.peers.peering import Lead as Peer
+from runtime.peers.peering import Message as Heard
+from runtime.peers.streams import UNDONE_MAX, Stream
 from runtime.peers.words import TEXT_MAX
 from runtime.records.items import Message, MessageStatus
 from runtime.records.lifecycle import Status
@@ -356,3 +360,36 @@ def test_an_older_host_runs_agents_once(world: World) -> None:
         assert lead.far.ops == ["put", "start"]
 
     on_lead(world, act)
+
+
+def test_no_more_waits_for_a_node_than_is_told_at_once(world: World) -> None:
+    """All of it is, in one step and in memory, when an agent is put there."""
+
+    async def act(lead: Lone) -> None:
+        early, late = lead.make("early", mode="turn"), lead.make("late", mode="turn", placement="")
+        for _ in range(2):
+            send(lead, early, "x" * 600_000)
+            send(lead, late, "x" * 600_000)
+        with pytest.raises(AgainError, match="3 messages of 1200001 characters"):
+            send(lead, early, "x")
+        send(lead, late, "x")
+        world.agents.journal.update(late, placement="node=n2\n")
+        lead.start(early)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(AgainError, match="3 messages"):
+            send(lead, early, "x")
+        lead.far.open()
+        await lead.until(lambda: "start" in lead.far.ops)
+        assert lead.far.ops.count("message") == 2
+        with pytest.raises(AgainError, match="3 messages"):
+            lead.start(late)
+        assert late.status is Status.NEW
+
+    on_lead(world, act)
+
+
+def test_what_is_told_of_messages_is_heard_one_by_one(world: World) -> None:
+    """Each may have a text of two MiB, whose end alone is said again and again."""
+    lead = Peer({"as": ""}, Stream(), Grants(1.0, 1.0, 0.0))
+    for op, most in (("message", 1), ("session", 1), ("state", 8)):
+        assert lead.at_once(Heard(1, op, "x", {"at": 1 << 20}, b"")) == most
