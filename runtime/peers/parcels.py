@@ -40,7 +40,7 @@ from runtime.authority.loop import Timed
 from runtime.cell.port import Host, Part, about, guarded
 from runtime.errors import CtxError, MalformedError, NoSpaceError, QuotaError
 from runtime.peers.contents import File
-from runtime.peers.peering import PART_MAX, WANTS_MAX, Bytes, Grown, Peering, Want
+from runtime.peers.peering import PART_LEAST, WANTS_MAX, Bytes, Grown, Peering, Want
 from runtime.peers.post import Post
 from runtime.records.model import Agent
 from runtime.texts.names import escape
@@ -162,7 +162,6 @@ class _Way:
     is_full: bool = False
 
     def free(self, peering: Peering) -> int:
-        """Bytes that may be asked for."""
         return self.window - (peering.credit_max - peering.credit) - self.unwritten
 
     def take(self, peering: Peering, name: tuple[str, str], size: int) -> None:
@@ -260,6 +259,7 @@ class Parcels(Part):
 
     def _give(self, agent: Agent | None, peering: Peering, want: Want) -> None:
         offset, left = want.offset, want.credit
+        size = max(PART_LEAST, min(peering.part_max, want.credit // 4))  # all else waits for one
         while left:
             data = b""
             with suppress(OSError):
@@ -269,10 +269,10 @@ class Parcels(Part):
                 peering.give_up(want.agent, want.file)
                 return
             left -= len(data)
-            for begin in range(0, len(data), PART_MAX):
-                part = memoryview(data)[begin : begin + PART_MAX]
-                peering.give(want.agent, want.file, offset, part)
-                offset += len(part)
+            for begin in range(0, len(data), size):
+                part = memoryview(data)[begin : begin + size]
+                peering.give(want.agent, want.file, offset + begin, part)
+            offset += len(data)
 
     def _read(self, agent: Agent, name: str, offset: int, size: int) -> tuple[int, bytes]:
         """Bytes of a file of an agent's, from ``offset`` or later, and the number of the first of
@@ -492,8 +492,8 @@ class Parcels(Part):
     @staticmethod
     def _is_due(way: _Way) -> bool:
         """Whether what came is to be written: as much as is asked for at once, or all of a file."""
-        much = way.unwritten >= way.window // 2
-        return much or any(each.name not in way.coming for each in way.came)
+        is_much = way.unwritten >= way.window // 2
+        return is_much or any(each.name not in way.coming for each in way.came)
 
     async def _write(self, way: _Way) -> None:
         try:

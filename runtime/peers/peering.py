@@ -44,10 +44,11 @@ GREETING: Final = b"ctxfs-peer "
 _PREAMBLE_MAX: Final = 64 << 10
 _LINE_MAX: Final = 192 << 10
 #: bytes of a file in one frame, and of all that were asked for on a connection and did not come;
-#: of these in earlier versions
-PART_MAX: Final = 48 << 10
+#: the same in earlier versions
+PART_MAX: Final = 128 << 10
 CREDIT_MAX: Final = 1 << 20
-_EARLIER_MAX: Final = 256 << 10
+PART_LEAST: Final = 48 << 10
+_CREDIT_LEAST: Final = 256 << 10
 #: files of which bytes are asked for at once, and answers that the other side does not take
 WANTS_MAX: Final = 64
 _ANSWERS_MAX: Final = 64
@@ -251,7 +252,7 @@ class Peering(Handed):
     def give(self, agent: str, file: str, offset: int, data: bytes | memoryview) -> None:
         """Sends bytes of a file that the other side asked for, as many as it takes."""
         key = f"{agent}\n{file}"
-        assert 0 < len(data) <= PART_MAX and len(data) <= self._owed[key]
+        assert 0 < len(data) <= self.part_max and len(data) <= self._owed[key]
         self._owed[key] -= len(data)
         if not self._owed[key]:
             del self._owed[key]
@@ -279,9 +280,14 @@ class Peering(Handed):
         return self._opened
 
     @property
+    def part_max(self) -> int:
+        """Bytes of a file that one frame may have."""
+        return PART_MAX if self._version >= _WIDE else PART_LEAST
+
+    @property
     def credit_max(self) -> int:
         """Bytes that may be asked for and not have come."""
-        return CREDIT_MAX if self._version >= _WIDE else _EARLIER_MAX
+        return CREDIT_MAX if self._version >= _WIDE else _CREDIT_LEAST
 
     @property
     def credit(self) -> int:
@@ -399,7 +405,7 @@ class Peering(Handed):
         want = Want(*_fields(said, agent=str, file=str, offset=int, credit=int))
         self._owed[f"{want.agent}\n{want.file}"] += want.credit
         # with what is said of each piece
-        most = self.credit_max + PART_MAX
+        most = self.credit_max + self.part_max
         unread = len(self._bulk) > 4 * WANTS_MAX or sum(map(len, self._bulk)) > most
         many = self._owed.total() > self.credit_max or len(self._owed) > WANTS_MAX
         if not want.credit or many or unread:
@@ -409,7 +415,7 @@ class Peering(Handed):
     def _bytes(self, said: dict[str, Any], now: float) -> Event | None:
         agent, file, offset, length = _fields(said, agent=str, file=str, offset=int, length=int)
         credit = length or _fields(said, credit=int)[0]
-        if credit > self._credit or length > PART_MAX:
+        if credit > self._credit or length > self.part_max:
             raise BrokenLinkError(f"{credit} bytes, of {self._credit} that were asked for")
         self._credit -= credit
         if length:

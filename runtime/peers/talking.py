@@ -16,8 +16,9 @@ import trio
 from runtime.kernel.inotify import Wakeup
 from runtime.peers.peering import Event, Host, Message, Peering, SilentLinkError
 
-#: of what is read or written at once
+#: of what is read at once; of what is written, unless one frame has more
 _PIECE: Final = 256 << 10
+_WRITTEN: Final = 128 << 10
 #: of frames that are read between two looks at the clock, and seconds that others may wait
 _STEP: Final = 4 << 10
 _STEP_SECONDS: Final = 0.001
@@ -139,7 +140,7 @@ class Talk:
 
     def _push(self) -> bool:
         """Sends what there is to say, as far as the kernel takes it; whether that is all."""
-        while self.left or (data := self.peering.outgoing(_PIECE)):
+        while self.left or (data := self.peering.outgoing(_WRITTEN)):
             self.left = self.left or memoryview(data)
             try:
                 written = os.write(self.fd, self.left)

@@ -26,7 +26,7 @@ from typing import Any
 
 from runtime.peers import peering
 from runtime.peers.lease import Grants, Lease, bound
-from runtime.peers.peering import PART_MAX, Bytes, Hello, Host, Lead, Message, Over, Want
+from runtime.peers.peering import PART_LEAST, Bytes, Hello, Host, Lead, Message, Over, Want
 from runtime.peers.streams import Stream
 
 Who = tuple[str, str]
@@ -677,7 +677,7 @@ class Daemon:
         elif isinstance(event, Want):
             left = event.credit
             while left:
-                size = min(left, PART_MAX)
+                size = min(left, PART_LEAST)
                 end.peering.give(event.agent, event.file, 0, bytes(size))
                 left -= size
             self.fleet.pump(end)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from runtime.peers.lease import Grants
 from runtime.peers.peering import (
-    PART_MAX,
+    PART_LEAST,
     Acknowledged,
     Bytes,
     Event,
@@ -115,8 +115,8 @@ class ScriptedLead:
             self.facts.append({key: event.said[key] for key in event.said if key != "n"})
         elif isinstance(event, Want):
             data = self.files[event.agent, event.file][event.offset :][: event.credit]
-            for at in range(0, len(data), PART_MAX):
-                piece = data[at : at + PART_MAX]
+            for at in range(0, len(data), PART_LEAST):
+                piece = data[at : at + PART_LEAST]
                 self.peering.give(event.agent, event.file, event.offset + at, piece)
         elif isinstance(event, Bytes):
             self.came[event.agent, event.file] += event.data
