@@ -14,11 +14,10 @@ from hypothesis import settings
 
 from runtime.kernel import linux
 from runtime.records.spaces import Spaces
-from runtime.records.store import Store
 from tests.worlds.daemon import MARK, REMOVALS, Daemon, begun, running, sampled
 from tests.worlds.membership import WATCH
 from tests.worlds.preloaded import PRELOADED
-from tests.worlds.records import World, world_in
+from tests.worlds.records import World, store_in, world_in
 from tests.worlds.seclusion import SecludedDaemon, own_mounts
 from tests.worlds.tree import Mounted
 from tests.worlds.whose import HIERARCHY, ROOTLESS, keep_capabilities
@@ -137,7 +136,7 @@ def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
 @pytest.fixture
 def spaces(tmp_path: Path) -> Iterator[Spaces]:
     """The durable trees of a store that has nothing else."""
-    with closing(Store(tmp_path / "ctxfs.db")) as store:
+    with closing(store_in(tmp_path)) as store:
         yield Spaces(store)
 
 

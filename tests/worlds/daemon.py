@@ -83,6 +83,8 @@ class Daemon:
     rootless = ROOTLESS
     #: whether its command is executed: the whole way, which costs three times as much
     executed = False
+    #: what is run, and has a ``main``
+    module = "ctxfs.daemon"
     #: for ``become_user``, of one that is not executed
     user: tuple[int, int] | None = None
 
@@ -117,7 +119,7 @@ class Daemon:
         return self.process.pid
 
     def command(self, *more: str) -> list[str]:
-        return [sys.executable, "-W", "error", "-m", "ctxfs.daemon", *self.arguments, *more]
+        return [sys.executable, "-W", "error", "-m", self.module, *self.arguments, *more]
 
     def start(self) -> None:
         """Returns when the daemon has said ``ready``."""

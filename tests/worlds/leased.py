@@ -29,16 +29,13 @@ _EVERY: Final = 0.1
 
 
 class Leased(Daemon):
-    executed = True
+    module = __name__
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.given = self.base / "leases"
         self.given.mkdir()
         self.env[_GIVEN] = str(self.given)
-
-    def command(self, *more: str) -> list[str]:
-        return [sys.executable, "-W", "error", "-m", __name__, *self.arguments, *more]
 
     def give(self, name: str, number: int) -> None:
         """An agent that is not started yet is to run under a lease."""
@@ -87,14 +84,21 @@ def _lease_of(name: str) -> int | None:
     return None
 
 
+_launch: Final = Starter.launch
+
+
+async def _launch_leased(
+    self: Starter, live_cell: LiveCell, terminal: tuple[int, int] | None = None
+) -> None:
+    live_cell.lease = _lease_of(live_cell.agent.name)
+    await _launch(self, live_cell, terminal)
+
+
+def main() -> int:
+    """The daemon itself."""
+    Starter.launch = _launch_leased  # type: ignore[method-assign]
+    return ctxfs.daemon.main()
+
+
 if __name__ == "__main__":
-    launch = Starter.launch
-
-    async def launch_leased(
-        self: Starter, live_cell: LiveCell, terminal: tuple[int, int] | None = None
-    ) -> None:
-        live_cell.lease = _lease_of(live_cell.agent.name)
-        await launch(self, live_cell, terminal)
-
-    Starter.launch = launch_leased  # type: ignore[method-assign]
-    sys.exit(ctxfs.daemon.main())
+    sys.exit(main())

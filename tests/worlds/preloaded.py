@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import os
 import pickle
 import signal
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-import ctxfs.daemon
+import ctxfs.daemon  # noqa: F401 - what is forked has it
 from ctxfs.program import program
 from tests.worlds.readiness import readable
 
@@ -191,11 +192,12 @@ def _become(order: _Order, stderr: int, waits: int) -> NoReturn:
         become_user(*order.user)
     os.environ.clear()
     os.environ.update(order.environment)
-    # as ``python -W error -m ctxfs.daemon`` finds them
+    # as ``python -W error -m MODULE`` finds them
     sys.orig_argv[:] = order.command
-    arguments = order.command[order.command.index("-m") + 2:]
-    sys.argv[:] = [ctxfs.daemon.__file__, *arguments]
-    sys.exit(ctxfs.daemon.main())
+    name, *arguments = order.command[order.command.index("-m") + 1:]
+    module = importlib.import_module(name)
+    sys.argv[:] = [str(module.__file__), *arguments]
+    sys.exit(module.main())
 
 
 if __name__ == "__main__":

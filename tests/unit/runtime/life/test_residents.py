@@ -72,9 +72,10 @@ def listening(world: World, agent: Agent, said: bytes) -> tuple[Listener, Stream
 @pytest.mark.parametrize("kind", LINES)
 def test_what_is_left_at_the_end_is_heard_in_short_steps(tmp_path: Path, kind: str) -> None:
     line = LINES[kind].encode() + b"\n"
-    longest = []
-    for attempt in range(3):
-        with world_in(tmp_path / str(attempt)) as world:
+    longest: list[float] = []
+    # a machine that does other things is no fault of what is tested
+    while (not longest or longest[-1] >= SECONDS) and len(longest) < 3:
+        with world_in(tmp_path / str(len(longest))) as world:
             agent, _ = resident(world, waiting=1000)
             listener, _ = listening(world, agent, line * (SAID // len(line)))
             meter = LoopMeter()
