@@ -106,7 +106,10 @@ def by_bridge(daemon: Daemon) -> Iterator[None]:
         assert reply(agent) == "id-allow_once"
 
 
-@pytest.mark.parametrize("way", [by_command, by_hook, by_tool, by_bridge])
+@pytest.mark.parametrize("way", [
+    by_command, pytest.param(by_hook, marks=pytest.mark.long),
+    pytest.param(by_tool, marks=pytest.mark.long), by_bridge,
+])
 def test_ctxd_is_killed_at_both_ends_of_an_answer(
     daemon: Daemon, way: Callable[[Daemon], Iterator[None]]
 ) -> None:

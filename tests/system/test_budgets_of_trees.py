@@ -68,7 +68,7 @@ def _tree(daemon: Daemon, prefix: str, limit: str, shape: tuple[int, ...]) -> di
 
 @pytest.mark.parametrize(("limit", "shape"), [
     pytest.param("tokens.max=1500", (1, 1, 2, 6), id="tokens"),
-    pytest.param("cost.max=0.021", (1, 1, 2, 6), id="cost"),
+    pytest.param("cost.max=0.021", (1, 1, 2, 6), id="cost", marks=pytest.mark.long),
     pytest.param("tokens.max=60000", (1, 5, 34, 160), id="tokens-200", marks=pytest.mark.long),
     pytest.param("cost.max=1.05", (1, 5, 34, 160), id="cost-200", marks=pytest.mark.long),
 ])  # fmt: skip

@@ -163,8 +163,16 @@ def opened() -> Iterator[ExitStack]:
 # processes of a session
 
 
-@pytest.mark.parametrize("with_daemon", [True, False], ids=["daemon", "alone"])
-@pytest.mark.parametrize("role", ["client", "monitor", "keeper", "program"])
+@pytest.mark.parametrize(("role", "with_daemon"), [
+    pytest.param("client", True, id="client-daemon", marks=pytest.mark.long),
+    pytest.param("client", False, id="client-alone"),
+    pytest.param("monitor", True, id="monitor-daemon"),
+    pytest.param("monitor", False, id="monitor-alone"),
+    pytest.param("keeper", True, id="keeper-daemon", marks=pytest.mark.long),
+    pytest.param("keeper", False, id="keeper-alone"),
+    pytest.param("program", True, id="program-daemon"),
+    pytest.param("program", False, id="program-alone", marks=pytest.mark.long),
+])
 def test_a_death_of_a_process_of_a_session(
     daemon: Daemon, opened: ExitStack, role: str, with_daemon: bool
 ) -> None:

@@ -73,7 +73,7 @@ def stopped() -> Iterator[Daemon]:
 
 
 #: in every run of the tests
-_OFTEN = ("no device", "masked proc", "no rights", "chroot")
+_OFTEN = ("no device", "masked proc")
 
 
 @pytest.mark.parametrize("machine", [

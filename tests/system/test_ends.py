@@ -343,7 +343,7 @@ def test_who_looks_in_a_view_that_ends_leaves_no_cgroup(daemon: Daemon) -> None:
             with contextlib.suppress(OSError):
                 write(child / "mount", f"/there /there{number} ro")
 
-    for number in range(6):
+    for number in range(3):
         over.clear()
         agent = daemon.run(f"viewed{number}", sh("sleep 0.8"),
                            mount=f"{daemon.base}/there /there ro")

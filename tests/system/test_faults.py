@@ -358,11 +358,8 @@ CASES: Final = [
     ("wait.due", 2, "again"),
     ("wait.fired", 3, ""),
 ]
-#: the first and the last place of each kind are visited in every run of the tests
-OFTEN: Final = {
-    *{point.partition(".")[0]: point for point in reversed(POINTS)}.values(),
-    *{point.partition(".")[0]: point for point in POINTS}.values(),
-}
+#: the first place of each kind is visited in every run of the tests
+OFTEN: Final = {point.partition(".")[0]: point for point in reversed(POINTS)}.values()
 #: other ways to the same places
 WAYS: Final[list[tuple[str, int, tuple[Stage, ...]]]] = [
     ("cancel.marked", 1, (_family, _detached, _parent_gone)),
@@ -597,8 +594,14 @@ def test_an_unknown_place_is_refused() -> None:
 # The other processes of a run
 
 
-@pytest.mark.parametrize("with_daemon", [True, False], ids=["daemon", "alone"])
-@pytest.mark.parametrize("role", ["monitor", "keeper", "program"])
+@pytest.mark.parametrize(("role", "with_daemon"), [
+    pytest.param("monitor", True, id="monitor-daemon"),
+    pytest.param("monitor", False, id="monitor-alone", marks=pytest.mark.long),
+    pytest.param("keeper", True, id="keeper-daemon", marks=pytest.mark.long),
+    pytest.param("keeper", False, id="keeper-alone"),
+    pytest.param("program", True, id="program-daemon"),
+    pytest.param("program", False, id="program-alone", marks=pytest.mark.long),
+])
 def test_a_death_of_a_runs_process(role: str, with_daemon: bool) -> None:
     """One of a parent's and one of a child's: its whole subtree ends and is recorded."""
     with scene_of() as scene:

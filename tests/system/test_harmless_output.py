@@ -129,7 +129,10 @@ def test_the_text_is_harmful() -> None:
     assert len({*harmful(TEXT)}) >= 9
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[] if name in SEES or "with the text" in name else pytest.mark.long)
+    for name in COMMANDS
+])
 def test_nothing_controls_the_terminal(evil: Daemon, name: str) -> None:
     with terminal(evil.root, *COMMANDS[name], size=(300, 50), PAGER="cat") as screen:
         if name.startswith(("attach", "chat")):

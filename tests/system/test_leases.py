@@ -123,7 +123,7 @@ def gone(nodes: dict[str, Cgroup]) -> dict[str, float]:
 
 @pytest.mark.alone
 @pytest.mark.parametrize(
-    "happens", [hang, live, pytest.param(Daemon.kill, marks=pytest.mark.long)]
+    "happens", [hang, *(pytest.param(each, marks=pytest.mark.long) for each in (live, Daemon.kill))]
 )
 def test_all_are_gone_when_their_lease_is_over(
     daemon: Leased, lease: Lease, happens: Callable[[Daemon], None]

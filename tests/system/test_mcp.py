@@ -95,8 +95,12 @@ def test_every_tool_by_the_protocol(daemon: Daemon, version: str) -> None:
         assert client.close() == 0
 
 
-@pytest.mark.parametrize("version", [MODERN, LEGACY[0]])
-@pytest.mark.parametrize("crash_at", ["write.committed:3", "start.committed"])
+@pytest.mark.parametrize(("crash_at", "version"), [
+    ("write.committed:3", LEGACY[0]),
+    ("start.committed", MODERN),
+    pytest.param("write.committed:3", MODERN, marks=pytest.mark.long),
+    pytest.param("start.committed", LEGACY[0], marks=pytest.mark.long),
+])
 def test_a_call_is_answered_although_the_daemon_dies(
     daemon: Daemon, version: str, crash_at: str
 ) -> None:

@@ -195,7 +195,10 @@ def test_with_every_kind_of_input_and_output(
 
 
 @pytest.mark.parametrize("place", ["the last", pytest.param("any", marks=pytest.mark.long)])
-@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+@pytest.mark.parametrize("words", [
+    pytest.param(words, id=name, marks=[] if name in SAMPLE else pytest.mark.long)
+    for name, words in WORDS.items()
+])
 def test_words_that_are_not_utf8(alive: Daemon, words: list[str], place: str) -> None:
     last = max(1, len(words) - 1)
     for number in range(1, len(words) + 1) if place == "any" else [last]:

@@ -44,8 +44,12 @@ def test_its_command_has_no_rights_towards_the_daemon(pair: tuple[Lead, Daemon])
     assert [os.readlink(f"/proc/{engine}/fd/{fd}")[:7] for fd in fds[:3]] == ["socket:"] * 3
 
 
-@pytest.mark.parametrize("of", ["lead", "host"])
-@pytest.mark.parametrize("how", ["kill", "reexec"])
+@pytest.mark.parametrize(("how", "of"), [
+    ("kill", "host"),
+    ("reexec", "lead"),
+    pytest.param("kill", "lead", marks=pytest.mark.long),
+    pytest.param("reexec", "host", marks=pytest.mark.long),
+])
 def test_a_link_outlives_daemons(pair: tuple[Lead, Daemon], of: str, how: str) -> None:
     lead, host = pair
     daemon = lead.daemon if of == "lead" else host

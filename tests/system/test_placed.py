@@ -114,8 +114,12 @@ def test_an_agent_is_paused(three: Three) -> None:
     wait_dead(directory)
 
 
-@pytest.mark.parametrize("of", ["lead", "host"])
-@pytest.mark.parametrize("how", ["kill", "reexec"])
+@pytest.mark.parametrize(("how", "of"), [
+    ("kill", "lead"),
+    ("reexec", "host"),
+    pytest.param("kill", "host", marks=pytest.mark.long),
+    pytest.param("reexec", "lead", marks=pytest.mark.long),
+])
 def test_an_agent_outlives_daemons(three: Three, of: str, how: str) -> None:
     daemon = three.daemon if of == "lead" else three.hosts["n2"]
     directory = three.place("sleep 1000; echo went")

@@ -775,7 +775,7 @@ signal.sigwait([signal.SIGUSR1])
 """
 
 
-@pytest.mark.parametrize("how", ["crash", "reexec"])
+@pytest.mark.parametrize("how", ["crash", pytest.param("reexec", marks=pytest.mark.long)])
 def test_open_files_and_mappings_outlive_the_daemon(how: str) -> None:
     with replaceable() as daemon:
         _live_on(daemon, how)

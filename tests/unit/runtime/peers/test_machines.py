@@ -19,7 +19,9 @@ def test_a_thousand_machines() -> None:
     Fleet(_SEED, Plan(machines=1000, agents=5000)).run()
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [
+    *range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 10))
+])
 def test_a_hundred_machines_with_more_faults(seed: int) -> None:
     Fleet(seed, Plan(faults=3.0)).run()
 
