@@ -420,8 +420,8 @@ def test_a_disk_that_is_put_back(patient: Pair, of: str) -> None:
     for each in (before, ended, after):
         patient.gone(each)
     assert time.monotonic() - began < bound(patient.lease, _GRACE) + _LATE
-    # what has ended lives again at the lead, and is waited for again
-    for each in (before, after) if of == "host" else (before, ended):
+    # what had ended lives again at the lead, where nobody is let go by that end
+    for each in (before, after) if of == "host" else (ended, before):
         wait_dead(each, timeout=patient.patience)
         assert _end(each) == ("interrupted", "runtime_lost")
     _works(patient)
