@@ -9,9 +9,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,156 +18,77 @@ import pytest
 from runtime.peers.lease import bound
 from tests.worlds.cabled import three_by_ssh
 from tests.worlds.daemon import Daemon, end_process, read, wait_dead, wait_status, wait_until, write
-from tests.worlds.everywhere import Everywhere
 from tests.worlds.fates import lose_machine
-from tests.worlds.invariants import Operator
 from tests.worlds.nodes import CTX
+from tests.worlds.pairs import GRACE, LATE, STUBBORN, Pair, Took, end_of, pair_of
 from tests.worlds.stages import PROGRAMS
-from tests.worlds.three import Three, three_of
+from tests.worlds.three import three_of
 
-_GRACE = 0.3
-#: what the lead reckons with (runtime.peers.leading.GRACE)
-_MOST_GRACE = 10.0
-#: beyond lease and grace, on a machine that is busy; and beyond what is promised to nobody
-_LATE, _LATER = 2.0, 20.0
-_STUBBORN = "trap : TERM; while :; do sleep 1; done"
 #: by which way, and the lease: of a connection, and of one that daemons are back in, also on a
 #: machine that is busy
 _BRIEF = [("wire", 5.0), ("ssh", 8.0)]
 _LONG = [("wire", 20.0), ("ssh", 20.0)]
-_Took = Callable[[str, float, float], None]
-
-
-@dataclass(kw_only=True)
-class Pair(Three):
-    """A lead and a host."""
-
-    lease: float
-    everywhere: Everywhere
-    took: _Took
-
-    @property
-    def lost(self) -> float:
-        """Seconds until the lead says that all is lost."""
-        return bound(self.lease, _MOST_GRACE)
-
-    @property
-    def patience(self) -> float:
-        return self.lost + 30
 
 
 @contextmanager
-def _pair(way: str, lease: float, took: _Took) -> Iterator[Pair]:
+def _pair(way: str, lease: float, took: Took) -> Iterator[Pair]:
     three = three_of(n2=f"{lease:g}s") if way == "wire" else three_by_ssh(lease)
-    with three as made, closing(Everywhere(made, lease)) as everywhere:
-        yield Pair(made.lead, made.hosts, made.wires, lease=lease, everywhere=everywhere, took=took)
+    with pair_of(three, lease, took) as made:
+        yield made
 
 
 @pytest.fixture(params=_BRIEF, ids=lambda param: param[0])
-def pair(request: pytest.FixtureRequest, took: _Took) -> Iterator[Pair]:
+def pair(request: pytest.FixtureRequest, took: Took) -> Iterator[Pair]:
     way, lease = request.param
     with _pair(way, lease, took) as made:
         yield made
 
 
 @pytest.fixture
-def wired(took: _Took) -> Iterator[Pair]:
+def wired(took: Took) -> Iterator[Pair]:
     way, lease = _BRIEF[0]
     with _pair(way, lease, took) as made:
         yield made
 
 
 @pytest.fixture(params=_LONG, ids=lambda param: param[0])
-def patient(request: pytest.FixtureRequest, took: _Took) -> Iterator[Pair]:
+def patient(request: pytest.FixtureRequest, took: Took) -> Iterator[Pair]:
     way, lease = request.param
     with _pair(way, lease, took) as made:
         yield made
 
 
-def _end(directory: Path) -> tuple[str, str]:
-    assert read(directory, "status") == "dead\n"
-    return read(directory, "outcome").strip(), read(directory, "reason").strip()
-
-
-def _busy(pair: Pair, program: str = "sleep 1000") -> Path:
-    directory = pair.place(program)
-    wait_status(directory, "busy")
-    return directory
-
-
-def _gone_in_time(pair: Pair, began: float, *directories: Path) -> None:
-    """No process is left when the lease and the grace are over."""
-    for each in directories:
-        pair.gone(each)
-    seconds, most = time.monotonic() - began, pair.lease + _GRACE
-    pair.took("last process gone", seconds, most)
-    assert seconds < most + _LATE
-
-
-def _lost_in_time(pair: Pair, began: float, *directories: Path) -> None:
-    """The lead says so, and not before it can be sure."""
-    for each in directories:
-        wait_dead(each, timeout=pair.patience)
-        assert _end(each) == ("interrupted", "runtime_lost")
-    seconds = time.monotonic() - began
-    pair.took("known to be lost", seconds, pair.lost)
-    assert bound(pair.lease, _GRACE) < seconds < pair.lost + _LATER
-
-
-def _works(pair: Pair) -> None:
-    """The node is in use, and each says what is so, of itself and of the other."""
-    pair.lead.wait_reached()
-    again = pair.place("echo again")
-    wait_dead(again)
-    assert read(again, "out") == "again\n"
-    alive = [each.name for each in pair.hosts["n2"].cgroup.path.glob("user-*/agent-*")
-             if "populated 1" in (each / "cgroup.events").read_text()]  # fmt: skip
-    assert not alive, alive
-    pair.everywhere.agree()
-    pair.everywhere.look_back(Operator(pair.daemon))
-
-
-def _stop(pair: Pair, how: str = "stop") -> None:
-    made = pair.wires["n2"]
-    made.stop() if how == "stop" else made.say(how)
-
-
-def _go_on(pair: Pair) -> None:
-    pair.wires["n2"].go_on()
-    pair.wires["n2"].say("go")
-
-
 def test_a_cut_is_an_end_in_time(pair: Pair) -> None:
-    idle, stubborn = _busy(pair), _busy(pair, _STUBBORN)
-    paused = _busy(pair, _STUBBORN)
+    idle, stubborn = pair.busy(), pair.busy(STUBBORN)
+    paused = pair.busy(STUBBORN)
     write(paused / "ctl", "pause")
     wait_status(paused, "paused")
     began = time.monotonic()
-    _stop(pair)
-    _gone_in_time(pair, began, idle, stubborn, paused)
-    _lost_in_time(pair, began, idle, stubborn, paused)
-    _go_on(pair)
-    _works(pair)
+    pair.cut()
+    pair.gone_in_time(began, idle, stubborn, paused)
+    pair.lost_in_time(began, idle, stubborn, paused)
+    pair.heal()
+    pair.works()
 
 
 @pytest.mark.parametrize("how", ["hold up", "hold down"])
 def test_one_direction_that_is_lost_is_an_end_in_time(wired: Pair, how: str) -> None:
-    idle, stopped = _busy(wired), _busy(wired, _STUBBORN)
+    idle, stopped = wired.busy(), wired.busy(STUBBORN)
     began = time.monotonic()
-    _stop(wired, how)
+    wired.cut(how)
     write(stopped / "ctl", "stop")
-    _gone_in_time(wired, began, idle, stopped)
-    _go_on(wired)
+    wired.gone_in_time(began, idle, stopped)
+    wired.heal()
     for each in (idle, stopped):
         wait_dead(each, timeout=wired.patience)
-    assert _end(idle) in (("interrupted", "runtime_lost"), ("interrupted", "lease_over"))
+    assert end_of(idle) in (("interrupted", "runtime_lost"), ("interrupted", "lease_over"))
     outcomes = ("cancelled",) if how == "hold down" else ("cancelled", "interrupted")
-    assert _end(stopped)[0] in outcomes, "as the host says, if it is heard again"
-    _works(wired)
+    assert end_of(stopped)[0] in outcomes, "as the host says, if it is heard again"
+    wired.works()
 
 
 def test_a_cut_that_heals_in_time_is_not_noticed(patient: Pair) -> None:
-    directory = _busy(patient, "sleep 1000; echo went")
+    directory = patient.busy("sleep 1000; echo went")
     for _ in range(5):
         patient.wires["n2"].say("close")
         patient.lead.wait("up")
@@ -180,35 +100,35 @@ def test_a_cut_that_heals_in_time_is_not_noticed(patient: Pair) -> None:
     patient.lead.wait("up")
     patient.go(directory)
     wait_dead(directory)
-    assert _end(directory)[0] == "done" and read(directory, "out") == "went\n"
+    assert end_of(directory)[0] == "done" and read(directory, "out") == "went\n"
     types = [event["type"] for event in patient.daemon.events(directory.name.removesuffix(".d"))]
     assert types.count("run.start") == types.count("run.end") == 1, types
-    _works(patient)
+    patient.works()
 
 
 def test_a_stop_over_a_cut_wire(pair: Pair) -> None:
-    directory = _busy(pair)
+    directory = pair.busy()
     began = time.monotonic()
-    _stop(pair)
+    pair.cut()
     write(directory / "ctl", "stop")
     wait_status(directory, "stopping")
-    _gone_in_time(pair, began, directory)
+    pair.gone_in_time(began, directory)
     wait_dead(directory, timeout=pair.patience)
-    outcome, reason = _end(directory)
+    outcome, reason = end_of(directory)
     assert outcome == "cancelled" and reason.endswith(",unconfirmed"), reason
-    _go_on(pair)
-    _works(pair)
+    pair.heal()
+    pair.works()
 
 
 def test_a_lead_that_is_gone_for_a_lease(pair: Pair) -> None:
-    directory = _busy(pair)
+    directory = pair.busy()
     began = time.monotonic()
     pair.daemon.kill()
-    _gone_in_time(pair, began, directory)
+    pair.gone_in_time(began, directory)
     pair.daemon.start()
     wait_dead(directory, timeout=pair.patience)
-    assert _end(directory) == ("interrupted", "lease_over")
-    _works(pair)
+    assert end_of(directory) == ("interrupted", "lease_over")
+    pair.works()
 
 
 def _family(pair: Pair) -> list[Path]:
@@ -217,7 +137,7 @@ def _family(pair: Pair) -> list[Path]:
         "once": "sleep 1000",
         "turn": PROGRAMS["turn"],
         "resident": PROGRAMS["resident"],
-        "stubborn": f"sh -c {shlex.quote(_STUBBORN)}",
+        "stubborn": f"sh -c {shlex.quote(STUBBORN)}",
         "paused": "sleep 1000",
     }
     lines = ["cd $CTX_ROOT/agent"]
@@ -249,82 +169,82 @@ def test_cells_of_every_mode_end_without_a_daemon(pair: Pair) -> None:
     inside = cells.processes()
     began = time.monotonic()
     host.kill()
-    _stop(pair)
-    _gone_in_time(pair, began, boss)
+    pair.cut()
+    pair.gone_in_time(began, boss)
     assert not cells.populated()
     assert inside
-    _go_on(pair)
+    pair.heal()
     host.start()
     wait_dead(boss, timeout=pair.patience)
-    assert _end(boss) == ("interrupted", "lease_over")
+    assert end_of(boss) == ("interrupted", "lease_over")
     assert not [each for each in kids if each.exists() and read(each, "status") != "dead\n"]
-    _works(pair)
+    pair.works()
 
 
 def test_a_host_whose_daemon_is_gone_for_a_lease(pair: Pair) -> None:
-    idle, stubborn = _busy(pair), _busy(pair, _STUBBORN)
+    idle, stubborn = pair.busy(), pair.busy(STUBBORN)
     host = pair.hosts["n2"]
     began = time.monotonic()
     host.kill()
-    _gone_in_time(pair, began, idle, stubborn)
+    pair.gone_in_time(began, idle, stubborn)
     host.start()
     for each in (idle, stubborn):
         wait_dead(each, timeout=pair.patience)
-        assert _end(each) == ("interrupted", "lease_over")
-    _works(pair)
+        assert end_of(each) == ("interrupted", "lease_over")
+    pair.works()
 
 
 def test_a_node_that_is_switched_off(pair: Pair) -> None:
-    directory = _busy(pair)
+    directory = pair.busy()
     host = pair.hosts["n2"]
-    _stop(pair)
+    pair.cut()
     began = time.monotonic()
     host.kill()
     lose_machine(host)
-    _lost_in_time(pair, began, directory)
+    pair.lost_in_time(began, directory)
     host.start()
-    _go_on(pair)
-    _works(pair)
+    pair.heal()
+    pair.works()
 
 
 def test_a_host_that_boots_again_in_time(patient: Pair) -> None:
-    directory, host = _busy(patient), patient.hosts["n2"]
+    directory, host = patient.busy(), patient.hosts["n2"]
     began = time.monotonic()
     host.kill()
     lose_machine(host)
     host.start()
     wait_dead(directory)
     patient.took("known to have ended", time.monotonic() - began, patient.lost)
-    assert _end(directory) == ("interrupted", "reboot")
-    _works(patient)
+    assert end_of(directory) == ("interrupted", "reboot")
+    patient.works()
 
 
 def test_a_host_that_is_shut_down(patient: Pair) -> None:
-    directory, host = _busy(patient, _STUBBORN), patient.hosts["n2"]
+    directory, host = patient.busy(STUBBORN), patient.hosts["n2"]
     began = time.monotonic()
     os.kill(host.pid, signal.SIGTERM)
     assert host.has_ended(patient.patience)
     assert not patient.runs(directory)
-    patient.took("last process gone", time.monotonic() - began, _GRACE)
+    patient.took("last process gone", time.monotonic() - began, GRACE)
     assert read(directory, "status") in ("busy\n", "stopping\n", "dead\n")
     host.kill()
     host.start()
     wait_dead(directory)
-    assert _end(directory) == ("cancelled", "shutdown")
-    _works(patient)
+    assert end_of(directory) == ("cancelled", "shutdown")
+    patient.works()
 
 
 @pytest.mark.parametrize("of", ["lead", "host", "both"])
 def test_daemons_that_come_back_in_time(patient: Pair, of: str) -> None:
-    directory = _busy(patient, "sleep 1000; echo went")
+    directory = patient.busy("sleep 1000; echo went")
     daemons = {"lead": [patient.daemon], "host": [patient.hosts["n2"]]}
     for daemon in {**daemons, "both": daemons["lead"] + daemons["host"]}[of]:
         daemon.restart()
     patient.lead.wait("up")
     patient.go(directory)
     wait_dead(directory)
-    assert (_end(directory)[0], read(directory, "out")) == ("done", "went\n")
-    _works(patient)
+    assert (end_of(directory)[0], read(directory, "out")) == ("done", "went\n")
+    patient.works()
 
 
 def _boss(pair: Pair) -> tuple[Path, Path]:
@@ -348,44 +268,44 @@ def test_a_parent_dies_behind_a_cut(pair: Pair) -> None:
     """It is dead when its child is, or is known to be lost."""
     boss, kid = _boss(pair)
     began = time.monotonic()
-    _stop(pair)
+    pair.cut()
     end_process(int(read(boss, "pid")))
     wait_status(boss, "stopping")
-    _gone_in_time(pair, began, kid)
+    pair.gone_in_time(began, kid)
     assert read(boss, "status") == "stopping\n"
     wait_dead(boss, timeout=pair.patience)
     assert read(kid, "status") == "dead\n"
-    _go_on(pair)
-    _works(pair)
+    pair.heal()
+    pair.works()
 
 
 def test_ends_over_a_link_that_is_up(pair: Pair) -> None:
     for verb in ("stop", "kill"):
-        directory = _busy(pair)
+        directory = pair.busy()
         began = time.monotonic()
         write(directory / "ctl", verb)
         pair.gone(directory)
-        pair.took(f"last process gone after {verb}", time.monotonic() - began, _GRACE)
+        pair.took(f"last process gone after {verb}", time.monotonic() - began, GRACE)
         wait_dead(directory)
-        assert _end(directory) == ("cancelled", "operator_stop")
+        assert end_of(directory) == ("cancelled", "operator_stop")
     boss, kid = _boss(pair)
     began = time.monotonic()
     end_process(int(read(boss, "pid")))
     pair.gone(kid)
-    pair.took("last process gone after its parent", time.monotonic() - began, _GRACE)
+    pair.took("last process gone after its parent", time.monotonic() - began, GRACE)
     wait_dead(boss)
-    assert _end(kid) == ("cancelled", "parent_dead")
-    _works(pair)
+    assert end_of(kid) == ("cancelled", "parent_dead")
+    pair.works()
 
 
 def test_a_monitor_that_is_killed(pair: Pair) -> None:
-    directory = _busy(pair)
+    directory = pair.busy()
     for monitor in pair.hosts["n2"].monitors():
         end_process(monitor)
     pair.gone(directory)
     wait_dead(directory, timeout=pair.patience)
-    assert _end(directory) == ("interrupted", "runtime_lost")
-    _works(pair)
+    assert end_of(directory) == ("interrupted", "runtime_lost")
+    pair.works()
 
 
 def _copied(daemon: Daemon) -> Path:
@@ -408,23 +328,23 @@ def _put_back(daemon: Daemon, kept: Path) -> None:
 def test_a_disk_that_is_put_back(patient: Pair, of: str) -> None:
     patient.lead.use("n2")
     daemon = patient.daemon if of == "lead" else patient.hosts["n2"]
-    before, ended = _busy(patient), _busy(patient)
+    before, ended = patient.busy(), patient.busy()
     kept = _copied(daemon)
     patient.lead.wait_reached()
-    after = _busy(patient)
+    after = patient.busy()
     write(ended / "ctl", "stop")
     wait_dead(ended)
-    assert _end(ended) == ("cancelled", "operator_stop")
+    assert end_of(ended) == ("cancelled", "operator_stop")
     began = time.monotonic()
     _put_back(daemon, kept)
     for each in (before, ended, after):
         patient.gone(each)
-    assert time.monotonic() - began < bound(patient.lease, _GRACE) + _LATE
+    assert time.monotonic() - began < bound(patient.lease, GRACE) + LATE
     # what had ended lives again at the lead, where nobody is let go by that end
     for each in (before, after) if of == "host" else (ended, before):
         wait_dead(each, timeout=patient.patience)
-        assert _end(each) == ("interrupted", "runtime_lost")
-    _works(patient)
+        assert end_of(each) == ("interrupted", "runtime_lost")
+    patient.works()
 
 
 def _lose_state(daemon: Daemon) -> None:
@@ -438,40 +358,40 @@ def _lose_state(daemon: Daemon) -> None:
 
 
 def test_a_host_whose_disk_is_lost(pair: Pair) -> None:
-    idle, stubborn = _busy(pair), _busy(pair, _STUBBORN)
+    idle, stubborn = pair.busy(), pair.busy(STUBBORN)
     began = time.monotonic()
     _lose_state(pair.hosts["n2"])
-    _gone_in_time(pair, began, idle, stubborn)
-    _lost_in_time(pair, began, idle, stubborn)
-    _works(pair)
+    pair.gone_in_time(began, idle, stubborn)
+    pair.lost_in_time(began, idle, stubborn)
+    pair.works()
 
 
 def test_a_lead_whose_disk_is_lost(pair: Pair) -> None:
-    idle, stubborn = _busy(pair), _busy(pair, _STUBBORN)
+    idle, stubborn = pair.busy(), pair.busy(STUBBORN)
     began = time.monotonic()
     _lose_state(pair.daemon)
-    _gone_in_time(pair, began, idle, stubborn)
+    pair.gone_in_time(began, idle, stubborn)
     assert not idle.exists()
-    _works(pair)
+    pair.works()
 
 
 @pytest.mark.parametrize("cut", [False, True])
 def test_a_lead_that_is_shut_down(patient: Pair, cut: bool) -> None:
-    directory = _busy(patient)
+    directory = patient.busy()
     if cut:
-        _stop(patient)
+        patient.cut()
     daemon = patient.daemon
     assert daemon.process is not None
     os.kill(daemon.pid, signal.SIGTERM)
     assert daemon.has_ended(patient.patience)
     patient.gone(directory)
-    _go_on(patient)
+    patient.heal()
     daemon.kill()
     daemon.start()
     wait_dead(directory)
-    outcome, reason = _end(directory)
+    outcome, reason = end_of(directory)
     assert outcome == "cancelled" and reason == ("shutdown,unconfirmed" if cut else "shutdown")
-    _works(patient)
+    patient.works()
 
 
 @pytest.mark.parametrize("of", ["lead", "host"])
@@ -482,7 +402,7 @@ def test_a_daemon_is_executed_again_while_much_is_said(patient: Pair, of: str) -
     daemon = patient.daemon if of == "lead" else patient.hosts["n2"]
     assert daemon.ctx("reexec").returncode == 0
     wait_dead(directory)
-    assert _end(directory)[0] == "done"
+    assert end_of(directory)[0] == "done"
     said = (directory / "out").read_bytes()
     assert said == b"0123456\n" * (size // 8) + b"end\n"
 

@@ -95,8 +95,9 @@ def test_it_runs_as_anywhere_and_is_led_from_elsewhere(host: Daemon, lead: Scrip
     lead.want(agent, "out", ended["out"])
     lead.until(lambda: len(lead.came[agent, "out"]) == ended["out"], "all that it said")
     said = lead.came[agent, "out"].decode().splitlines()
+    supervisor = f"agent:boss@{lead.hello['alias']}"
     assert said[:2] == [TASK.decode(), name]
-    assert said[2].startswith(f"agent:{name} session:default") and said[3] == "agent:boss@one"
+    assert said[2].startswith(f"agent:{name} session:default") and said[3] == supervisor
     assert said[4] == "claude"
     assert lead.statuses(agent) == ["busy"]
     happened = [fact["type"] for fact in lead.told("event", agent)]

@@ -13,7 +13,7 @@ from tests.worlds.daemon import Daemon, daemon_of, end_process, wait_until, writ
 from tests.worlds.nodes import Lead, lead_of, node, peer
 from tests.worlds.wires import wire
 
-_SETTINGS: Final = "grace: 300ms\n"
+SETTINGS: Final = "grace: 300ms\n"
 
 
 class Way(Protocol):
@@ -79,7 +79,7 @@ class Three:
 
 
 @contextmanager
-def three_of(settings: str = _SETTINGS, **leases: str) -> Iterator[Three]:
+def three_of(settings: str = SETTINGS, **leases: str) -> Iterator[Three]:
     """Nodes by these names, each with its lease."""
     with ExitStack() as stack:
         hosts, wires = {}, {}

@@ -1,0 +1,59 @@
+"""How often a command that leads to a node is started, whatever ends it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+
+from runtime.peers.links import Link, Links
+
+_HOUR = 3600.0
+_MOST = 60
+
+
+class _Cut(Links):
+    """Whose connections are over as soon as they are made; 1,000 are needed."""
+
+    def __init__(self, *, rootless: bool) -> None:
+        config = SimpleNamespace(nodes={}, connections=_MOST)
+        self._agents = cast(Any, SimpleNamespace(
+            settings=SimpleNamespace(config=config), privilege=SimpleNamespace(rootless=rootless),
+        ))  # fmt: skip
+        self._leading = cast(Any, SimpleNamespace(closed=lambda *_: None))
+        self.opened_at: list[float] = []
+
+    def _is_needed(self, link: Link) -> bool:
+        link.needed = trio.current_time() + _HOUR
+        return len(self.opened_at) < 1000
+
+    async def _open(self, link: Link, saved: dict[str, Any] | None) -> None:
+        self.opened_at.append(trio.current_time())
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_user_opens_no_more_sessions_than_a_site_takes(wanted: bool) -> None:
+    """However often it is cut, and whoever is impatient: so many in an hour, and one a minute."""
+
+    async def main() -> list[float]:
+        links, link = _Cut(rootless=True), Link("n2", 1000)
+
+        async def want() -> None:
+            while True:
+                link.wanted.notify()
+                await trio.sleep(20)
+
+        async with trio.open_nursery() as nursery:
+            if wanted:
+                nursery.start_soon(want)
+            await links._keep(link, None)
+            nursery.cancel_scope.cancel()
+        return links.opened_at
+
+    opened = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert len(opened) == 1000
+    for first in opened:
+        assert len([each for each in opened if first <= each < first + _HOUR]) <= 2 * _MOST
