@@ -7,6 +7,7 @@ which reads what other machines say: so only processes of that account touch the
 from __future__ import annotations
 
 import os
+import re
 import time
 
 from client.declaring import LISTING, Arguments, command, flag, operand, option
@@ -26,6 +27,7 @@ HANGUP = ~(POLLIN | POLLOUT)
 RESTRICTED = 'restrict,command="ctx peer"'
 SHELL = "the key gets a shell there"
 RESTRICT = f"begin its line in authorized_keys with {RESTRICTED}"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 GREETING = b"ctxfs-peer "  # of a daemon that serves another one
 
 
@@ -321,6 +323,8 @@ def do_add(root: Root, args: Arguments) -> None:
         raise Failure("only root, or the user who runs ctxd, adds nodes", DENIED)
     if args.name in setting["configured"]:
         raise Failure(f"{args.name}: there is such a node already: ctx nodes check {args.name}")
+    if not NAME.fullmatch(args.name):
+        raise Misuse("NAME is made of a-z A-Z 0-9 . _ + -, with a letter or digit first")
     if not args.address or args.address[0] == "-" or "@" in args.address or not args.port.isdigit():
         raise Misuse("ADDRESS is a name or address without a login, and PORT a number")
     where = f"On {args.address}, in ~/.ssh/authorized_keys of each user who is to run agents there"

@@ -277,7 +277,10 @@ class Links(Part, Ways):
         left there. ``WrongStateError``."""
         with trio.move_on_after(_FORGET_SECONDS):
             await self._leading.leave(name, owner)
-        for each in self._leading.forget(name, owner):
+        owners = self._leading.forget(name, owner)
+        if not owners and name not in self._agents.settings.config.nodes:
+            raise MissingError(f"{quote(name)}: there is no such node, and nothing of one is known")
+        for each in owners:
             self._registrations.note_host(name, each, "")
             talk = self._link(name, each).talk
             if talk is not None:

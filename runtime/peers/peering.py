@@ -569,5 +569,8 @@ def _common(greeting: bytes) -> int:
     low, high = map(int, words)
     common = min(high, VERSIONS[1])
     if common < max(low, VERSIONS[0]):
-        raise BrokenLinkError(f"speaks {low}-{high}, here {VERSIONS[0]}-{VERSIONS[1]}")
+        older = "there" if high < VERSIONS[0] else "here"
+        raise BrokenLinkError(
+            f"speaks {low}-{high}, here {VERSIONS[0]}-{VERSIONS[1]}: install a later ctxfs {older}"
+        )
     return common

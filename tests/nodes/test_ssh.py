@@ -210,6 +210,15 @@ def test_what_the_manual_says_is_enough_for_root() -> None:
         assert read(daemon.agent_dir("there"), "outcome") == "done\n"
         status, said = _typed(far, *add)
         assert status == 1 and "there is such a node already" in said, said
+        for words, wrong in (
+            (("a b", at), "NAME is made of"),
+            (("n3", f"root@{at}"), "ADDRESS is a name or address without a login"),
+            (("n3", "--port", "23", at), f"{at}: no ssh answers at port 23"),
+        ):
+            before = sorted((each.name, each.read_bytes()) for each in keys.iterdir())
+            status, said = _typed(far, "nodes", "add", *words)
+            assert status in (1, 2) and wrong in said, said
+            assert sorted((each.name, each.read_bytes()) for each in keys.iterdir()) == before
         # whoever has a shell by the key is told of
         key = let_in.partition('" ')[2]
         authorized.write_text(

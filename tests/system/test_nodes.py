@@ -18,7 +18,8 @@ from tests.worlds.nodes import Lead, lead_of, node, peer, two
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Lead, Daemon]]:
-    with two() as made:
+    # daemons are back within the lease, also on a machine that is busy
+    with two(lease="30s") as made:
         yield made
 
 
@@ -177,3 +178,5 @@ def test_a_node_is_forgotten() -> None:
         assert lead.daemon.ctx("nodes", "forget", "n2").returncode == 0
         lead.use("n2")
         assert len(_leads(host).keys() - known) == 1, "it is another lead now"
+        done = lead.daemon.ctx("nodes", "forget", "n3")
+        assert done.returncode == 1 and '"n3": there is no such node' in done.stderr, done

@@ -98,10 +98,10 @@ def lead_of(nodes: Mapping[str, Any], config: str = "") -> Iterator[Lead]:
 
 
 @contextmanager
-def two(config: str = "", *, script: str = "") -> Iterator[tuple[Lead, Daemon]]:
+def two(config: str = "", *, script: str = "", lease: str = LEASE) -> Iterator[tuple[Lead, Daemon]]:
     """A lead, and a host at its node n2, which is reached by a script if there is one."""
     with ExitStack() as stack:
         host = stack.enter_context(daemon_of(config=f"node_name: two\n{config}"))
         command = through(peer(host), script) if script else peer(host)
-        lead = stack.enter_context(lead_of({"n2": node(command)}, "node_name: one\n"))
+        lead = stack.enter_context(lead_of({"n2": node(command, lease=lease)}, "node_name: one\n"))
         yield lead, host
