@@ -138,8 +138,9 @@ def _join(path: str) -> None:
     connection.connect(path)
 
     def give() -> None:
-        while data := os.read(0, _PIECE):
-            connection.sendall(data)
+        with contextlib.suppress(OSError):  # cut while something is on its way
+            while data := os.read(0, _PIECE):
+                connection.sendall(data)
         os._exit(0)
 
     threading.Thread(target=give, daemon=True).start()
