@@ -14,24 +14,13 @@ from runtime.texts.names import check_name, quote
 _KEY: Final = "node"
 
 
-def parse_line(line: str, known: Collection[str] | None = None) -> str:
-    """The node, or prefix ending in ``*``, of one line; ``MalformedError``.
-
-    ``known`` are the nodes that may be meant, if they matter: one of them must be.
-    """
+def parse_line(line: str) -> str:
+    """The node, or prefix ending in ``*``, of one line; ``MalformedError``."""
     key, separator, pattern = line.partition("=")
-    try:
-        if not separator or key != _KEY:
-            raise MalformedError(f"{quote(line)} is not node=NAME or node=PREFIX*")
-        if pattern != "*":
-            check_name(pattern.removesuffix("*"))
-        if known is not None and not any(matches(pattern, name) for name in known):
-            what = "no such node" if pattern[-1] != "*" else "no node begins so"
-            raise MalformedError(f"{quote(line)}: {what}")
-    except MalformedError as error:
-        if known is None:
-            raise
-        raise MalformedError(f"{error.sentence}; {listed(known)}") from None
+    if not separator or key != _KEY:
+        raise MalformedError(f"{quote(line)} is not node=NAME or node=PREFIX*")
+    if pattern != "*":
+        check_name(pattern.removesuffix("*"))
     return pattern
 
 
@@ -41,12 +30,12 @@ def listed(known: Collection[str]) -> str:
     return f"you may use {', '.join(known)}" if known else none
 
 
-def parse(text: str, known: Collection[str] | None = None) -> str:
+def parse(text: str) -> str:
     """The node, or prefix, of a whole text; empty for this machine. ``MalformedError``."""
     if not text:
         return ""
     first, *more = text.removesuffix("\n").split("\n")
-    pattern = parse_line(first, known)
+    pattern = parse_line(first)
     if more:
         raise MalformedError(
             f"line 2: {quote(more[0])} is one line too many: an agent runs at one node; for any "

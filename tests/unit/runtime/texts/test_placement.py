@@ -15,7 +15,7 @@ KNOWN = ("gpu1", "gpu2", "n2")
     [("", ""), ("node=n2\n", "n2"), ("node=n2", "n2"), ("node=gpu*\n", "gpu*"), ("node=*", "*")],
 )
 def test_a_text_names_a_node_or_several_or_none(text: str, wanted: str) -> None:
-    assert placement.parse(text, KNOWN) == placement.parse(text) == wanted
+    assert placement.parse(text) == wanted
 
 
 @pytest.mark.parametrize(
@@ -30,25 +30,18 @@ def test_a_text_names_a_node_or_several_or_none(text: str, wanted: str) -> None:
         ("node=-oX=y", '"-oX=y" is not a name'),
         ("node=n2,gpu1", '"n2,gpu1" is not a name'),
         ("node=g*1", '"g\\*1" is not a name'),
-        ("node=n3", '"node=n3": no such node'),
-        ("node=tpu*", '"node=tpu\\*": no node begins so'),
         ("\n", '"" is not node=NAME'),
     ],
 )
-def test_a_bad_line_is_named_with_the_nodes_that_there_are(text: str, wrong: str) -> None:
-    with pytest.raises(MalformedError, match=f"^{wrong}.*; you may use gpu1, gpu2, n2$"):
-        placement.parse(text, KNOWN)
+def test_a_bad_line_is_named(text: str, wrong: str) -> None:
+    with pytest.raises(MalformedError, match=f"^{wrong}"):
+        placement.parse(text)
 
 
 @pytest.mark.parametrize("more", ["node=n2", "node=gpu1", "", "memory=1G"])
 def test_an_agent_runs_at_one_node(more: str) -> None:
     with pytest.raises(MalformedError, match=f'^line 2: "{more}" is one line too many'):
-        placement.parse(f"node=n2\n{more}\n", KNOWN)
-
-
-def test_where_there_is_no_node_that_is_said() -> None:
-    with pytest.raises(MalformedError, match=r"no such node; there is no node that you may use"):
-        placement.parse("node=n2\n", ())
+        placement.parse(f"node=n2\n{more}\n")
 
 
 def test_a_prefix_means_all_that_begin_so() -> None:
