@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields as fields_of
 from typing import Final
 
 from ctxfs.files import fields
@@ -11,14 +10,12 @@ from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import Control, Row, Shown
 from runtime.agents import placing
-from runtime.agents.nodes import NodeFacts
 from runtime.caller import Caller
 from runtime.errors import MalformedError
 from runtime.records.model import Agent
 from runtime.texts import placement
 from runtime.texts.names import dump_json, quote, timestamp
 
-_KEYS: Final = tuple(each.name for each in fields_of(NodeFacts))
 #: lines of ``nodes``, after which others have their turn
 _MADE_AT_ONCE: Final = 256
 
@@ -97,8 +94,8 @@ def _time(seconds: float) -> str:
 
 def _list(base: Base, _: Base, caller: Caller) -> Iterator[str]:
     for number, node in enumerate(base.agents.nodes.facts_of(caller), 1):
-        times = {"since": _time(node.since), "seen": _time(node.seen)}
-        yield dump_json({**{key: getattr(node, key) for key in _KEYS}, **times}) + "\n"
+        times = {key: _time(node[key]) for key in ("since", "seen")}
+        yield dump_json({**node, **times}) + "\n"
         if number % _MADE_AT_ONCE == 0:
             yield ""
 

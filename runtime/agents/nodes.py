@@ -6,8 +6,7 @@ Links to them are of ``runtime.peers``; what those know comes from ``Nodes.ways`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from runtime.agents import placing
@@ -20,37 +19,19 @@ from runtime.texts import placement
 from runtime.texts.names import quote
 
 _CLASS, _PERM = "node", "place"
-#: of a node that nothing is known of yet
+#: of a node of which nothing is known yet, in the order in which it is told. ``agents`` live
+#: there, of all owners, and at most ``max``; times are seconds since the epoch, 0 for never
 _UNHEARD: Final[Mapping[str, Any]] = {
-    "state": "idle", "since": 0.0, "seen": 0.0, "directories": (), "networks": (), "shared": (),
-    "version": "", "error": "",
+    "state": "idle", "since": 0.0, "seen": 0.0, "agents": 0, "max": 0, "directories": (),
+    "networks": (), "shared": (), "version": "", "error": "",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
-    """One node, for one owner of agents. ``agents`` live there, of all owners; of those there are
-    at most ``max``. Times are seconds since the epoch, 0 for never."""
-
-    name: str
-    owner: int
-    state: str
-    since: float
-    seen: float
-    agents: int
-    max: int
-    directories: Collection[str]
-    networks: Collection[str]
-    shared: Collection[str]
-    version: str
-    error: str
 
 
 class Ways:
     """Tells of the links to nodes: nothing, where there are none."""
 
     def heard(self, node: str, owner: int) -> Mapping[str, Any]:
-        """The facts of ``NodeFacts`` about the link to one node, for one owner."""
+        """The facts about the link to one node, for one owner."""
         return {}
 
     def owners(self) -> Iterable[int]:
@@ -126,8 +107,9 @@ class Nodes(Part):
 
     # telling
 
-    def facts_of(self, caller: Caller) -> Iterator[NodeFacts]:
-        """All nodes that a caller may use; an operator with all rights sees those of all owners."""
+    def facts_of(self, caller: Caller) -> Iterator[dict[str, Any]]:
+        """Each node that a caller may use, for each owner; an operator with all rights sees those
+        of all owners."""
         whose = self._identity.whose(caller)
         maker = self._registry.calling(caller)
         if maker is not None:
@@ -138,13 +120,9 @@ class Nodes(Part):
             for name in self.usable_by(caller, owner):
                 node = self._settings.config.nodes.get(name)
                 if node is not None:  # it may go while lines are read
-                    yield NodeFacts(
-                        name=name,
-                        owner=owner,
-                        agents=counts[name],
-                        max=node.max,
-                        **{**_UNHEARD, **self.ways.heard(name, owner)},
-                    )
+                    known = {**_UNHEARD, **self.ways.heard(name, owner)}
+                    live = {"agents": counts[name], "max": node.max}
+                    yield {"name": name, "owner": owner, **known, **live}
 
     def _owners(self) -> list[int]:
         """Those who may use nodes and are known: they are named, have agents, or used some."""
