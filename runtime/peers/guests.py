@@ -221,18 +221,12 @@ class Guests(Part, Subscriber):
             with suppress(KernelError):  # who cannot be killed yet is killed later
                 self._supervisor.end(agent, Outcome.INTERRUPTED, LEASE_OVER, cue)
 
-    def end_all(self, key: str, upto: float = math.inf, *, since: int = -1) -> list[Agent]:
+    def end_all(self, key: str, upto: float = math.inf, *, since: int = -1) -> None:
         """Kills the guests of a registration, or those that operations after ``since`` and up to
-        this one put here; which these are."""
-        guests = self._agents.registry.guests(key)
-        ending = [
-            agent
-            for agent in guests
-            if agent.status is not Status.DEAD and since < agent.guest["number"] <= upto
-        ]
-        for agent in ending:
-            self._end(agent, Cue.KILL)
-        return ending
+        this one put here."""
+        for agent in self._agents.registry.guests(key):
+            if agent.status is not Status.DEAD and since < agent.guest["number"] <= upto:
+                self._end(agent, Cue.KILL)
 
     def part(self, key: str) -> None:
         """A registration is over: a lead, or this machine, was put back to an earlier state."""
@@ -252,10 +246,7 @@ class Guests(Part, Subscriber):
                     if live_cell is not None and agent.guest["number"] <= upto:
                         await live_cell.wait_over()
         del self._called_lost[key]
-        self._say_over(key, host, upto)
-
-    def _say_over(self, key: str, host: Host, upto: int) -> None:
-        """Only once a crash cannot undo that; a lead whose host asks says it again."""
+        # only once a crash cannot undo that; a lead whose host asks says it again
         if self._post.is_stored(key):
             host.ended(upto)
             self._post.wakeup(key).notify()
@@ -278,12 +269,10 @@ class Guests(Part, Subscriber):
                 lease.stop()
                 self._over(key, lease)
             before = self._called_lost.get(key)
-            ending = self.end_all(key, event.upto, since=before[1] if before else -1)
-            if before or ending:
-                self._called_lost[key] = host, max(event.upto, before[1] if before else 0)
-            if not (before or ending):
-                self._say_over(key, host, event.upto)
-            elif not before:
+            since = before[1] if before else -1
+            self.end_all(key, event.upto, since=since)
+            self._called_lost[key] = host, max(event.upto, since)
+            if not before:
                 self._nursery.start_soon(self._end_over, key)
 
     def _do(self, key: str, uid: int, message: Message) -> None:

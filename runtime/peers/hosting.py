@@ -176,7 +176,7 @@ class Hosting:
             lease = self.guests.lease(served.key)
             lease.restore(progress["lease"])
             served.host.taken_over(self._post.stream(served.key), lease)
-            talk.tell_by(self._post.wakeup(served.key))
+            self._post.tell(served.key, talk.said)
             self.guests.opened(served.key, served.host)
             talk.expect(lease.seconds)
         return bytes(progress.get("unheard", b""))
@@ -217,7 +217,7 @@ class Hosting:
         self._post.note(key, uid=uid, alias=lead.alias, seconds=seconds, seen=time.time())
         lease = self.guests.lease(key)
         lease.seconds = seconds
-        served.talk.tell_by(self._post.wakeup(key))
+        self._post.tell(key, served.talk.said)
         served.talk.expect(seconds)
         answer = {
             **self._about,

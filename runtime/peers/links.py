@@ -482,7 +482,7 @@ class Links(Part, Ways):
         if saved is not None:
             lead.restore(saved["peering"])
             talk.left = memoryview(saved["left"])
-            talk.tell_by(self._post.wakeup(key))
+            self._post.tell(key, talk.said)
             files.opened(key, lead)
             self._nursery.start_soon(self._close_unneeded, link, talk)
             self._leading.opened(key, link.host)
@@ -518,7 +518,7 @@ class Links(Part, Ways):
                 key = key_of(NODE, known)
                 new = self._post.stream(key), self._grants(link, key, node)
             lead.go_on(event, new=new)
-            talk.tell_by(self._post.wakeup(key))
+            self._post.tell(key, talk.said)
             files.opened(key, lead)
             talk.expect(node.lease)
             link.host, link.trip = told, trio.current_time() - began

@@ -123,9 +123,12 @@ class Post(Subscriber):
 
     def wakeup(self, key: str) -> Wakeup:
         """Told when there is something to say to the other side."""
-        if key not in self._streams:
-            return Wakeup()  # nothing is said any more
-        return self._wakeups.setdefault(key, Wakeup())
+        return self._wakeups.get(key) or Wakeup()  # that nobody waits for
+
+    def tell(self, key: str, said: Wakeup) -> None:
+        """From now on ``said`` is told of that, as of a new connection."""
+        self._wakeups[key] = said
+        said.notify()
 
     def acknowledged(self, key: str, number: int) -> None:
         """The other side has done messages up to this one: they need not be stored."""

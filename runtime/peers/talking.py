@@ -50,6 +50,7 @@ class Talk:
         self._patience = patience
         self._turn = turn
         self._fed = fed
+        #: told when there is something to say
         self.said = Wakeup()
         #: bytes that were read and written
         self.moved = [0, 0]
@@ -66,11 +67,6 @@ class Talk:
     def close(self) -> None:
         self._is_closed = True
         self._scope.cancel()
-
-    def tell_by(self, said: Wakeup) -> None:
-        """From now on this tells that there is something to say."""
-        self.said, before = said, self.said
-        before.notify()
 
     def expect(self, patience: float) -> None:
         """From now on a connection is over on which nothing comes for so many seconds."""
@@ -153,12 +149,16 @@ class Talk:
         return True
 
     async def _send(self) -> None:
+        count = 0
+
+        def is_told() -> bool:
+            return self.said.count != count
+
         while True:
-            said = self.said
-            count = said.count
+            count = self.said.count
             while not self._push():
                 await trio.lowlevel.wait_writable(self.fd)
-            await _changed(said, count)
+            await self.said.until(is_told)
 
     async def _ask(self) -> None:
         """A host asks for its lease in time."""
@@ -168,13 +168,7 @@ class Talk:
                 self.said.notify()
                 await trio.sleep(max(due - now(), 0.0))
             else:
-                said = self.said
-                await said.after(said.count)
-
-
-async def _changed(said: Wakeup, count: int) -> None:
-    """Until it was told more than so often; at once if it was."""
-    await said.until(lambda: said.count != count)
+                await self.said.after(self.said.count)
 
 
 def _together(events: Iterable[Event], peering: Peering) -> Iterator[list[Event]]:

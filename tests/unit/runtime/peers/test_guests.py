@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio.testing
 
 from runtime.caller import Caller
 from runtime.errors import QuotaError, TooLongError, UnsupportedError, WrongStateError
@@ -533,11 +534,13 @@ def test_a_full_disk_keeps_no_guest_alive_and_ends_no_daemon(
             await site.be(agent, Status.DEAD)
             assert site.guests.number(lead.key) == 0
             await site.guests.hear(lead.key, UID, lead.host, Over(50))
+            await trio.testing.wait_all_tasks_blocked()
             await lead.exchange(0.0)
             assert lead.overs == [], "nothing is said that a crash can undo"
         site.agents.journal.update(agent, label="y_t")  # whatever is stored next
         assert Post(world.store).data(lead.key)["upto"] == 50
         await site.guests.hear(lead.key, UID, lead.host, Over(50))
+        await trio.testing.wait_all_tasks_blocked()
         await lead.exchange(0.0)
         assert lead.overs == [50]
 
