@@ -328,12 +328,13 @@ class Links(Part, Ways):
                 began = trio.current_time()
                 try:
                     await self._open(link, saved)
-                except (CtxError, OSError) as error:
-                    link.become("down", getattr(error, "sentence", str(error)))
-                    self._leading.closed(*link.key, link.error)
-                except Exception:
-                    log.exception("link to %s: a bug in ctxfs", link.node)
-                    link.become("down", "a bug in ctxfs, see the log of ctxd")
+                except Exception as error:
+                    why = getattr(error, "sentence", str(error))
+                    if not isinstance(error, CtxError | OSError):
+                        log.exception("link to %s: a bug in ctxfs", link.node)
+                        why = "a bug in ctxfs, see the log of ctxd"
+                    link.become("down", why)
+                    self._leading.closed(*link.key, why)
                 saved = None
                 link.tries += 1
                 link.changed.notify()
@@ -416,7 +417,7 @@ class Links(Part, Ways):
         node, login = self._agents.settings.config.nodes.get(link.node), self._login(*link.key)
         if node is None or login is None or not node.ssh or self._agents.privilege.rootless:
             return True
-        leaf = self._base.child(f"{link.node}.check-{link.owner}")
+        leaf = self._base.child(f"@{link.node}-{link.owner}")  # no node is called so
         said = b""
         with contextlib.ExitStack() as stack:
             stack.callback(self._port.remove, link.owner, leaf, wanted=True)
