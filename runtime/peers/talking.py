@@ -124,7 +124,7 @@ class Talk:
             self.moved[0] += len(data)
 
     def _read(self) -> bytes | None:
-        """What there is to read: nothing at the end, None before there is something."""
+        """Reads what there is: nothing at the end, None before there is something."""
         try:
             return os.read(self.fd, _PIECE)
         except BlockingIOError:
