@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from resource import RLIMIT_NOFILE, getrlimit
 from typing import Final
@@ -386,7 +386,7 @@ class TimeAccounts:
         if left >= self.burst:
             self._levels.pop(who.owner, None)
         else:
-            self._levels[who.owner] = replace(level, left=left)
+            self._levels[who.owner] = _Level(left, level.at)
 
     def makes_wait(self, who: Payer) -> bool:
         """Whether somebody's owner is over its account; operators always have time."""
