@@ -86,7 +86,8 @@ class Lead:
         for file in self.daemon.cgroup.path.glob("link/*/cgroup.procs"):
             if ".check-" in file.parent.name:
                 continue
-            found += [int(pid) for pid in file.read_text().split()]
+            with suppress(OSError):  # it is gone
+                found += [int(pid) for pid in file.read_text().split()]
         return found
 
 
