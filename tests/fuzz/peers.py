@@ -14,6 +14,7 @@ from typing import Any, Final
 from unittest import mock
 
 import pytest
+import trio.testing
 
 from runtime.errors import MalformedError
 from runtime.peers.admission import (
@@ -26,9 +27,20 @@ from runtime.peers.admission import (
     narrowed,
     settable,
 )
-from runtime.peers.peering import FACTS, OPERATIONS, BrokenLinkError, Message, Over
+from runtime.peers.peering import (
+    DELTA_MAX,
+    FACTS,
+    OPERATIONS,
+    BrokenLinkError,
+    Delta,
+    Message,
+    Over,
+)
+from runtime.peers.speaking import OWN
 from runtime.peers.streams import Stream
+from runtime.records import items
 from runtime.records.config import Config
+from runtime.records.model import Agent
 from runtime.texts import mounts, policy
 from runtime.texts.names import decode, parse_json_object
 from tests.worlds.leads import Leader, Site, at_site
@@ -69,7 +81,7 @@ def _without_bugs() -> Iterator[Path]:
 
 def _messages(
     data: bytes, ops: frozenset[str], agents: Mapping[str, str]
-) -> Iterator[Message | Over]:
+) -> Iterator[Message | Over | Delta]:
     """Lines as messages; the agents are called by letters. What is no frame ends them."""
     number = 0
     for line in data.split(b"\n"):
@@ -80,7 +92,11 @@ def _messages(
         op, agent = said.get("op"), said.get("agent")
         if op == "over" and said.get("upto").__class__ is int and 0 <= said["upto"] < 1 << 63:
             yield Over(said["upto"])
-        elif op in ops and isinstance(agent, str) and len(agent) <= 1024:
+        elif op == "delta" and ops is FACTS:
+            at, text, name = (said.get(key) for key in ("at", "text", "id"))
+            if at.__class__ is int and 0 <= at < 1 << 63 and isinstance(text, str):
+                yield Delta(agents.get(str(agent), ""), str(name), at, text[:DELTA_MAX])
+        elif isinstance(op, str) and op in ops and isinstance(agent, str) and len(agent) <= 1024:
             number += 1
             yield Message(number, op, agents.get(agent, agent), said, line + b"\n")
 
@@ -107,18 +123,38 @@ def admitted(data: bytes) -> None:
     assert policy.uncovered(policy.parse(after.policy, label), most) is None
 
 
+def _go_on(site: Site, agent: Agent) -> None:
+    """The machine does what is next: there is a cell, or a run, whose program ends."""
+    cell = site.cell(agent)
+    if not cell.facts.exist():
+        return
+    if not agent.run.id:
+        site.machine.held(cell)
+    elif agent.how.run_per_message and (run := cell.run_at_hand()).facts.exist():
+        if agent.run.pid:
+            site.machine.ended(run, code=0)
+        else:
+            site.machine.began(run)
+
+
 def operations(data: bytes) -> None:
     """What a lead says: only its own agents are there, and no one else's is changed."""
 
     async def act(site: Site, lead: Leader) -> None:
         local = site.agents.births.create(ROOT, "local")
         before = local.dump()
+        lead.grant()
         agents = {"a": "a" * 16, "b": "b" * 16, "local": local.incarnation}
         for event in _messages(data, OPERATIONS, agents):
             try:
                 await site.guests.hear(lead.key, lead.uid, lead.host, event)
             except BrokenLinkError:
                 break
+            await trio.testing.wait_all_tasks_blocked()
+            for agent in site.agents.registry:
+                if agent.index in site.supervisor._live_cells:
+                    _go_on(site, agent)
+        await trio.testing.wait_all_tasks_blocked()
         assert local.dump() == before
         for agent in site.agents.registry:
             if agent is not local:
@@ -138,8 +174,14 @@ def facts(data: bytes) -> None:
 
     async def act(lone: Lone) -> None:
         agent, other = await lone.running("x"), lone.make("other", placement="")
+        talker = lone.start(lone.make("t", mode="turn"))
+        await lone.far.say("state", talker, status="idle", run="")
+        messages = lone.world.agents.messages
+        for name in ("m", "n"):
+            messages.send(ROOT, talker, name, name=name, asked="me")
+        lone.lead.switch(talker, "s")
         before = other.dump()
-        agents = {"x": agent.incarnation, "other": other.incarnation}
+        agents = {"x": agent.incarnation, "other": other.incarnation, "t": talker.incarnation}
         lone.far.stream = Stream()
         for event in _messages(data, FACTS, agents):
             try:
@@ -149,10 +191,16 @@ def facts(data: bytes) -> None:
         await lone.until(lambda: True)
         assert other.dump() == before
         assert all(math.isfinite(value) for value in agent.usage.values())
-        for text in (agent.reason, *agent.usage, str(agent.heard.get("refused", ""))):
-            assert text.isprintable(), text
-        for line in lone.world.lines(agent):
-            assert line.isprintable() and isinstance(json.loads(line), dict), line
+        for one in (agent, talker):
+            for text in (one.reason, *one.usage, str(one.heard.get("refused", ""))):
+                assert text.isprintable(), text
+            for line in lone.world.lines(one):
+                assert line.isprintable() and isinstance(json.loads(line), dict), line
+            assert all(isinstance(json.loads(line), dict) for line in messages.lines(one))
+        for message in lone.world.agents.items.of(talker.index, items.Message):
+            assert message.sender.isprintable() and message.reason.isprintable(), message
+            assert message.provenance in OWN or message.name in ("m", "n")
+            assert len(lone.streams.of(message.index).text) <= 512 << 10
 
     with _without_bugs() as path, world_in(path, nodes=NODES) as world:
         on_lead(world, act)

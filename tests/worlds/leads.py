@@ -111,6 +111,13 @@ class Leader:
         self.wants.clear()
         site.post.note(self.key, uid=self.uid, alias=self.name, seconds=SECONDS)
 
+    def grant(self) -> None:
+        """The lease is granted, whatever is said."""
+        lease, now = self.site.guests.lease(self.key), _now()
+        lease.ask(1, now)
+        lease.granted(1, 0, now)
+        self.site.guests.leased(self.key, self.host)
+
     async def exchange(self, now: float) -> None:
         """Until neither has anything to say."""
         while data := self.host.outgoing():
