@@ -61,17 +61,20 @@ class Hearing(Part, Subscriber):
         said = Said(dict(values), "message")
         said.only(("id", "from", "provenance", "priority", "asks", "text", "at", *OF_MESSAGES))
         sender = at_lead(said.word("from"), agent.guest["alias"])
-        with self._agents.journal.changing() as change:
-            self._agents.messages.queue(
-                change,
-                agent,
-                name=check_id(said.word("id")),
-                text=self._words.take(agent, values),
-                sender=sender,
-                provenance=provenance_of(said),
-                priority=said.word("priority"),
-                asked=agent.peer if said.get("asks", bool, False) else "",
-            )
+        try:
+            with self._agents.journal.changing() as change:
+                self._agents.messages.queue(
+                    change,
+                    agent,
+                    name=check_id(said.word("id")),
+                    text=self._words.take(agent, values),
+                    sender=sender,
+                    provenance=provenance_of(said),
+                    priority=said.word("priority"),
+                    asked=agent.peer if said.get("asks", bool, False) else "",
+                )
+        finally:
+            self._words.said(agent, values)
 
     def _cancel(self, agent: Agent, values: Mapping[str, Any]) -> None:
         name = Said(dict(values), "cancel").word("id")

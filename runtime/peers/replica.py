@@ -108,8 +108,18 @@ class Replica(Part):
                         self._note(key, whole)
                         whole = Change()
                     self._add(whole, key, message)
+                    if message.op == "message":
+                        self._note(key, whole)
+                        whole = Change()
+                        self._let_go_of_text(message)
         finally:
             self._note(key, whole)
+
+    def _let_go_of_text(self, message: Message) -> None:
+        """As soon as the message is done, which comes again after a crash on a full disk."""
+        agent = self._agents.registry.incarnation(message.agent)
+        if agent is not None and not self._agents.journal.is_late:
+            self._speaking.said(agent, message.said)
 
     def _note(self, key: str, whole: Change) -> None:
         if whole.done:

@@ -174,6 +174,10 @@ class Speaking(Part, Subscriber):
         """A part of a text."""
         self._words.take_part(agent, said)
 
+    def said(self, agent: Agent, said: Mapping[str, Any]) -> None:
+        """A message is done, and its text is needed no more."""
+        self._words.said(agent, said)
+
     def hear(self, change: Change, agent: Agent, said: Mapping[str, Any]) -> None:
         """Something became of a message."""
         word, name = said.get("status"), said.get("id")

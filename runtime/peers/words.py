@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -86,6 +87,15 @@ class Words:
             if len(before) != at:
                 raise MalformedError("the end of a text is without what was before it")
         return (before + data).decode(errors="replace")
+
+    def said(self, agent: Agent, said: Mapping[str, Any]) -> None:
+        """What a message says is done, which need not come again: it was the text of that one, so
+        that whoever says much has to send as much."""
+        if said.get("at"):
+            with suppress(OSError):
+                size = self._path(agent).stat().st_size
+                self._path(agent).unlink()
+                self._agents.disk.note(agent.owner, -size)
 
     def _path(self, agent: Agent) -> Path:
         return self._agents.documents.directory(agent) / "parcel" / "text"

@@ -151,7 +151,30 @@ def _lines(op: str, count: int, **said: Any) -> bytes:
     )
 
 
+def _said_again(agent: str, said: list[dict[str, Any]], *before: dict[str, Any]) -> bytes:
+    """A text of a MiB, and then messages of that text alone, one after the other."""
+    part = "\u00e9" * 50_000
+    parts = [{"op": "text", "at": at, "text": part} for at in range(0, 1_000_000, 100_000)]
+    again = [{**each, "at": 1_000_000, "text": ""} for _ in range(10_000) for each in said]
+    frames = enumerate((*before, *parts, *again), 1)
+    lines = (json.dumps({"n": n, "agent": agent, **each}, ensure_ascii=False) for n, each in frames)
+    return "\n".join(lines).encode() + b"\n"
+
+
+_TURN = {
+    **{"exec": "true", "life": "owned", "mode": "turn", "label": "x_t", "limits": {}},
+    "policy": "allow x_t tool:* execute\n",
+}
+_PUT = {
+    **{"op": "put", "name": "x", "session": "default", "run": 1, "supervisor": "operator"},
+    **{"takes": False, "files": {}, "config": _TURN},
+    "bound": {"policy": _TURN["policy"], "families": [], "depth": 1, "limits": {}},
+}
+_OPERATION = {"op": "message", "id": "m", "from": "operator", "provenance": "operator",
+              "priority": "normal"}  # fmt: skip
+_FACT = {**_OPERATION, "from": "agent:kid", "provenance": "child"}
 _OF_LEADS = {
+    "texts": (_said_again("d" * 16, [_OPERATION], _PUT), False),
     "operations": (_lines("forget", 100_000, agent="a" * 16), False),
     "refused": (_lines("usage", 100_000, agent="a" * 16), False),
     "repeated": (_lines("forget", 1, agent="a" * 16) * 1000, True),
@@ -189,6 +212,11 @@ _OF_HOSTS: dict[str, Callable[[str], tuple[bytes, bool]]] = {
         json.dumps({"op": "grown", "agent": agent, "file": "out", "length": 1 << 62}).encode()
         + b"\n", True),
     "asks": lambda agent: (b'{"op":"ask","ask":1}\n', True),
+    "texts": lambda agent: (_said_again(
+        agent, [{**_FACT, "status": word} for word in ("queued", "dropped")]), False),
+    "deltas": lambda agent: (
+        json.dumps({"op": "delta", "agent": agent, "id": "m", "at": 0, "text": "x" * 8000}).encode()
+        + b"\n", True),
 }  # fmt: skip
 
 
@@ -201,8 +229,8 @@ def test_a_host_that_never_stops_delays_nobody(kind: str) -> None:
         lead_of({"n2": node(far.command, lease="30s")}) as lead,
         ExitStack() as stack,
     ):
-        directory = lead.daemon.run("x", "true", placement="node=n2\n")
-        wire = far.meet()
+        directory = lead.daemon.run("x", "true", placement="node=n2\n", mode="turn")
+        wire = far.meet(version=2)
         agent = wire.op("put")["agent"]
         wire.op("start")
         data, again = _OF_HOSTS[kind](agent)

@@ -118,7 +118,7 @@ class FalseHost:
     def meet(self, **more: Any) -> Wire:
         """The next connection, which is open."""
         wire = self.accept()
-        wire.raw(b"ctxfs-peer 1 1\n")
+        wire.raw(b"ctxfs-peer 1 %d\n" % more.get("version", 1))
         wire.hello = wire.op("hello")
         wire.known = more.get("as", secrets.token_hex(16))
         wire.say("hello", **{

@@ -319,8 +319,9 @@ def end_and_remove(daemon: Daemon, names: set[str]) -> None:
             if read(directory, "status").strip() not in ("new", "dead"):
                 wait_dead(directory)
     for directory in directories:
-        with suppress(FileNotFoundError):
-            directory.rmdir()
+        if "@" not in directory.name:  # only its lead removes a guest
+            with suppress(FileNotFoundError):
+                directory.rmdir()
 
 
 @contextmanager

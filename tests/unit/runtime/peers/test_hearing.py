@@ -351,3 +351,20 @@ def test_a_guest_that_is_not_heard_waits_and_is_ended_at_last(
         assert agent.outcome in ("", "interrupted") and undone[A] < 2 * 4 * 16 + 20
 
     at_site(world, monkeypatch, act)
+
+
+def test_a_text_is_of_one_message(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that is refused, too."""
+
+    async def act(site: Site, lead: Leader) -> None:
+        agent = await idle(site, lead)
+        for name, why in (("m", ""), ("m", "is the id of another"), ("n", "what was before")):
+            if name == "m":
+                await lead.say("text", at=0, text="long ")
+            await send(lead, name, "one", at=5)
+            assert why in lead.refusals[-1][1] if why else lead.refusals == []
+        messages = site.agents.messages
+        there = (messages.current(agent), *messages.pending(agent))
+        assert [each.text for each in there if each] == ["long one"]
+
+    at_site(world, monkeypatch, act)

@@ -389,7 +389,26 @@ def test_no_more_waits_for_a_node_than_is_told_at_once(world: World) -> None:
 
 
 def test_what_is_told_of_messages_is_heard_one_by_one(world: World) -> None:
-    """Each may have a text of two MiB, whose end alone is said again and again."""
+    """Each may have a text of two MiB."""
     lead = Peer({"as": ""}, Stream(), Grants(1.0, 1.0, 0.0))
     for op, most in (("message", 1), ("session", 1), ("state", 8)):
         assert lead.at_once(Heard(1, op, "x", {"at": 1 << 20}, b"")) == most
+
+
+def test_a_text_is_of_one_message(world: World) -> None:
+    """Or a host that has said one has any number of long ones heard with a few bytes."""
+
+    async def act(lead: Lone) -> None:
+        agent = await idle(lead)
+        mirrored = {
+            **{"status": "queued", "from": "agent:kid", "provenance": "child"},
+            **{"priority": "normal", "at": 5},
+        }
+        await lead.far.say("text", agent, at=0, text="long ")
+        await lead.far.say("message", agent, id="m", text="one", **mirrored)
+        (message,) = lead.world.agents.messages.pending(agent)
+        assert message.text == "long one"
+        with pytest.raises(BrokenLinkError, match="without what was before"):
+            await lead.far.say("message", agent, id="n", text="two", **mirrored)
+
+    on_lead(world, act)
