@@ -89,8 +89,8 @@ class Words:
         return (before + data).decode(errors="replace")
 
     def said(self, agent: Agent, said: Mapping[str, Any]) -> None:
-        """What a message says is done, which need not come again: it was the text of that one, so
-        that whoever says much has to send as much."""
+        """Lets go of the text of a message that is done, and need not come again: it was of that
+        one, so that whoever says much has to send as much."""
         if said.get("at"):
             with suppress(OSError):
                 size = self._path(agent).stat().st_size
