@@ -52,18 +52,19 @@ class WaitFiles:
     def path(self, token: WaitFileName) -> Path:
         return self._directory / token
 
-    def create(
-        self, token: WaitFileName, owner: int, family: int, *, over: bool = False
-    ) -> None:
+    def create(self, token: WaitFileName, owner: int, family: int, *, over: bool = False) -> None:
         """A FIFO that blocks its readers. What an earlier daemon left is kept, but not a file of
         an end that is not ``over``: the state is one of before it. A ``family`` is a number of
         those agents who may hold each other's."""
         self._whose[token] = owner, family
         path = self.path(token)
-        if _is_fifo(path) or (over and path.exists()):
-            return
-        path.unlink(missing_ok=True)
-        os.mkfifo(path)
+        try:
+            os.mkfifo(path)
+        except FileExistsError:
+            if over or _is_fifo(path):
+                return
+            path.unlink()
+            os.mkfifo(path)
         # written by nobody: a stranger's open for writing would release the waiters
         os.chmod(path, 0o444)
 
