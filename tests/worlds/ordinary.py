@@ -24,7 +24,8 @@ from tests.worlds.preloaded import become_user
 from tests.worlds.whose import ROOTLESS
 
 T = TypeVar("T")
-UID: Final = 61001
+#: none of those that ctxfs itself has (contrib/systemd/sysusers.conf)
+UID: Final = 61099
 IDS: Final = ("setpriv", "--reuid", str(UID), "--regid", str(UID), "--clear-groups")
 
 #: $1 where its own things are, $2 the uid, $3 propagation, $4 whether fusectl is there,
