@@ -38,7 +38,7 @@ help:
 	@echo "make test-faults   kill the daemon at more points"
 	@echo "make test-hostile  run all attacks, with bystanders at work (ROOTLESS=1: on a user's ctxd)"
 	@echo "make test-systemd  test the units in a container that boots systemd"
-	@echo "make test-vm       test limits and a power cut in an emulated machine"
+	@echo "make test-vm       test limits, a power cut, and two machines with a link, all emulated"
 	@echo "make test-upgrade  take over the state and agents of an older version (OLD=COMMIT)"
 	@echo "make test-load     run many well-behaved users (SECONDS=300)"
 	@echo "make test-clients  have Claude Code, Codex and Gemini CLI be agents (installs 1.2 GB from npm)"
