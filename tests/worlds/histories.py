@@ -11,32 +11,45 @@ from pathlib import Path
 from runtime.records.fleet import plain
 
 _HELD = "SELECT owner, agent, name, lines FROM sessions JOIN held ON session=idx"
+_POSTED = (
+    "SELECT path, line FROM outbox JOIN sessions "
+    "ON path = 'home/' || owner || '/agent/' || agent || '/' || name || '/events.jsonl' "
+    "ORDER BY seq"
+)
 
 
 def kept_histories(state: Path) -> dict[Path, bytes]:
     """Each history by its path, also what the store holds of one that has no file yet.
 
-    Read twice, before and after the files: meanwhile a history may get its file.
+    Read twice, before and after the files: meanwhile a history may get its file. Between the two,
+    what is to be in it is in the outbox alone.
     """
-    found = _held(state)
+    found, posted = _held(state)
     for name in ("events.jsonl", "messages.jsonl"):
         for path in state.glob(f"home/*/agent/*/*/{name}"):
             if path.parent.name[0] == ".":
                 continue  # it is being removed
             with suppress(FileNotFoundError):  # it was, as the copy of another machine's agent
                 found[path] = max(found.get(path, b""), path.read_bytes(), key=len)
-    for path, data in _held(state).items():
-        found.setdefault(path, data)
+    for some in (posted, *_held(state)):
+        for path, data in some.items():
+            found.setdefault(path, data)
     return found
 
 
-def _held(state: Path) -> dict[Path, bytes]:
+def _held(state: Path) -> tuple[dict[Path, bytes], dict[Path, bytes]]:
+    """The histories that the store holds, and what is on its way to files, at one moment."""
     # read-only, or the last to close it would write the log of a dead daemon to the database
     with closing(sqlite3.connect(f"file:{state}/ctxfs.db?mode=ro", uri=True)) as database:
-        return {
+        database.execute("BEGIN")
+        held = {
             state / f"home/{owner}/agent/{agent}/{session}/events.jsonl": plain(lines).encode()
             for owner, agent, session, lines in database.execute(_HELD)
         }
+        posted: dict[Path, bytes] = {}
+        for path, line in database.execute(_POSTED):
+            posted[state / path] = posted.get(state / path, b"") + plain(line).encode() + b"\n"
+        return held, posted
 
 
 def kept_logs(state: Path) -> dict[int, list[bytes]]:
