@@ -171,23 +171,21 @@ class Store:
 
         Writers go on meanwhile; only a WAL that grew very long for that reason keeps them
         waiting for its last pages, and never for who reads the database. ``NoSpaceError`` on a
-        full disk: all is in the WAL still, as when SQLite is busy, after which the next commit
+        disk that is full or fails: all is in the WAL still, as when SQLite is busy, after which the next commit
         tells again that it is crowded.
         """
         self._written = 0
-        # it would keep writers out while it waits for a reader, such as a backup, to end
-        db = sqlite3.connect(self._path, isolation_level=None, timeout=0)
         try:
-            db.execute("PRAGMA synchronous=NORMAL")
-            db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            if os.stat(f"{self._path}-wal").st_size > _WAL_MAX:
-                db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            # it would keep writers out while it waits for a reader, such as a backup, to end
+            with closing(sqlite3.connect(self._path, isolation_level=None, timeout=0)) as db:
+                db.execute("PRAGMA synchronous=NORMAL")
+                db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                if os.stat(f"{self._path}-wal").st_size > _WAL_MAX:
+                    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                 raise _translated(error) from None
             self._written = _CHECKPOINT
-        finally:
-            db.close()
 
     def sync(self) -> None:
         """Makes everything committed survive a power loss."""

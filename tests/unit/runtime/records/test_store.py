@@ -486,6 +486,19 @@ def test_a_checkpoint_keeps_no_writer_waiting_for_who_reads(
         assert os.stat(f"{path}-wal").st_size == 0
 
 
+def test_a_checkpoint_that_cannot_open_the_database_is_made_later(tmp_path: Path) -> None:
+    """The disk fails before SQLite has opened anything of it."""
+    path, away = tmp_path / "db", tmp_path / "away"
+    with closing(Store(path)) as store:
+        path.rename(away)
+        path.mkdir()
+        with pytest.raises(NoSpaceError):
+            store.checkpoint()
+        path.rmdir()
+        away.rename(path)
+        store.checkpoint()
+
+
 #: locks the bytes of the log's index that say who writes, and who repairs it (SQLite, wal.c)
 _REPAIRS = """
 import fcntl, sys
