@@ -7,10 +7,13 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import trio
+
+from runtime.kernel import linux
 
 log = logging.getLogger("ctxd.history")
 
@@ -98,16 +101,16 @@ class History:
             return 0
         return int(found[-1]) if found else 0
 
-    def forget(self) -> set[str]:
-        """The files with unsynced lines, which somebody else syncs now."""
-        unsynced, self._unsynced = self._unsynced, set()
-        return unsynced
+    async def synced(self, *, with_all: bool = False) -> None:
+        """Returns when every line written so far survives a loss of power; ``OSError``.
 
-    async def synced(self) -> None:
-        """Returns when every line written so far survives a loss of power; ``OSError``."""
-        paths = self.forget()
+        ``with_all`` syncs their whole filesystem, for which a shutdown does not wait.
+        """
+        paths, self._unsynced = self._unsynced, set()
+        whole = partial(linux.sync_filesystem, self._state)
+        sync = whole if with_all else partial(self._sync, paths)
         try:
-            await trio.to_thread.run_sync(self._sync, paths)
+            await trio.to_thread.run_sync(sync, abandon_on_cancel=with_all)
         except BaseException:
             self._unsynced |= paths
             raise

@@ -79,7 +79,7 @@ class Journal(Acting):
         store.crowded = self._long_log.notify
         #: histories whose last number is known to be the session's
         self._numbered: set[str] = set()
-        self._outbox = Outbox(store, history, fleet, state)
+        self._outbox = Outbox(store, history, fleet)
         #: see ``Outbox.synced``, ``Store.sync``
         self.synced, self.sync = self._outbox.synced, store.sync
 

@@ -11,13 +11,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final
 
 import trio
 
 from runtime import crashpoints
-from runtime.kernel import linux
 from runtime.kernel.inotify import Wakeup
 from runtime.records.fleet import DIRECTORY, Fleet, held_since, logged, plain
 from runtime.records.history import History
@@ -32,11 +30,10 @@ OUTBOX_MAX: Final = 1000
 class Outbox:
     """Moves what the store holds to the histories, in order, and syncs both."""
 
-    def __init__(self, store: Store, history: History, fleet: Fleet, state: Path) -> None:
+    def __init__(self, store: Store, history: History, fleet: Fleet) -> None:
         self._store = store
         self._history = history
         self._fleet = fleet
-        self._state = state
         #: on their way
         self.left: list[Pending] = []
         #: files to which a write failed
@@ -109,11 +106,12 @@ class Outbox:
             await self._crowded.wait_changed()
             async with self._syncing:
                 appended, self._unsynced = self._appended, 0
-                self._history.forget()
-                await trio.to_thread.run_sync(
-                    linux.sync_filesystem, self._state, abandon_on_cancel=True
-                )
-                self._note_synced(appended)
+                try:
+                    await self._history.synced(with_all=True)
+                except OSError as error:
+                    log.error("cannot sync the disk: %s; trying again later", error.strerror)
+                else:
+                    self._note_synced(appended)
 
     def _note_synced(self, appended: int) -> None:
         self._synced = max(self._synced, appended)

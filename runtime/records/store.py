@@ -171,8 +171,8 @@ class Store:
 
         Writers go on meanwhile; only a WAL that grew very long for that reason keeps them
         waiting for its last pages, and never for who reads the database. ``NoSpaceError`` on a
-        disk that is full or fails: all is in the WAL still, as when SQLite is busy, after which the next commit
-        tells again that it is crowded.
+        disk that is full or fails: all is in the WAL still, as when SQLite is busy, after which
+        the next commit tells again that it is crowded.
         """
         self._written = 0
         try:

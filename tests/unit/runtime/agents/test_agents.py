@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from runtime.caller import Role
 from runtime.errors import (
@@ -744,6 +746,41 @@ def test_events_stay_in_the_outbox_until_their_file_is_synced(world: World) -> N
     trio.run(world.agents.journal.synced)
     world.agents.journal.update(agent, label="l")
     assert world.store.undelivered() == []
+
+
+def test_a_disk_that_cannot_be_synced_is_synced_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in the histories stays in the outbox until then, and the daemon goes on."""
+    agent = with_files(world, "x")
+    monkeypatch.setattr("runtime.records.outbox.OUTBOX_MAX", 0)
+    oldest = world.store.undelivered()[0]
+    failed: list[Path] = []
+    is_well = False
+
+    def syncfs(path: Path) -> None:
+        if not is_well:
+            failed.append(path)
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("runtime.kernel.linux.sync_filesystem", syncfs)
+
+    async def run() -> None:
+        nonlocal is_well
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.agents.journal.run)
+            with trio.fail_after(10):
+                while len(failed) < 3:
+                    world.agents.journal.update(agent, label="a")
+                    await trio.testing.wait_all_tasks_blocked()
+                assert oldest in world.store.undelivered()
+                is_well = True
+                while oldest in world.store.undelivered():
+                    world.agents.journal.update(agent, label="b")
+                    await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
+    trio.run(run)
 
 
 def test_numbers_go_on_behind_lines_whose_record_was_lost(world: World) -> None:
