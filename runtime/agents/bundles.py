@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ from runtime.agents.workspace import (
 from runtime.errors import MalformedError, WrongStateError
 from runtime.records.model import Agent
 from runtime.texts.names import escape, quote
+from runtime.texts.said import Said
 
 #: the file that crosses, in both directions
 PACK: Final = "worktree.pack"
@@ -83,18 +84,15 @@ class Given:
     @classmethod
     def read(cls, values: Mapping[str, Any], name: str) -> Self:
         """From ``put``, which says the rest of it; ``MalformedError``."""
-        base, config, differs = (values.get(key) for key in ("base", "config", "differs"))
-        if values.keys() - {"base", "config", "differs"}:
-            raise MalformedError("worktree has something that is not known here")
-        if not isinstance(base, str) or not OBJECT_ID.fullmatch(base):
-            raise MalformedError("worktree is without a right base")
+        said = Said(values, "worktree")
+        said.only(("base", "config", "differs"))
+        base, config, differs = said.word("base"), said.texts("config"), said.texts("differs")
+        right = config.keys() <= KEYS and differs.keys() <= {*DIFFERENCES, "unknown"}
+        right = right and all(map(_is_right, (*config.values(), *differs.values())))
+        if not right or not OBJECT_ID.fullmatch(base):
+            raise MalformedError("worktree is without a right base, config, or what it differs in")
         check_branch(name)
-        return cls(
-            name=name,
-            base=base,
-            config=_texts(config, KEYS),
-            differs=_texts(differs, {*DIFFERENCES, "unknown"}),
-        )
+        return cls(name=name, base=base, config=config, differs=differs)
 
     def said(self) -> dict[str, Any]:
         """The field of ``put``."""
@@ -106,15 +104,8 @@ class Given:
         return {**branch, **self.differs}
 
 
-def _is_right(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _VALUE_MAX and value.isprintable()
-
-
-def _texts(values: Any, known: Collection[str]) -> dict[str, str]:
-    right = isinstance(values, dict) and values.keys() <= {*known}
-    if not right or not all(map(_is_right, values.values())):
-        raise MalformedError("worktree is without a right config, or what it differs in")
-    return dict(values)
+def _is_right(value: str) -> bool:
+    return len(value) <= _VALUE_MAX and value.isprintable()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,15 +123,13 @@ class Left:
     @classmethod
     def read(cls, values: Any) -> Self:
         """As a host says it; ``MalformedError``."""
-        said = values if isinstance(values, dict) else {}
-        commit, path, why = (said.get(key, "") for key in ("commit", "path", "why"))
-        size, keep = said.get("size", 0), said.get("keep", 0.0)
-        texts = all(isinstance(each, str) for each in (commit, path, why))
-        numbers = size.__class__ is int and size >= 0 and keep.__class__ in (int, float)
-        if not (texts and numbers) or (commit and not OBJECT_ID.fullmatch(commit)):
-            raise MalformedError("what it has left in its worktree is not rightly said")
+        said = Said(values if isinstance(values, dict) else {}, "worktree")
+        commit, path, why = (said.get(key, str, "") for key in ("commit", "path", "why"))
+        if commit and not OBJECT_ID.fullmatch(commit):
+            raise MalformedError("worktree is without a right commit")
         path, why = escape(path)[:_WHY_MAX], escape(" ".join(why.split()))[:_WHY_MAX]
-        return cls(commit=commit, size=size, path=path, keep=max(0.0, min(keep, 1e9)), why=why)
+        size, keep = said.get("size", int, 0), min(said.amount("keep", 0.0), 1e9)
+        return cls(commit=commit, size=size, path=path, keep=keep, why=why)
 
     def where(self, node: str) -> str:
         """Where that is, in the words of a sentence."""

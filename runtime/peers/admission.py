@@ -31,12 +31,11 @@ from runtime.texts.names import (
     quote,
 )
 from runtime.texts.policy import Rules
+from runtime.texts.said import Said
 
 #: of a message, what it has beside what it says
 OF_MESSAGES: Final = frozenset(("op", "n", "agent"))
 _RECIPES: Final = "node:recipes"
-#: of the texts that a lead gives as values: reasons, names of files, who did something
-_TEXT_MAX: Final = 4096
 #: of messages that a lead sends
 _PROVENANCES: Final = ("operator", "supervisor", "agent", DELEGATION, "bootstrap")
 #: of a run
@@ -56,43 +55,6 @@ _PUT: Final = frozenset(
     (*("name", "session", "run", "config", "supervisor", "takes", "bound", "files", "worktree"),
      "first")
 )  # fmt: skip
-
-
-class Said:
-    """The fields of a message, or of something in it; ``MalformedError`` for what is not right."""
-
-    def __init__(self, values: object, what: str) -> None:
-        if not isinstance(values, dict):
-            raise MalformedError(f"{what} is no object")
-        self._values: dict[str, Any] = values
-        self._what = what
-
-    def only(self, known: Iterable[str]) -> None:
-        """Nothing else may be there."""
-        unknown = sorted(self._values.keys() - {*known})
-        if unknown:
-            raise MalformedError(f"{self._what} has {quote(unknown[0])}, which is not known here")
-
-    def get(self, name: str, kind: type, default: Any = None) -> Any:
-        value: Any = self._values.get(name, default)
-        right = value.__class__ is kind
-        if not right or (isinstance(value, int) and value < 0):
-            raise MalformedError(f"{self._what} is without a right {name}")
-        return value
-
-    def texts(self, name: str, but: str = "") -> dict[str, str]:
-        """An object whose values, but for one, are texts."""
-        values = {key: value for key, value in self.get(name, dict, {}).items() if key != but}
-        if not all(isinstance(value, str) for value in values.values()):
-            raise MalformedError(f"{self._what} is without a right {name}")
-        return values
-
-    def word(self, name: str) -> str:
-        """A short text without control characters."""
-        value = self.get(name, str)
-        if len(value) > _TEXT_MAX or not value.isprintable():
-            raise MalformedError(f"{self._what} is without a right {name}")
-        return str(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +117,7 @@ class Put:
     @classmethod
     def read(cls, values: Mapping[str, Any], alias: str) -> Put:
         """``MalformedError`` and ``UnsupportedError``."""
-        said = Said(dict(values), "put")
+        said = Said(values, "put")
         said.only((*_PUT, *OF_MESSAGES))
         written = Said(said.get("config", dict), "config")
         written.only(_CONFIG)
@@ -215,7 +177,7 @@ def _check_possible(config: Mapping[str, str]) -> None:
 def _first(values: Mapping[str, Any], alias: str) -> dict[str, str]:
     if not values:
         return {}
-    said = Said(dict(values), "first")
+    said = Said(values, "first")
     said.only(("id", "from", "provenance"))
     return {
         "name": check_id(said.word("id")),

@@ -40,7 +40,6 @@ from runtime.kernel.inotify import Wakeup
 from runtime.life import room
 from runtime.life.beginning import STARTING
 from runtime.life.supervisor import Supervisor
-from runtime.peers.admission import Said
 from runtime.peers.hearing import Hearing
 from runtime.peers.keeping import Keeping
 from runtime.peers.lease import Lease
@@ -307,8 +306,7 @@ class Guests(Part, Subscriber):
 
     def _by(self, key: str, message: Message) -> str:
         """The name of whoever has it done at the lead, as in ``by``; empty if it does not say."""
-        said = Said(dict(message.said), message.op)
-        by = said.word("by") if "by" in message.said else ""
+        by = message.fields.word("by") if "by" in message.said else ""
         return by if by in ("", RUNTIME) else f"{by}@{self._post.data(key)['alias']}"
 
     def _guest(self, key: str, message: Message) -> Agent | None:
@@ -344,7 +342,7 @@ class Guests(Part, Subscriber):
         self._supervisor.start(agent)
 
     def _verb(self, key: str, uid: int, message: Message) -> None:
-        agent, said = self._present(key, message), Said(dict(message.said), "verb")
+        agent, said = self._present(key, message), message.fields
         cue = check_known(said.word("verb"), _VERBS, "verb")
         AGENT_MOVES.move(agent.status, cue)
         if cue in _ENDS:
@@ -379,7 +377,7 @@ class Guests(Part, Subscriber):
             self.telling.look(agent)
 
     def _spoken(self, key: str, uid: int, message: Message) -> None:
-        self.hearing.do(message.op, self._present(key, message), message.said)
+        self.hearing.do(message.op, self._present(key, message), message.fields)
 
     def _forget(self, key: str, uid: int, message: Message) -> None:
         """The copy goes, as soon as nothing of the agent runs. Of no agent: all that is here."""

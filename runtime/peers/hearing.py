@@ -7,8 +7,8 @@ connection that is new has them from the beginning.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Final
 
 import trio
 
@@ -21,7 +21,7 @@ from runtime.cell.port import Part, guarded
 from runtime.errors import MissingError
 from runtime.life.beginning import first_text
 from runtime.life.streams import Streams
-from runtime.peers.admission import OF_MESSAGES, Said, at_lead, provenance_of
+from runtime.peers.admission import OF_MESSAGES, at_lead, provenance_of
 from runtime.peers.peering import DELTA_MAX, Host, Peering
 from runtime.peers.post import Post
 from runtime.peers.speaking import unended
@@ -30,6 +30,7 @@ from runtime.records.change import Subscriber
 from runtime.records.items import Item, Message, MessageStatus
 from runtime.records.model import Agent
 from runtime.texts.names import check_name, quote
+from runtime.texts.said import Said
 
 #: until it is looked again whether a lead reads
 _PAUSE: Final = 0.1
@@ -49,16 +50,15 @@ class Hearing(Part, Subscriber):
 
     # what a lead says: each raises ``CtxError`` if it is refused
 
-    def do(self, op: str, agent: Agent, said: Mapping[str, Any]) -> None:
+    def do(self, op: str, agent: Agent, said: Said) -> None:
         """One of its operations."""
         getattr(self, f"_{op}")(agent, said)
 
-    def _text(self, agent: Agent, said: Mapping[str, Any]) -> None:
-        self._agents.disk.check(agent.owner, len(str(said.get("text"))))
+    def _text(self, agent: Agent, said: Said) -> None:
+        self._agents.disk.check(agent.owner, len(said.get("text", str)))
         self._words.take_part(agent, said)
 
-    def _message(self, agent: Agent, values: Mapping[str, Any]) -> None:
-        said = Said(dict(values), "message")
+    def _message(self, agent: Agent, said: Said) -> None:
         said.only(("id", "from", "provenance", "priority", "asks", "text", "at", *OF_MESSAGES))
         sender = at_lead(said.word("from"), agent.guest["alias"])
         try:
@@ -67,24 +67,24 @@ class Hearing(Part, Subscriber):
                     change,
                     agent,
                     name=check_id(said.word("id")),
-                    text=self._words.take(agent, values),
+                    text=self._words.take(agent, said),
                     sender=sender,
                     provenance=provenance_of(said),
                     priority=said.word("priority"),
                     asked=agent.peer if said.get("asks", bool, False) else "",
                 )
         finally:
-            self._words.said(agent, values)
+            self._words.said(agent, said)
 
-    def _cancel(self, agent: Agent, values: Mapping[str, Any]) -> None:
-        name = Said(dict(values), "cancel").word("id")
+    def _cancel(self, agent: Agent, said: Said) -> None:
+        name = said.word("id")
         message = unended(self._agents, agent, name)
         if message is None:
             raise MissingError(f"no message {quote(name)} is left to be cancelled")
         self._agents.messages.cancel(agent, message)
 
-    def _session(self, agent: Agent, values: Mapping[str, Any]) -> None:
-        name = check_name(Said(dict(values), "session").word("name"))
+    def _session(self, agent: Agent, said: Said) -> None:
+        name = check_name(said.word("name"))
         SWITCHING.check_when(Act.SAY, "session", agent)
         SWITCHING.check_object(self._agents, NOBODY, agent)
         self._agents.births.switch_session(agent, name)

@@ -19,7 +19,7 @@ from runtime import crashpoints
 from runtime.agents.parts import Agents
 from runtime.authority.accounts import Payer
 from runtime.authority.loop import Timed, Turns
-from runtime.errors import CtxError, DeniedError, NoSpaceError
+from runtime.errors import DeniedError, NoSpaceError
 from runtime.kernel.daemonlog import Rates, because_of
 from runtime.kernel.handover import Descriptors
 from runtime.peers.guests import Guests
@@ -32,11 +32,13 @@ from runtime.peers.peering import (
     Hello,
     Host,
     Want,
+    breaking,
 )
 from runtime.peers.post import LEAD, Post, key_of
 from runtime.peers.registrations import Registrations
 from runtime.peers.talking import MEMORY, Talk
 from runtime.texts.names import check_name, escape
+from runtime.texts.said import Said
 
 log = logging.getLogger("ctxd.peers")
 
@@ -185,12 +187,13 @@ class Hosting:
         """Answers a hello: the newer connection of a registration ends the older."""
         said = hello.said
         crashpoints.reach("peer.greeted")
-        name, seconds = said.get("name"), said.get("ttl")
         config, uid = self._agents.settings.config, served.uid
-        try:
-            if not isinstance(name, str) or len(name) > _NAME_MAX:
-                raise BrokenLinkError("hello without a right name")
-            check_name(name)
+        with breaking():
+            name = check_name(Said(said, "hello").word("name"))
+            seconds: Any = said.get("ttl")
+            right = seconds.__class__ in (int, float) and seconds >= _LEASE_MIN
+            if len(name) > _NAME_MAX or not right:
+                raise BrokenLinkError("hello without a right name or ttl")
             known, lead = self._registrations.lead(uid, said["as"], name)
             for other in self._served.values():
                 if other.known == known:
@@ -200,16 +203,10 @@ class Hosting:
                 self.guests.part(key_of(LEAD, known))
                 self._registrations.drop(known)
                 known, lead = self._registrations.lead(uid, "", name)
-        except CtxError as error:
-            raise BrokenLinkError(error.sentence) from None
-        if seconds.__class__ not in (int, float) or not seconds >= _LEASE_MIN:
-            raise BrokenLinkError("hello without a right ttl")
         crashpoints.reach("peer.registered")
         served.known, served.hello, key = known, hello, key_of(LEAD, known)
-        try:
+        with breaking():
             await self._registrations.written()
-        except CtxError as error:
-            raise BrokenLinkError(error.sentence) from None
         served.hello = None
         if served.known != known:
             return  # there is a newer one meanwhile

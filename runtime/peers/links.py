@@ -48,6 +48,7 @@ from runtime.peers.peering import (
     Lead,
     SilentLinkError,
     Want,
+    breaking,
 )
 from runtime.peers.post import NODE, Post, key_of
 from runtime.peers.registrations import Registrations
@@ -504,18 +505,21 @@ class Links(Part, Ways):
             if self._registrations.is_own(known := event.said["as"]):
                 self._registrations.note_host(*link.key, known)  # so it is one, however often
                 raise BrokenLinkError("it leads to this ctxd, which is no node of itself")
-            told, new = told_of_itself(event.said), None
+            with breaking():
+                told, new = told_of_itself(event.said), None
             if not lead.fits(event):
                 if key:
                     self._leading.parted(key)
                 if known == before or not known:
                     self._registrations.note_host(*link.key, "")
-                    await self._stored()
+                    with breaking():
+                        await self._registrations.written()
                     raise BrokenLinkError("it is where it was before, and knows too little")
                 if self._leading.knows(key_of(NODE, known)):
                     raise BrokenLinkError("it says of a new registration what another one has")
                 self._registrations.note_host(*link.key, known)
-                await self._stored()
+                with breaking():
+                    await self._registrations.written()
                 key = key_of(NODE, known)
                 new = self._post.stream(key), self._grants(link, key, node)
             lead.go_on(event, new=new)
@@ -542,12 +546,6 @@ class Links(Part, Ways):
             files.closed(key, lead)
             link.moved = [a + b for a, b in zip(link.moved, talk.moved, strict=True)]
         return error if lead.is_open or error else _said_instead(lead.before)
-
-    async def _stored(self) -> None:
-        try:
-            await self._registrations.written()
-        except CtxError as error:
-            raise BrokenLinkError(error.sentence) from None
 
     def _grants(self, link: Link, key: str, node: Node) -> Grants:
         return self._leading.grants(key, *link.key, node.lease)

@@ -24,14 +24,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from runtime.errors import MalformedError
+from runtime.errors import CtxError, MalformedError
 from runtime.kernel.handover import Descriptors, Handed
 from runtime.peers.lease import Grants, Lease
 from runtime.peers.streams import MESSAGE_MAX, Stream
 from runtime.texts.names import dump_json, parse_json_object
+from runtime.texts.said import Said
 
 #: of the protocol, that this program speaks: the least and the greatest
 VERSIONS: Final = (1, 3)
@@ -75,6 +77,15 @@ class BrokenLinkError(Exception):
     """The other side broke the rules of the protocol: the connection has to end."""
 
 
+@contextmanager
+def breaking(what: str = "") -> Iterator[None]:
+    """What is refused here ends the connection."""
+    try:
+        yield
+    except CtxError as error:
+        raise BrokenLinkError(what + error.sentence) from None
+
+
 class SilentLinkError(BrokenLinkError):
     """Nothing came from the other side for as long as it may say nothing."""
 
@@ -91,6 +102,10 @@ class Message:
     agent: str
     said: Mapping[str, Any]
     line: bytes
+
+    @property
+    def fields(self) -> Said:
+        return Said(self.said, self.op)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ from runtime.peers.admission import (
     FILES,
     Bound,
     Put,
-    Said,
     check_sizes,
     least,
     lines_of,
@@ -190,14 +189,14 @@ class Putting(Part):
 
     def limit(self, agent: Agent, uid: int, message: Message) -> None:
         """All limits of a guest, as they are now."""
-        said = Said(dict(message.said), "limits").texts("limits")
+        said = message.fields.texts("limits")
         limits = {key: value for key, value in said.items() if value != "max"}
         self._confine(agent, uid, Bound.kept(agent.guest["bound"]), limits)
 
     def bound(self, agent: Agent, uid: int, message: Message) -> None:
         """Less than before, from now on."""
         before = Bound.kept(agent.guest["bound"])
-        bound = Bound.read(dict(message.said), agent.label, before)
+        bound = Bound.read(message.said, agent.label, before)
         self._confine(agent, uid, bound, agent.guest["limits"])
 
     def _confine(self, agent: Agent, uid: int, bound: Bound, limits: Mapping[str, str]) -> None:

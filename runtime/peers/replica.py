@@ -9,18 +9,17 @@ agent, which finds what was heard in its record.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
 
 from runtime.agents.bundles import Left
 from runtime.cell.port import Host, Part, about
-from runtime.errors import CtxError, QuotaError
+from runtime.errors import QuotaError
 from runtime.kernel import clock
 from runtime.kernel.daemonlog import Rates
 from runtime.life.ending import Ender
-from runtime.peers.peering import APART, BrokenLinkError, Event, Message
+from runtime.peers.peering import APART, BrokenLinkError, Event, Message, breaking
 from runtime.peers.post import Post, check_late
 from runtime.peers.speaking import Speaking
 from runtime.records.change import Change
@@ -28,18 +27,17 @@ from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
 from runtime.records.run import RunCue
 from runtime.texts.names import escape, head
+from runtime.texts.said import Said
 
 log = logging.getLogger("ctxd.peers")
 
-#: characters of a text that a host says, and of any whole number
+#: characters of a text that a host says
 _TEXT_MAX: Final = 1024
-_NUMBER_MAX: Final = 1 << 63
 #: of ``usage``
 _KEYS_MAX: Final = 128
 #: of facts for which an owner has no room a line in the log is enough for so long
 _COMPLAINT_SECONDS: Final = 60.0
 _FAILED: Final = "start_failed: "
-_KEY: Final = re.compile(r"[!-~]{1,512}")
 #: that a host may say; an end is said otherwise
 _STATUSES: Final = frozenset(
     (Status.STARTING, Status.READY, Status.IDLE, Status.BUSY, Status.PAUSED)
@@ -53,35 +51,6 @@ _EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "agent.limit": ("limit", "of", "max", "used"),
     "agent.control": ("file", "verb"),
 }
-
-
-def _text(said: Mapping[str, Any], name: str, most: int = _TEXT_MAX) -> str:
-    """A line of text; empty if it is not said."""
-    value = said.get(name, "")
-    if not isinstance(value, str) or len(value) > most:
-        raise BrokenLinkError(f"{said.get('op')!r:.32} without a right {name}")
-    return escape(value)
-
-
-def _number(value: Any, most: int = _NUMBER_MAX) -> int:
-    if value.__class__ is not int or not 0 <= value < most:
-        raise BrokenLinkError("a number is none")
-    return int(value)
-
-
-def _is_amount(value: Any) -> bool:
-    return value.__class__ in (int, float) and 0 <= value < _NUMBER_MAX
-
-
-def _numbers(said: Mapping[str, Any], name: str, most: int) -> dict[str, int | float]:
-    """A map of words to numbers; empty if it is not said."""
-    values = said.get(name, {})
-    if not isinstance(values, dict) or len(values) > most:
-        raise BrokenLinkError(f"{said.get('op')!r:.32} without a right {name}")
-    for key, value in values.items():
-        if not _is_amount(value) or not _KEY.fullmatch(key):
-            raise BrokenLinkError(f"{said.get('op')!r:.32}: {key!r:.32} in {name} is no number")
-    return values
 
 
 class Replica(Part):
@@ -119,7 +88,7 @@ class Replica(Part):
         """As soon as the message is done, which comes again after a crash on a full disk."""
         agent = self._agents.registry.incarnation(message.agent)
         if agent is not None and not self._agents.journal.is_late:
-            self._speaking.said(agent, message.said)
+            self._speaking.said(agent, message.fields)
 
     def _note(self, key: str, whole: Change) -> None:
         if whole.done:
@@ -133,10 +102,8 @@ class Replica(Part):
             raise BrokenLinkError(f"{message.op} of an agent that is not there")
         change = Change(whole)
         if agent is not None and self._is_taken(agent, message):
-            try:
+            with breaking(f"{message.op}: "):
                 getattr(self, f"_{message.op}")(change, agent, message)
-            except CtxError as error:
-                raise BrokenLinkError(f"{message.op}: {error.sentence}") from None
         change.done.append((key, message.number, message.line))
         whole.add(change)
 
@@ -173,31 +140,30 @@ class Replica(Part):
             self.ender.add(change, agent, Outcome(outcome), reason)
 
     def _state(self, change: Change, agent: Agent, message: Message) -> None:
-        said = message.said
-        word = _text(said, "status")
+        said = message.fields
+        word = said.shown("status")
         if word not in _STATUSES:
             raise BrokenLinkError(f"a status {word!r:.32} is none that is said")
         self._see_run(change, agent, said)
         status = Status(word)
         if change.peek_agent(agent, "status") is Status.STOPPING:
             return
-        reason = _text(said, "reason")
+        reason = said.shown("reason")
         why = {"reason": reason} if reason else {}
         told = self._has_room(agent, message)
         change.show(agent, status, told=told, **why, **self._who(agent, said))
         change.set(agent, reason=reason)
         if status is Status.STARTING and agent.worktree_made:
-            self._hear(change, agent, left=asdict(Left.read(said.get("worktree"))))
-        lost = said.get("lost")
-        if isinstance(lost, list) and lost:
+            self._hear(change, agent, left=asdict(Left.read(message.said.get("worktree"))))
+        if lost := said.get("lost", list, []):
             names = head(escape(" ".join(map(str, lost))), _TEXT_MAX)
             why_not = f"{agent.node}: not offered there: {names}"
             self._hear(change, agent, refused=[clock.wall(), why_not])
 
-    def _see_run(self, change: Change, agent: Agent, said: Mapping[str, Any]) -> None:
+    def _see_run(self, change: Change, agent: Agent, said: Said) -> None:
         """The run at hand, which goes on, or is over; or the one after it, which begins."""
         at_hand = change.peek_agent(agent, "run").id
-        run = _text(said, "run") if "run" in said else at_hand
+        run = said.shown("run") if "run" in said else at_hand
         if run == "":
             change.run(agent, RunCue.OVER)
             return
@@ -207,43 +173,42 @@ class Replica(Part):
                 raise BrokenLinkError(f"a state of run {run!r:.32}, which is not at hand")
             now = {"started": clock.wall(), "started_up": clock.up()}
             change.run(agent, RunCue.BEGIN, id=following, **now)
-        if said.get("status") in (Status.BUSY, Status.READY):
+        if said.get("status", str) in (Status.BUSY, Status.READY):
             change.run(agent, RunCue.SEEN)
 
     def _event(self, change: Change, agent: Agent, message: Message) -> None:
-        kind = _text(message.said, "type")
+        said = message.fields
+        kind = said.shown("type")
         if kind not in _EVENTS:
             return
         fields: dict[str, Any] = {}
         for name in _EVENTS[kind]:
             value = message.said.get(name)
             if isinstance(value, dict):
-                fields[name] = _numbers(message.said, name, _KEYS_MAX)
+                fields[name] = said.amounts(name, _KEYS_MAX)
             elif value.__class__ in (int, float):
-                if not _is_amount(value):
-                    raise BrokenLinkError(f"{kind} has a {name} that is no number")
-                fields[name] = value
+                fields[name] = said.amount(name)
             elif value is not None:
-                fields[name] = _text(message.said, name)
+                fields[name] = said.shown(name)
         if kind == "run.end":
             self._hear(change, agent, over=fields.get("run", ""))
-        change.tell(agent, kind, **fields, **self._who(agent, message.said))
+        change.tell(agent, kind, **fields, **self._who(agent, said))
 
-    def _who(self, agent: Agent, said: Mapping[str, Any]) -> dict[str, Any]:
+    def _who(self, agent: Agent, said: Said) -> dict[str, Any]:
         """Where an event happened, its number there, when, and who caused it."""
         told: dict[str, Any] = {"node": agent.node}
         if "origin" in said:
-            told["origin"] = _number(said["origin"])
-        if at := _text(said, "at", 64):
+            told["origin"] = said.get("origin", int)
+        if at := said.shown("at", 64):
             told["at"] = at
         if by := self._actor(agent, said):
             told["by"] = by
         return told
 
-    def _actor(self, agent: Agent, said: Mapping[str, Any]) -> str:
+    def _actor(self, agent: Agent, said: Said) -> str:
         """As in ``by`` of events here, who did something there; empty for the runtime. A host may
         call it the wish of those alone who have asked for something."""
-        by = _text(said, "by")
+        by = said.shown("by")
         alias = self._post.data(agent.peer).get("alias", "")
         who, _, rest = by.partition(" ")
         if who == f"agent:{agent.name}@{alias}":
@@ -254,18 +219,15 @@ class Replica(Part):
         return f"{by}@{agent.node}" if who == "operator" or who.startswith("agent:") else ""
 
     def _report(self, change: Change, agent: Agent, message: Message) -> None:
-        said = message.said
-        text, name = said.get("text"), _text(said, "id", 128)
-        if not isinstance(text, str):
-            raise BrokenLinkError("a report without a text")
+        text, name = message.fields.get("text", str), message.fields.shown("id", 128)
         change.by = f"agent:{agent.name} run:{agent.run.id}" if agent.run.id else change.by
         self._agents.messages.told(change, agent, text, name=name)
 
     def _text(self, change: Change, agent: Agent, message: Message) -> None:
-        self._speaking.hear_part(agent, message.said)
+        self._speaking.hear_part(agent, message.fields)
 
     def _message(self, change: Change, agent: Agent, message: Message) -> None:
-        self._speaking.hear(change, agent, message.said)
+        self._speaking.hear(change, agent, message.fields)
 
     def _session(self, change: Change, agent: Agent, message: Message) -> None:
         """It has another session, as it was told."""
@@ -275,9 +237,9 @@ class Replica(Part):
             self._agents.births.add_session(change, agent, name)
 
     def _refused(self, change: Change, agent: Agent, message: Message) -> None:
-        said = message.said
-        what, sentence = _text(said, "verb") or _text(said, "of"), _text(said, "sentence", 4096)
-        sentence = head(sentence, _TEXT_MAX)
+        said = message.fields
+        what = said.shown("verb") or said.shown("of")
+        sentence = head(said.shown("sentence", 4096), _TEXT_MAX)
         heard = change.peek_agent(agent, "heard")
         if what in ("stop", "kill", "cancel", "text") or (what == "start" and "ended" in heard):
             return  # it has ended meanwhile, or was not put there, and why is known or follows
@@ -286,7 +248,8 @@ class Replica(Part):
             self._end(change, agent, Outcome.ERROR.value, reason, dead=True)
             return
         if what == "message":
-            self._speaking.refused(change, agent, said.get("id"), f"{agent.node}: {sentence}")
+            name = said.get("id", str, "")
+            self._speaking.refused(change, agent, name, f"{agent.node}: {sentence}")
         elif what == "abort":
             run = change.peek_agent(agent, "run")
             change.set(agent, run=replace(run, cause="", caused_by=""))
@@ -295,20 +258,20 @@ class Replica(Part):
         self._hear(change, agent, refused=[clock.wall(), f"{agent.node}: {what}: {sentence}"])
 
     def _usage(self, change: Change, agent: Agent, message: Message) -> None:
-        change.set(agent, usage=_numbers(message.said, "usage", _KEYS_MAX))
+        change.set(agent, usage=message.fields.amounts("usage", _KEYS_MAX))
 
     def _ended(self, change: Change, agent: Agent, message: Message) -> None:
-        said = message.said
-        outcome, reason = _text(said, "outcome"), _text(said, "reason")
+        said = message.fields
+        outcome, reason = (said.shown(name) for name in ("outcome", "reason"))
         if reason.startswith(_FAILED):
             reason = f"{_FAILED}{agent.node}: {reason.removeprefix(_FAILED)}"
         if outcome not in list(Outcome):
             raise BrokenLinkError(f"an outcome {outcome!r:.32} is none")
-        gives: dict[str, Any] = {name: _number(said.get(name, 0)) for name in ("out", "log")}
-        gives["files"] = said.get("files", {})  # judged when they come (runtime.peers.returns)
+        gives: dict[str, Any] = {name: said.get(name, int, 0) for name in ("out", "log")}
+        gives["files"] = said.get("files", dict, {})  # judged when they come (``returns``)
         if agent.worktree_made and "worktree" in said:
-            self._hear(change, agent, left=asdict(Left.read(said["worktree"])))
-        if usage := _numbers(said, "usage", _KEYS_MAX):
+            self._hear(change, agent, left=asdict(Left.read(message.said["worktree"])))
+        if usage := said.amounts("usage", _KEYS_MAX):
             change.set(agent, usage=usage)
         change.by = self._actor(agent, said) or change.by
         self._end(change, agent, outcome, reason, gives=gives)

@@ -11,7 +11,7 @@ else it says is of none that is known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -39,6 +39,7 @@ from runtime.records.items import (
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.texts.names import escape, head, quote
+from runtime.texts.said import Said
 
 #: of what its host, and nobody here, has queued
 OWN: Final = (*NOTICES, REPORTED)
@@ -170,20 +171,17 @@ class Speaking(Part, Subscriber):
 
     # what they say: each raises ``CtxError`` for what no host says
 
-    def hear_part(self, agent: Agent, said: Mapping[str, Any]) -> None:
+    def hear_part(self, agent: Agent, said: Said) -> None:
         """A part of a text."""
         self._words.take_part(agent, said)
 
-    def said(self, agent: Agent, said: Mapping[str, Any]) -> None:
+    def said(self, agent: Agent, said: Said) -> None:
         """A message is done, and its text is needed no more."""
         self._words.said(agent, said)
 
-    def hear(self, change: Change, agent: Agent, said: Mapping[str, Any]) -> None:
+    def hear(self, change: Change, agent: Agent, said: Said) -> None:
         """Something became of a message."""
-        word, name = said.get("status"), said.get("id")
-        if not isinstance(word, str) or not isinstance(name, str):
-            raise MalformedError("a message without a right id or status")
-        name = check_id(name)
+        word, name = said.get("status", str), check_id(said.get("id", str))
         if word == MessageStatus.QUEUED:
             self._mirror(change, agent, name, said)
             return
@@ -205,9 +203,9 @@ class Speaking(Part, Subscriber):
         agent: Agent,
         message: Message,
         status: MessageStatus,
-        said: Mapping[str, Any],
+        said: Said,
     ) -> None:
-        reason = escape(head(str(said.get("reason", "")), _SHORT_MAX))
+        reason = escape(head(said.get("reason", str, ""), _SHORT_MAX))
         if status is MessageStatus.DROPPED:
             self._agents.messages.end(change, agent, message, status, reason=reason)
             return
@@ -228,12 +226,10 @@ class Speaking(Part, Subscriber):
             dropped = MessageStatus.DROPPED
             self._agents.messages.end(change, agent, message, dropped, reason=why)
 
-    def _mirror(
-        self, change: Change, agent: Agent, name: MessageId, said: Mapping[str, Any]
-    ) -> None:
+    def _mirror(self, change: Change, agent: Agent, name: MessageId, said: Said) -> None:
         """A message that the host has queued: left out if there is no room for it here."""
-        provenance, sender = said.get("provenance"), str(said.get("from"))
-        if provenance not in OWN or said.get("priority") not in PRIORITIES:
+        provenance, priority = said.get("provenance", str), said.get("priority", str)
+        if provenance not in OWN or priority not in PRIORITIES:
             raise MalformedError("a message of no right provenance or priority is queued")
         text = self._words.take(agent, said)
         if agent.status is Status.STOPPING or unended(self._agents, agent, name):
@@ -245,9 +241,9 @@ class Speaking(Part, Subscriber):
                 agent,
                 name=name,
                 text=text,
-                sender=f"{escape(head(sender, _SHORT_MAX))}@{agent.node}",
+                sender=f"{escape(head(said.get('from', str), _SHORT_MAX))}@{agent.node}",
                 provenance=provenance,
-                priority=str(said["priority"]),
+                priority=priority,
             )
         except CtxError:
             return

@@ -8,7 +8,7 @@ message: a part that comes again, after a crash, is written again.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ from runtime.errors import MalformedError, NoSpaceError, TooLongError
 from runtime.peers.streams import MESSAGE_MAX
 from runtime.records.model import Agent
 from runtime.texts.names import dump_json
+from runtime.texts.said import Said
 
 #: bytes of a text, and of a part of it in a message, beside what else that says
 TEXT_MAX: Final = 2 << 20
@@ -54,7 +55,7 @@ class Words:
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
 
-    def take_part(self, agent: Agent, said: Mapping[str, Any]) -> None:
+    def take_part(self, agent: Agent, said: Said) -> None:
         """A part of a text; ``MalformedError``, ``TooLongError``, ``NoSpaceError``."""
         at, data = _read(said)
         if at + len(data) > TEXT_MAX:
@@ -74,7 +75,7 @@ class Words:
         except OSError as error:
             raise NoSpaceError(f"a text cannot be kept: {error.strerror}") from None
 
-    def take(self, agent: Agent, said: Mapping[str, Any]) -> str:
+    def take(self, agent: Agent, said: Said) -> str:
         """The whole text of a message; ``MalformedError``."""
         at, data = _read(said)
         before = b""
@@ -88,10 +89,10 @@ class Words:
                 raise MalformedError("the end of a text is without what was before it")
         return (before + data).decode(errors="replace")
 
-    def said(self, agent: Agent, said: Mapping[str, Any]) -> None:
+    def said(self, agent: Agent, said: Said) -> None:
         """Lets go of the text of a message that is done, and need not come again: it was of that
         one, so that whoever says much has to send as much."""
-        if said.get("at"):
+        if said.get("at", int, 0):
             with suppress(OSError):
                 size = self._path(agent).stat().st_size
                 self._path(agent).unlink()
@@ -101,8 +102,5 @@ class Words:
         return self._agents.documents.directory(agent) / "parcel" / "text"
 
 
-def _read(said: Mapping[str, Any]) -> tuple[int, bytes]:
-    at, text = said.get("at", 0), said.get("text", "")
-    if at.__class__ is not int or at < 0 or not isinstance(text, str):
-        raise MalformedError("a text is without a right at or text")
-    return at, text.encode()
+def _read(said: Said) -> tuple[int, bytes]:
+    return said.get("at", int, 0), said.get("text", str, "").encode()

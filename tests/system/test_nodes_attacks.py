@@ -56,7 +56,8 @@ def test_what_no_lead_says_leaves_no_agent(host: Daemon) -> None:
             (_put("../x"), "EINVAL"),
             (_put("x@two"), "EINVAL"),
             (_put("a\nb"), "EINVAL"),
-            (_put(run=1 << 70), "EINVAL: put has the number of a run above"),
+            (_put(run=1 << 70), "EINVAL: put is without a right run"),
+            (_put(run=1 << 40), "EINVAL: put has the number of a run above"),
             (_put(uid=0), "EINVAL"),
             (_put(config={"uid": "0"}), "EINVAL"),
             (_put(config={"label": "local_t"}), "EINVAL"),
@@ -287,7 +288,7 @@ def test_what_a_host_says_of_itself_is_checked(lead: Lead, far: FalseHost) -> No
     directory = lead.daemon.run("y", "true", placement="node=n3\n")
     far.meet(networks=5).socket.close()
     wait_dead(directory)
-    assert "hello without right networks" in read(directory, "reason")
+    assert "hello is without a right networks" in read(directory, "reason")
     assert lead.daemon.ctx("nodes").returncode == 0
 
 

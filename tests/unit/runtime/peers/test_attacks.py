@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from runtime.errors import QuotaError
+from runtime.errors import MalformedError, QuotaError
 from runtime.peers.hello import told_of_itself
 from runtime.peers.peering import BrokenLinkError
 from runtime.records.lifecycle import Status
@@ -83,7 +83,7 @@ def test_what_no_host_says_ends_the_link(world: World, op: str, said: dict[str, 
     ],
 )
 def test_what_a_host_says_of_itself_is_words(said: dict[str, Any]) -> None:
-    with pytest.raises(BrokenLinkError):
+    with pytest.raises(MalformedError):
         told_of_itself({**_HELLO, **said})
 
 
