@@ -79,7 +79,7 @@ class BrokenLinkError(Exception):
 
 @contextmanager
 def breaking(what: str = "") -> Iterator[None]:
-    """What is refused here ends the connection."""
+    """Ends the connection for whatever is refused meanwhile."""
     try:
         yield
     except CtxError as error:
