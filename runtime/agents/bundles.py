@@ -14,7 +14,6 @@ memory, and ``take`` judges them as an agent's.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -55,9 +54,9 @@ _WHY_MAX: Final = 1000
 #: what a hash of so many digits is called
 _FORMATS: Final = {40: "sha1", 64: "sha256"}
 
-_RECEIVE: Final = script("receive")
-_UNPACK: Final = script("apart", "unpack")
-_KEEP: Final = script("apart", "keep", "judge") + "say end\n"
+_RECEIVE: Final = script("bounded", "receive")
+_UNPACK: Final = script("bounded", "apart", "unpack")
+_KEEP: Final = script("bounded", "apart", "keep", "judge") + "say end\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,11 +149,13 @@ def _check(answer: Answer, what: str) -> None:
         raise WrongStateError(f"{what}: {said(answer.text)}")
 
 
-async def receive(run: RunInside, parent: Agent, worktree: Worktree, commit: str) -> None:
-    """At the lead: what ``run`` gives as standard input is what the child committed, and becomes
-    that; ``CtxError``."""
+async def receive(
+    run: RunInside, parent: Agent, worktree: Worktree, commit: str, most: int
+) -> None:
+    """At the lead: what ``run`` gives as standard input, of at most so many bytes, is what the
+    child committed, and becomes that; ``CtxError``."""
     words = worktree.place, worktree.ref, commit
-    answer = await ask(run, parent, _RECEIVE, *words, GIT_DIR=worktree.common)
+    answer = await ask(run, parent, _RECEIVE, *words, GIT_DIR=worktree.common, MOST=str(most))
     if answer.code != GONE:  # then nobody wants it any more, as ``take`` says
         _check(answer, "what it committed cannot be unpacked")
 
@@ -170,6 +171,7 @@ async def unpack(run: RunInside, agent: Agent, given: Given) -> None:
         cwd=WORKSPACE,
         REPOSITORY=REPOSITORY,
         CONFIG=_lines(given.config),
+        MOST="",
     )
     _check(answer, "its repository cannot be made of what its lead has sent")
 
@@ -220,9 +222,3 @@ def open_pack(path: Path) -> int:
     """For git to read. Without root the file is the agents' own uid's, who could hold up who opens
     it (F_SETLEASE): this waits for nobody."""
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-
-
-def digest_of(path: Path) -> str:
-    """Its SHA-256; in a thread, and not in many, since no owner pays for that."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

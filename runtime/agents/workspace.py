@@ -113,6 +113,7 @@ _AGAIN: Final = script("apart", "again", "send")
 _LACKS: Final = script("tree", "lacks")
 _HOOKS: Final = script() + "hooks\n"
 _TAKE: Final = script("take") + "say end\n"
+_TAKE_FAR: Final = script("bounded", "take") + "say end\n"
 _JUDGE: Final = script("take", "judge") + "say end\n"
 
 
@@ -404,7 +405,8 @@ def _sent(worktree: Worktree, answer: Answer, most: int) -> Worktree:
     lines = (line.partition("=") for line in answer.words.get("config", []))
     config = {key: value for key, _, value in lines}
     sent = object_id(answer.one("base")) if "base" in answer.words else worktree.base
-    return replace(worktree, sent=sent, size=int(answer.one("bytes")), config=config)
+    size, digest = int(answer.one("bytes")), object_id(answer.one("digest"))
+    return replace(worktree, sent=sent, size=size, digest=digest, config=config)
 
 
 async def send_again(
@@ -461,7 +463,13 @@ async def discard(run: RunInside, parent: Agent, worktree: Worktree) -> None:
 
 
 async def take(
-    run: RunInside, parent: Agent, worktree: Worktree, program: str, *, settled: list[str] | None
+    run: RunInside,
+    parent: Agent,
+    worktree: Worktree,
+    program: str,
+    *,
+    settled: list[str] | None,
+    most: int = 0,
 ) -> Worktree:
     """The worktree with its outcome: the parent's repository has the child's commits and the
     branch, or the reason why not. ``program`` is where the parent's view has gather (gather.c).
@@ -469,16 +477,23 @@ async def take(
     The worktree of a child that has ended is also kept if its removal would lose something:
     each file must be as in the branch, no other file may be there, ignored or not, and every
     commit of the child must be on a branch of the parent. ``settled`` are the worktrees of the
-    child's own children that may go with it.
+    child's own children that may go with it. Of a child that is placed elsewhere, ``most`` are the
+    bytes of a pack.
     """
     try:
-        return await _take(run, parent, worktree, program, settled=settled)
+        return await _take(run, parent, worktree, program, settled=settled, most=most)
     except CtxError as error:
         return worktree.kept(error.sentence)
 
 
 async def _take(
-    run: RunInside, parent: Agent, worktree: Worktree, program: str, *, settled: list[str] | None
+    run: RunInside,
+    parent: Agent,
+    worktree: Worktree,
+    program: str,
+    *,
+    settled: list[str] | None,
+    most: int,
 ) -> Worktree:
     answer = await ask(
         run, parent, _GATHER, *(worktree.place, worktree.ref, program), GIT_DIR=worktree.common
@@ -495,11 +510,12 @@ async def _take(
     answer = await ask(
         run,
         parent,
-        _TAKE if settled is None else _JUDGE,
+        _TAKE_FAR if most else _TAKE if settled is None else _JUDGE,
         *(worktree.place, worktree.ref, commit, worktree.left, worktree.base),
         *(settled or ()),
         hooks=answer.words.get("hook", []),
         GIT_DIR=worktree.common,
+        MOST=str(most),
     )
     if answer.words.get("moved") == [commit]:
         worktree = replace(worktree, commit=commit)

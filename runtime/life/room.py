@@ -1,7 +1,8 @@
 """Holding up agents that fill a durable tree, until its owner has room again.
 
 Where no quota of the filesystem bounds a tree, it is measured while it grows. Whoever may write
-one that grew over its owner's account is paused, of whichever owner, and goes on by itself.
+one that grew over its owner's account is paused, of whichever owner, and goes on by itself. Git
+that works beside an agent of another machine, before it runs or after, is ended.
 
 The daemon sees nobody write a durable tree, so this is a soft bound. The agent's record says for
 which tree it was paused (``Agent.no_room``), so that the next daemon has it go on, too.
@@ -10,6 +11,7 @@ which tree it was paused (``Agent.no_room``), so that the next daemon has it go 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -24,15 +26,17 @@ from runtime.texts.names import quote
 log = logging.getLogger("ctxd.room")
 
 _PAUSED: Final = frozenset({Status.READY, Status.IDLE, Status.BUSY})
+_GREW: Final = "grew over the disk account of its owner (owner_disk_max)"
 #: agents that are looked at before others have their turn in the loop
 _AT_ONCE: Final = 32
 
 
 class Room:
-    """Pauses agents, and has them go on."""
+    """Pauses agents, and has them go on. ``give_up`` ends what is done beside one."""
 
-    def __init__(self, agents: Agents) -> None:
+    def __init__(self, agents: Agents, give_up: Callable[[Agent, str], None]) -> None:
         self._agents = agents
+        self._give_up = give_up
         # of those that an earlier daemon paused, until it is measured anew
         agents.disk.full |= {agent.no_room for agent in agents.registry if agent.no_room}
         agents.disk.grows = self._may_any_grow
@@ -55,10 +59,12 @@ class Room:
 
     def _judge(self, agent: Agent) -> None:
         full = self._agents.disk.full
-        if full and agent.status in _PAUSED:
+        if full and (agent.status in _PAUSED or agent.is_guest):
             tree = min(self._agents.authority.written_trees(agent) & full, default="")
-            if tree:
+            if tree and agent.status in _PAUSED:
                 self._pause(agent, tree)
+            elif tree:
+                self._give_up(agent, f"the tree {_shown(tree)} {_GREW}")
         elif agent.no_room and agent.no_room not in full:
             self._go_on(agent)
 
@@ -91,6 +97,6 @@ def describe(agent: Agent) -> str:
     if not agent.no_room or agent.status is not Status.PAUSED:
         return ""
     return (
-        f"the tree {_shown(agent.no_room)}, which it may write, grew over the disk account of its "
-        "owner (owner_disk_max): remove files there; then it goes on by itself"
+        f"the tree {_shown(agent.no_room)}, which it may write, {_GREW}: remove files there; then "
+        "it goes on by itself"
     )

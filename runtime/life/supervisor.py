@@ -104,7 +104,8 @@ class Supervisor(Part, Subscriber):
         self.spending = Spending(host.agents, host.places.networks)
         #: records ends, and counts them
         self.recorder = Recorder(host, self.meter, streams, self.networks, self.spending)
-        looking = (self.meter.run, self.windows.run, Room(host.agents).run)
+        room = Room(host.agents, self._worktrees.give_up)
+        looking = (self.meter.run, self.windows.run, room.run)
         for run in (self.recorder.run, *looking):
             host.nursery.start_soon(run)
         host.nursery.start_soon(self.networks.run, self.spending)

@@ -71,11 +71,18 @@ _NAMES: Final = (
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Care:
-    """The work for one child: it ends when an agent of ``above`` cannot help any more."""
+    """The work for one child: it ends when an agent of ``above`` cannot help any more. That beside
+    an agent of another machine says which that is."""
 
     scope: trio.CancelScope
     above: frozenset[AgentIndex]
+    beside: Agent | None = None
     why: str = ""
+
+    def leave(self, why: str) -> None:
+        if not self.scope.cancel_called:
+            self.why = why
+            self.scope.cancel()
 
 
 class Worktrees(Part, Subscriber):
@@ -85,7 +92,6 @@ class Worktrees(Part, Subscriber):
         super().__init__(host)
         self._run = run
         self._elsewhere = elsewhere
-        self._thread = trio.CapacityLimiter(1)
         #: the number of the lease under which an agent of another machine may run now, 0 for none
         self.lease_of: Callable[[Agent], int] = lambda agent: 0
         self._gather, self._carry = (
@@ -107,12 +113,17 @@ class Worktrees(Part, Subscriber):
         if "status" in names:
             why = _unable(agent)
             for care in self._cares:
-                if why and index in care.above and not care.scope.cancel_called:
-                    care.why = why
-                    care.scope.cancel()
+                if why and index in care.above:
+                    care.leave(why)
         if agent.discards and index not in self._discarding and not self._unable(agent):
             self._discarding.add(index)
             self._nursery.start_soon(self._discard_all, agent)
+
+    def give_up(self, agent: Agent, why: str) -> None:
+        """Leaves what is done beside an agent of another machine."""
+        for care in self._cares:
+            if care.beside is agent:
+                care.leave(why)
 
     def resume(self) -> None:
         """Goes on with what an earlier daemon did not get done."""
@@ -192,13 +203,14 @@ class Worktrees(Part, Subscriber):
     async def _go_on(self, agent: Agent, worktree: Worktree) -> Worktree:
         """The worktree of an agent that goes on in it: of one at a node, what came from there."""
         parent = self._agents.registry.parent_of(agent)
-        if not (agent.node or worktree.node):
-            return worktree
-        if not agent.node:
+        if bool(agent.node) != bool(worktree.node):
+            made = f"for {worktree.node} and has no files here" if worktree.node else "here"
             raise WrongStateError(
-                f"its worktree was made for {worktree.node} and has no files here: keep its "
-                f"placement, or remove {quote(worktree.place, 300)} and the agent"
+                f"its worktree was made {made}: keep its placement, or remove "
+                f"{quote(worktree.place, 300)} and the agent"
             )
+        if not agent.node:
+            return worktree
 
         async def steps() -> None:
             nonlocal worktree
@@ -227,10 +239,7 @@ class Worktrees(Part, Subscriber):
                 f"there is no room for the {worktree.size} bytes that its node is to be sent: "
                 "see disk in the file usage of its owner"
             )
-        digest = await trio.to_thread.run_sync(
-            bundles.digest_of, directory / FIRST, limiter=self._thread
-        )
-        return replace(worktree, digest=digest)
+        return worktree
 
     # of agents of other machines
 
@@ -285,7 +294,7 @@ class Worktrees(Part, Subscriber):
         if its time was over, or the agent was to end instead of to start."""
         starting = {agent.index} if agent.status is Status.STARTING else set[AgentIndex]()
         with trio.move_on_after(seconds) as scope:
-            care = _Care(scope=scope, above=frozenset(starting))
+            care = _Care(scope=scope, above=frozenset(starting), beside=agent)
             self._cares.append(care)
             try:
                 await steps()
@@ -366,14 +375,17 @@ class Worktrees(Part, Subscriber):
     async def _take_far(self, parent: Agent, child: Agent, worktree: Worktree) -> Worktree:
         """Takes over what came of a child whose files are at a node."""
         left, come = self._elsewhere.left_of(child)
+        most = self._agents.settings.config.artifact_max
         if come is not None:
             give = partial(self._run, open_input=partial(bundles.open_pack, come))
             try:
-                await bundles.receive(give, parent, worktree, left.commit)
+                await bundles.receive(give, parent, worktree, left.commit, most)
             except CtxError as error:
                 return worktree.kept(f"{error.sentence}: {left.where(worktree.node)}")
             crashpoints.reach("worktree.received")
-        found = await workspace.take(self._run, parent, worktree, self._gather, settled=None)
+        found = await workspace.take(
+            self._run, parent, worktree, self._gather, settled=None, most=most
+        )
         if found.state is WorktreeState.FETCHED and not left.why:
             self._agents.trash.discard(bundles.came(self._agents, child), child.owner)
         if found.state is WorktreeState.KEPT or found.reason or not left.why:

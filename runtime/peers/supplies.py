@@ -85,7 +85,11 @@ class Supplies(Parcels):
         """``put`` was judged (``runtime.peers.admission``)."""
 
     def _show(self, parcel: Parcel, file: File) -> None:
-        self._work(parcel, partial(self._give_to, parcel.agent, file, parcel.path(file.name)))
+        agent, path = parcel.agent, parcel.path(file.name)
+        if file.name == PACK:  # git makes a commit of it that put names, or of other bytes nothing
+            link(path, bundles.came(self._agents, agent))
+        else:
+            self._work(parcel, partial(self._give_to, agent, file, path))
 
     def drop_pack(self, agent: Agent) -> None:
         """Its repository is made: what it was made of is not needed any more."""
@@ -103,9 +107,6 @@ class Supplies(Parcels):
         if found.get(name) != (file.length, file.right):
             path.unlink()
             raise MalformedError(f"{name} is not what its lead said that it would be")
-        if name == PACK:
-            link(path, bundles.came(self._agents, agent))
-            return
         async with aclosing(lines_of(path)) as parts:
             async for _, lines in parts:
                 for line in lines if name == "input.jsonl" else ():

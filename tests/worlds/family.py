@@ -40,10 +40,12 @@ class Family:
         wait_status(self.parent, "busy")
 
     def child(self, program: str, where: str = "n2", **files: str) -> Path:
+        """One that has been started, here if it is placed nowhere."""
         given = {"parent": f"agent:{self.name}", "workspace": "worktree", **files}
         name = f"x{next(self.numbers)}"
         directory = self.daemon.make(name, parent=given.pop("parent"))
-        write(directory / "placement", f"node={where}")
+        if where:
+            write(directory / "placement", f"node={where}")
         for file, text in {**given, "exec": f"sh -c '{program}'"}.items():
             write(directory / file, text.replace("NAME", name))
         write(directory / "ctl", "start")

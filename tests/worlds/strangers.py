@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import select
 import socket
 import sys
 import tempfile
@@ -25,6 +26,10 @@ while True:
         if not data: os._exit(0)
         s.sendall(data) if f == 0 else os.write(1, data)
 """
+
+
+#: bytes of a file in one frame
+_PART_MAX: Final = 48 << 10
 
 
 class Wire:
@@ -56,6 +61,10 @@ class Wire:
             self._rest += data
         line, self._rest = self._rest.split(b"\n", 1)
         return line + b"\n"
+
+    def is_told(self) -> bool:
+        """Whether something has come that nobody has read."""
+        return bool(self._rest or select.select([self.socket], [], [], 0)[0])
 
     def say(self, op: str, **said: Any) -> None:
         self.raw(json.dumps({"op": op, **said}).encode() + b"\n")
@@ -156,3 +165,15 @@ def false_lead(host: Daemon, **more: Any) -> Iterator[Wire]:
             "sent": 0, "got": 0, "seen": "", **more})  # fmt: skip
         wire.hello = wire.op("hello")
         yield wire
+
+
+def give(wire: Wire, agent: str, file: str, data: bytes) -> None:
+    """What the other side wants of a file of an agent."""
+    end = 0
+    while end < len(data):
+        want = wire.until(lambda said: said["op"] == "want" and said["file"] == file)
+        begin, end = want["offset"], want["offset"] + want["credit"]
+        for offset in range(begin, min(end, len(data)), _PART_MAX):
+            part = data[offset : min(offset + _PART_MAX, end)]
+            frame = {"op": "bytes", "agent": agent, "file": file, "offset": offset}
+            wire.raw(json.dumps({**frame, "length": len(part)}).encode() + b"\n" + part)

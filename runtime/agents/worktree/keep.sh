@@ -6,7 +6,7 @@ work=$PWD repo=$REPOSITORY ours=$REPOSITORY/ctxfs base=$2 program=$4
 ref=refs/heads/ctx/$1 copied=$REPOSITORY/ctxfs/none below=$REPOSITORY/ctx
 keep() { say kept "$1"; say end; exit 0; }
 trap 'rm -rf "$ours"' EXIT
-rm -rf "$ours"
+rm -rf "$ours" || exit 1
 mkdir -p "$ours/objects/info" "$ours/objects/pack" "$ours/refs/heads" || exit 1
 git config --file "$ours/config" core.bare false
 [ "$3" = sha1 ] || {

@@ -1,6 +1,5 @@
 # receive PLACE REF COMMIT: what another machine says that the child committed, a pack on standard
-# input, becomes the child's. Its objects are made alone, with bounded memory: a few bytes of a pack
-# may stand for a very long object. What they refer to is judged by take.
+# input, becomes the child's. Its objects are made alone; what they refer to is judged by take.
 
 got=$1/got
 [ -d "$1" ] || exit 28
@@ -8,11 +7,9 @@ got=$1/got
 trap 'rm -rf "$got"' EXIT
 rm -rf "$got"
 mkdir -p "$got/info" "$got/pack" || exit 1
-# shellcheck disable=SC3045
-ulimit -v 2097152
 (
     export GIT_DIR="$1/git" GIT_OBJECT_DIRECTORY="$got"
-    git -c core.bigFileThreshold=16m index-pack --stdin >"$got/name"
+    git index-pack --stdin >"$got/name"
 ) || exit 1
 for kind in pack idx; do
     mv "$got"/pack/pack-*."$kind" "$1/git/objects/pack/" || exit 1

@@ -106,10 +106,10 @@ class Two:
 
     def receive(self, worktree: Worktree, name: str, data: bytes | None = None) -> None:
         data = self.back.read_bytes() if data is None else data
-        self.call(bundles.receive, partial(here, data=data), self.parent, worktree, name)
+        self.call(bundles.receive, partial(here, data=data), self.parent, worktree, name, MOST)
 
     def take(self, worktree: Worktree) -> Worktree:
-        take = partial(workspace.take, settled=None)
+        take = partial(workspace.take, settled=None, most=MOST)
         found = self.call(take, here, self.parent, worktree, GATHER)
         assert isinstance(found, Worktree)
         return found

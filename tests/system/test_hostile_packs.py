@@ -1,0 +1,284 @@
+"""Packs that a hostile lead, host or agent makes: what they fill, how long they work, what is left.
+
+Here a machine is a daemon with an account of its own for each owner, which is small. Others work
+beside all attacks that take a while.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.hostile.guarded import guarded
+from tests.worlds.daemon import Daemon, daemon_of, read, wait_dead, wait_until, write
+from tests.worlds.family import Family, git
+from tests.worlds.nodes import Lead, lead_of, node
+from tests.worlds.packs import MIB, Pack
+from tests.worlds.strangers import FalseHost, Wire, false_host, false_lead, give
+
+pytestmark = pytest.mark.long
+
+ACCOUNT = 64 * MIB
+CONFIG = "owner_disk_max: 64M\nartifact_max: 32M\ngrace: 1s\n"
+#: what is written between two looks at the disk
+SOFT = ACCOUNT + 2048 * MIB
+_POLICY = "allow x_t tool:* execute\n"
+
+
+def on_disk(path: Path) -> int:
+    """Bytes of files, which come and go."""
+    found = 0
+    for at, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):
+                found += os.lstat(f"{at}/{name}").st_blocks * 512
+    return found
+
+
+# a lead, and what it has run, against a host
+
+
+@pytest.fixture
+def host() -> Iterator[Daemon]:
+    with daemon_of(config=f"node_name: two\n{CONFIG}") as made:
+        yield made
+
+
+def start(wire: Wire, pack: bytes, base: bytes, program: str = "true") -> str:
+    """An agent of a lead, with a worktree of this pack."""
+    agent = hashlib.sha256(pack).hexdigest()[:16]
+    config = {"exec": program, "life": "owned", "mode": "once", "label": "x_t", "limits": {},
+              "policy": _POLICY, "workspace": "worktree"}  # fmt: skip
+    bound = {"policy": _POLICY, "families": [], "depth": 2, "limits": {}}
+    identity = {"user.name": "x", "user.email": "x@y"}
+    worktree = {"base": base.hex(), "config": identity, "differs": {}}
+    files = {"worktree.pack": [len(pack), hashlib.sha256(pack).hexdigest()]}
+    wire.tell("put", agent, name="x", session="default", run=1, supervisor="operator", takes=False,
+              config=config, bound=bound, files=files, worktree=worktree)  # fmt: skip
+    wire.tell("start", agent)
+    wire.op("ask")
+    wire.say("grant", ask=1, after=0)
+    give(wire, agent, "worktree.pack", pack)
+    return agent
+
+
+def running(daemon: Daemon, name: str) -> list[str]:
+    """The commands of an agent's processes, whose cgroup is in its own."""
+    return [Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids(daemon, name)]
+
+
+def pids(daemon: Daemon, name: str) -> Iterator[str]:
+    for file in daemon.cgroup.path.glob(f"user-*/agent-{name}/**/cgroup.procs"):
+        with suppress(OSError):  # it is gone
+            yield from file.read_text().split()
+
+
+def watched(daemon: Daemon, wire: Wire, *, most: int) -> dict[str, Any]:
+    """What a host says at the end of an agent; meanwhile its trees are never larger."""
+    while True:
+        wait_until(lambda: wire.is_told() or on_disk(daemon.state / "tree/agent") > most, "more")
+        assert on_disk(daemon.state / "tree/agent") < most
+        said = wire.op("ended", "ask")
+        if said["op"] == "ended":
+            return said
+        wire.say("grant", ask=said["ask"], after=0)
+
+
+def ones() -> tuple[bytes, bytes]:
+    pack = Pack()
+    blob = pack.add("blob", b"", 100)
+    tree = pack.tree(("100644", f"f{n:03}", blob) for n in range(80))
+    base = pack.commit(tree)
+    return pack.done(), base
+
+
+def test_what_a_lead_sends_fills_no_disk(host: Daemon) -> None:
+    """A hundred KiB that would be 8 GiB of files."""
+    pack, base = ones()
+    with false_lead(host) as wire:
+        agent = start(wire, pack, base)
+        ended = watched(host, wire, most=SOFT)
+        assert ended["outcome"] == "error" and "owner_disk_max" in ended["reason"], ended
+        wire.op("dead")
+        wire.tell("forget", agent)
+        trees = host.state / "tree/agent"
+        wait_until(lambda: not [*trees.glob(f"*/*~{agent}")], "nothing is left of it")
+
+
+#: commits what ``Pack.tree_bomb`` makes
+BOMB = (
+    "tree=$(echo x | git hash-object -w --stdin) mode=\"100644 blob\"; for level in $(seq 10); do"
+    " tree=$(for n in $(seq 0 9); do printf \"%s %s\\td%s\\n\" \"$mode\" $tree $n; done |"
+    " git mktree) mode=\"040000 tree\"; done;"
+    " git reset -q --soft $(git commit-tree $tree -p HEAD -m x); echo done"
+)
+
+
+def small() -> tuple[bytes, bytes]:
+    pack = Pack()
+    base = pack.commit(pack.tree([("100644", "file", pack.add("blob", b"one\n"))]))
+    return pack.done(), base
+
+
+def test_what_an_agent_commits_there_fills_no_disk(host: Daemon) -> None:
+    """Its host lists ten thousand million files that are none."""
+    pack, base = small()
+    with false_lead(host) as wire:
+        start(wire, pack, base, f"sh -c '{BOMB}'")
+        ended = watched(host, wire, most=SOFT)
+        assert read(host.agent_dir("x@one"), "out") == "done\n"
+        assert ended["worktree"]["why"], ended
+        wire.op("dead")
+        assert not running(host, "x@one")
+
+
+# a host, against a lead
+
+
+@pytest.fixture
+def far() -> Iterator[FalseHost]:
+    with false_host() as made:
+        yield made
+
+
+@pytest.fixture
+def lead(far: FalseHost) -> Iterator[Lead]:
+    """Its owners have room for what comes."""
+    config = CONFIG.replace("64M", "1G")
+    with lead_of({"n2": node(far.command, lease="30s")}, config) as made:
+        yield made
+
+
+#: bytes that a file of git's may have there; and what it may have in memory
+FILES, MEMORY = 2 * 32 * MIB, 2048 * MIB
+
+
+@pytest.fixture
+def family(lead: Lead) -> Iterator[Family]:
+    made = Family(lead.daemon, count(1))
+    yield made
+    made.end()
+
+
+#: a pack, and a commit that it is said to have
+Maker = Callable[[Family], tuple[bytes, bytes]]
+
+
+def committed(pack: Pack, family: Family, tree: bytes) -> tuple[bytes, bytes]:
+    base = git(family.repository, "rev-parse", "HEAD")
+    commit = pack.commit(tree, bytes.fromhex(base))
+    return pack.done(), commit
+
+
+def deltas(family: Family) -> tuple[bytes, bytes]:
+    """Files of 300 MiB that are made of one which both have, so that all of each would be packed
+    anew."""
+    of, pack = os.urandom(MIB), Pack()
+    (family.repository / "large").write_bytes(of)
+    git(family.repository, "add", ".")
+    git(family.repository, "commit", "-q", "-m", "large")
+    base = pack.add("blob", of)
+    files = (("100644", f"f{n}", pack.repeat(base, of, 300, b"%d" % n)) for n in range(3))
+    return committed(pack, family, pack.tree(files))
+
+
+def trees(family: Family) -> tuple[bytes, bytes]:
+    """Ten thousand million files, which nobody has to list here."""
+    pack = Pack()
+    return committed(pack, family, pack.tree_bomb())
+
+
+def many(family: Family) -> tuple[bytes, bytes]:
+    """As many objects as a pack may say that it has."""
+    data = b"PACK\0\0\0\2" + b"\xff" * 4
+    return data + hashlib.sha1(data).digest(), b"c" * 20
+
+
+def memory(daemon: Daemon, name: str) -> int:
+    """Bytes that the processes of an agent have."""
+    found = 0
+    for pid in pids(daemon, name):
+        with suppress(OSError):  # it is gone
+            found += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+    return found
+
+
+@contextmanager
+def meeting(far: FalseHost) -> Iterator[Wire]:
+    wire = far.meet()
+    with wire.socket:
+        yield wire
+
+
+def give_back(wire: Wire, pack: bytes, commit: bytes) -> None:
+    """An agent ends, which has committed this."""
+    put = wire.op("put")
+    agent, run = put["agent"], f"r{put['run']}"
+    left = {"commit": commit.hex(), "size": len(pack), "path": "/x", "why": ""}
+    files = {"worktree.pack": [len(pack), 0]}
+    wire.tell("state", agent, status="busy", run=run)
+    wire.tell("ended", agent, outcome="done", reason="exit:0", files=files, worktree=left)
+    wire.tell("dead", agent)
+    give(wire, agent, "worktree.pack", pack)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (deltas, "its objects are missing, or do not match their names"),
+        (trees, ""),
+        (many, "what it committed cannot be unpacked"),
+    ],
+)
+def test_what_a_host_gives_back_fills_nothing(
+    lead: Lead, far: FalseHost, family: Family, make: Maker, why: str
+) -> None:
+    pack, commit = make(family)
+    before = on_disk(family.repository)
+    directory = family.child("true")
+    with meeting(far) as wire, guarded(lead.daemon):
+        give_back(wire, pack, commit)
+
+        def over() -> bool:
+            assert on_disk(family.repository) - before < 2 * FILES
+            used = memory(lead.daemon, family.name)
+            assert used < MEMORY + 256 * MIB, f"{used >> 20} MiB"
+            return read(directory, "status") == "dead\n"
+
+        wait_until(over, "it is dead", timeout=90)
+    facts = family.facts(directory)
+    assert facts["state"] == ("kept" if why else "fetched") and why in facts["reason"], facts
+    place = family.repository / f".git/ctx/{facts['branch'][4:]}"
+    assert sorted(os.listdir(place)) == ["config", "dotgit", "git", "work"]
+    assert not [*family.repository.rglob("tmp_*")], "nothing half made is left"
+
+
+def test_a_host_writes_nowhere_by_what_a_child_left_here(
+    lead: Lead, far: FalseHost, family: Family
+) -> None:
+    """A child has run here first, and has a link where what comes of it is noted."""
+    pack, commit = trees(family)
+    base, main = git(family.repository, "rev-parse", "main"), ".git/refs/heads/main"
+    own = f"{family.repository}/.git/ctx"
+    program = f"ln -sf {family.repository}/{main} {own}/refs/heads/ctx/NAME && echo done"
+    directory = family.child(program, "")
+    wait_dead(directory)
+    assert read(directory, "out") == "done\n"
+    write(directory / "ctl", "reset")
+    write(directory / "placement", "node=n2")
+    write(directory / "ctl", "start")
+    with meeting(far) as wire:
+        wire.op("grant")
+        wait_until(lambda: wire.is_told() or read(directory, "status") == "dead\n", "it is tried")
+        if wire.is_told():
+            give_back(wire, pack, commit)
+            wait_dead(directory)
+    assert git(family.repository, "rev-parse", "main") == base
+    assert "its worktree was made here" in read(directory, "reason")
