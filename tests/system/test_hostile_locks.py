@@ -15,7 +15,12 @@ from typing import Any
 import pytest
 
 from ctxfs.locks import TABLE
-from tests.system.hostile.guarded import OBEDIENCE, agents_of, end_and_remove
+from tests.system.hostile.guarded import (
+    OBEDIENCE,
+    TIMES_BASELINE,
+    agents_of,
+    end_and_remove,
+)
 from tests.system.test_hostile_requests import compiled, run
 from tests.worlds.daemon import (
     MARK,
@@ -52,6 +57,8 @@ CHOSEN = {("agent", "setattr"), ("agent", "fsyncdir"), ("stranger", "readdir")}
 WRITING = ("write", "pages")
 CASES = [*(("agent", operation) for operation in ATTACKS),
          *(("stranger", operation) for operation in ATTACKS if operation not in WRITING)]
+#: where somebody holds a lock: a daemon answers within it on a busy machine, too
+PATIENT = "watchdog: 3s\n"
 BOUNDS = {"echo kill": OBEDIENCE, "ctx kill": OBEDIENCE,
           "lookup": TURN, "mkdir": TURN, "status": TURN}
 
@@ -148,7 +155,13 @@ def by_a_stranger(daemon: Daemon, operation: str, other: Path, owner: int) -> It
             process.kill()
 
 
-BY = {"agent": by_an_agent, "stranger": by_a_stranger}
+@contextmanager
+def by_nobody(daemon: Daemon, operation: str, other: Path, owner: int) -> Iterator[Path]:
+    """How long all that takes on this machine anyway."""
+    yield other
+
+
+BY = {"agent": by_an_agent, "stranger": by_a_stranger, "nobody": by_nobody}
 
 
 def waited(stage: Daemon, who: str, operation: str, owner: int) -> dict[str, float]:
@@ -189,7 +202,9 @@ def test_hundreds_who_queue_for_a_lock_hold_up_nobody(
         took = waited(stage, who, operation, owner)
         if all(took[what] <= bound for what, bound in BOUNDS.items()):
             return
-    raise AssertionError(f"seconds: {took}, allowed: {BOUNDS}")
+    calm = waited(stage, "nobody", operation, owner)
+    allowed = {what: max(bound, TIMES_BASELINE * calm[what]) for what, bound in BOUNDS.items()}
+    assert all(took[what] <= allowed[what] for what in allowed), f"{took}, allowed: {allowed}"
 
 
 @pytest.mark.alone
@@ -295,7 +310,7 @@ def agents_held(daemon: Daemon, stack: ExitStack) -> Iterator[subprocess.Popen[b
 @pytest.mark.needs_root("it looks into the kernel's stacks")
 @pytest.mark.alone
 def test_who_holds_the_lock_of_agents_is_named_and_those_that_live_go_on() -> None:
-    with running(Daemon(config="watchdog: 1s\n")) as daemon, ExitStack() as stack:
+    with running(Daemon(config=PATIENT)) as daemon, ExitStack() as stack:
         agents = [daemon.run(name, "sleep 100000") for name in ("killed", "lives")]
         for each in agents:
             wait_status(each, "busy")
@@ -315,7 +330,7 @@ def test_who_holds_the_lock_of_agents_is_named_and_those_that_live_go_on() -> No
 @pytest.mark.needs_root("it looks into the kernel's stacks")
 def test_a_daemon_stops_and_begins_while_somebody_holds_the_lock_of_agents() -> None:
     """Nothing that waits for it is left in the daemon's own cgroup."""
-    with running(Daemon(config="watchdog: 1s\n")) as daemon, ExitStack() as stack:
+    with running(Daemon(config=PATIENT)) as daemon, ExitStack() as stack:
         wait_status(daemon.run("listed", "sleep 100000"), "busy")
         with agents_held(daemon, stack):
             assert daemon.stop() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import itertools
 import json
 import os
@@ -451,7 +452,19 @@ def wait_status(directory: Path, *wanted: str, timeout: float = TIMEOUT) -> str:
 
 
 def read(directory: Path, file: str) -> str:
-    return (directory / file).read_text()
+    """Asked for again while it is refused with EAGAIN: on a busy machine the daemon's look at
+    processes may take longer than it is given."""
+    deadline = time.monotonic() + TIMEOUT
+    while (data := _told(directory / file)) is None:
+        assert time.monotonic() < deadline, f"{directory / file} is refused each time (EAGAIN)"
+        select.select([], [], [], 0.01)
+    return io.StringIO(data.decode(), newline=None).read()
+
+
+def _told(path: Path) -> bytes | None:
+    """None if it is refused with EAGAIN."""
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
 
 
 def alive(pid: int) -> bool:

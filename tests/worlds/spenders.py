@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from tests.worlds.daemon import Daemon, read, wait_until
+from tests.worlds.daemon import Daemon, read
 
 #: the ways to ask
 WAYS: Final = ("plain", "lies", "aborts", "pipelines", "streams", "many")
@@ -95,16 +95,8 @@ def over(agent: Path) -> tuple[int, int] | None:
 
 
 def usage(agent: Path) -> dict[str, str]:
-    """What it used of models. On a busy machine it is asked again (EAGAIN)."""
-    said: list[bytes] = []
-
-    def is_said() -> bool:
-        with open(agent / "usage", "rb", buffering=0) as file:
-            said.append(file.read() or b"")
-        return said[-1] != b""
-
-    wait_until(is_said, "how much it used can be read")
-    lines = said[-1].decode().splitlines()
+    """What it used of models."""
+    lines = read(agent, "usage").splitlines()
     return dict(line.split("=") for line in lines if line.startswith(("tok", "cost", "req")))
 
 

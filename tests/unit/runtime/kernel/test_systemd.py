@@ -41,9 +41,12 @@ def test_a_reload_has_its_time() -> None:
 
 def test_a_manager_that_reads_nothing_holds_nobody_up(manager: socket.socket) -> None:
     fill(manager)
-    begun = time.monotonic()
-    assert not notify("WATCHDOG=1")
-    assert time.monotonic() - begun < 0.4
+    took = []
+    for _ in range(3):  # others may take the processor for a moment
+        begun = time.monotonic()
+        assert not notify("WATCHDOG=1")
+        took.append(time.monotonic() - begun)
+    assert min(took) < 0.4
     manager.recv(1000)
     assert notify("WATCHDOG=1")
 
