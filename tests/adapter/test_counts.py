@@ -28,6 +28,7 @@ from runtime.records.change import Change
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from tests.worlds.daemon import TIMEOUT
+from tests.worlds.jumping import run_jumping
 from tests.worlds.records import ROOT, World, inside
 from tests.worlds.tree import CONTEXT, USER, Mounted, mounted_in
 from tests.worlds.uncollected import uncollected
@@ -193,7 +194,7 @@ def test_what_is_done_takes_as_many_calls_as_before(
         return found
 
     with uncollected():
-        found = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+        found = run_jumping(main)
     wanted = {"calls": calls, "transactions": transactions, "steps": steps}
     middle = {name: statistics.median(each[name] for each in found) for name in wanted}
     assert middle == pytest.approx(wanted, rel=TOLERANCE)

@@ -23,6 +23,7 @@ from runtime.peers.streams import Stream
 from runtime.records.lifecycle import Status
 from runtime.records.model import FAMILIES, Agent
 from tests.worlds.daemon import TIMEOUT
+from tests.worlds.jumping import run_jumping
 from tests.worlds.memory import Machine, places_in
 from tests.worlds.records import World
 from tests.worlds.tree import Mounted
@@ -218,7 +219,7 @@ def at_site(
             await act(site, lead)
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+    run_jumping(main)
 
 
 def events(site: Site, agent: Agent) -> list[dict[str, Any]]:

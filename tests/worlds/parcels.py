@@ -11,7 +11,6 @@ from typing import Any, Final, cast
 from unittest import mock
 
 import trio
-import trio.testing
 
 from runtime.cell.cell import Places
 from runtime.kernel.handover import Descriptors
@@ -25,6 +24,7 @@ from runtime.peers.supplies import Supplies
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from tests.worlds.hosts import host_with
+from tests.worlds.jumping import run_jumping
 from tests.worlds.records import ROOT, World
 
 #: the keys of the registration at either side
@@ -271,7 +271,7 @@ def in_two(two: Two, act: Callable[[Two], Awaitable[None]]) -> None:
             two.nursery.cancel_scope.cancel()
 
     try:
-        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.002))
+        run_jumping(main, 0.002)
     finally:
         two.lead.world.close()
         two.host.world.close()

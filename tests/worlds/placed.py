@@ -28,6 +28,7 @@ from runtime.records.model import Agent
 from runtime.records.nodes import Node
 from runtime.records.settings import PLACED_GRACE
 from tests.worlds.daemon import TIMEOUT
+from tests.worlds.jumping import run_jumping
 from tests.worlds.memory import Machine, places_in, supervisor_on
 from tests.worlds.records import ROOT, World
 
@@ -190,7 +191,7 @@ def on_lead(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(leading, "now", trio.current_time)
-        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+        run_jumping(main)
 
 
 def daemons(world: World, *acts: Callable[[Lone], Awaitable[None]], boots: bool = False) -> None:

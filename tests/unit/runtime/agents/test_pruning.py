@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
 
 from runtime.agents.pruning import Old
 from runtime.agents.workspace import Worktree, WorktreeState
@@ -16,6 +15,7 @@ from runtime.caller import Caller
 from runtime.records.change import Change
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
+from tests.worlds.jumping import run_jumping
 from tests.worlds.records import ROOT, World, cancel_new, inside, operator
 
 USER, OTHER = operator(1000), operator(1001)
@@ -191,7 +191,7 @@ def test_the_settings_have_it_done(
         with trio.move_on_after(2 * 3600):
             await world.agents.pruning.run()
 
-    trio.run(look, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_jumping(look, 0)
     assert not list(world.agents.registry)
     # histories are kept: nothing is said of them
     assert world.agents.sessions.agents(1000) == ["old"]

@@ -18,6 +18,7 @@ from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.records.run import BETWEEN_RUNS, RunStatus
 from tests.worlds.daemon import TIMEOUT
+from tests.worlds.jumping import run_jumping
 from tests.worlds.memory import Machine, places_in, supervisor_on
 from tests.worlds.records import ROOT, World
 
@@ -70,7 +71,7 @@ def on_stage(
             await act(kind(world, machine, nursery))
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+    run_jumping(main)
 
 
 @pytest.mark.parametrize(
