@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -187,22 +187,13 @@ def _placed(cluster: Cluster, name: str) -> Path:
     directory = cluster.lead.daemon.make(name, "sh -c 'sleep 1000'", placement="node=n2")
     write(directory / "ctl", "start")
     wait_status(directory, "busy")
-    wait_until(lambda: _is_whole(cluster, name), "all of its processes are there")
+    wait_until(lambda: _left(cluster, name, "sleep"), "all of its processes are there")
     return directory
 
 
-def _is_whole(cluster: Cluster, name: str) -> bool:
-    for pid in _left(cluster, name):
-        with suppress(FileNotFoundError, ProcessLookupError):  # what is there before it
-            if Path(f"/proc/{pid}/comm").read_text() == "sleep\n":
-                return True
-    return False
-
-
-def _left(cluster: Cluster, name: str) -> list[str]:
+def _left(cluster: Cluster, name: str, program: str = "") -> list[int]:
     """The processes that an agent has at its host."""
-    found = cluster.host.cgroup.path.glob(f"user-*/agent-{name}@*/**/cgroup.procs")
-    return [pid for procs in found for pid in procs.read_text().split()]
+    return cluster.host.processes_of(f"{name}@*", program)
 
 
 def test_an_agent_outlives_a_step_whose_time_is_over(cluster: Cluster) -> None:

@@ -372,10 +372,9 @@ def _placed(daemon: Daemon, name: str, program: str) -> Path:
     return directory
 
 
-def _left(host: Daemon, name: str) -> list[str]:
+def _left(host: Daemon, name: str) -> list[int]:
     """The processes that an agent has at its host."""
-    found = host.cgroup.path.glob(f"user-*/agent-{name}@*/**/cgroup.procs")
-    return [pid for procs in found for pid in procs.read_text().split()]
+    return host.processes_of(f"{name}@*")
 
 
 def test_an_agent_at_the_other_end_gives_back_what_it_made(far: Far) -> None:

@@ -59,8 +59,7 @@ def is_busy(lead: ScriptedLead, agent: str) -> Callable[[], bool]:
 
 def gone(host: Daemon, name: str) -> bool:
     """Whether no process of an agent is left."""
-    found = host.cgroup.path.glob(f"user-*/agent-{name}/**/cgroup.procs")
-    return not any(procs.read_text() for procs in found)
+    return not host.processes_of(name)
 
 
 def test_it_runs_as_anywhere_and_is_led_from_elsewhere(host: Daemon, lead: ScriptedLead) -> None:

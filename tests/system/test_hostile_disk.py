@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -52,9 +53,12 @@ def do(daemon: Daemon, function: Callable[[], T]) -> T:
 
 
 def on_disk(path: Path) -> int:
-    """Bytes of files."""
-    files = (Path(at) / name for at, _, names in os.walk(path) for name in names)
-    return sum(file.lstat().st_blocks * 512 for file in files)
+    """Bytes of files, some of which may be removed meanwhile."""
+    size = 0
+    for file in (Path(at) / name for at, _, names in os.walk(path) for name in names):
+        with suppress(FileNotFoundError):
+            size += file.lstat().st_blocks * 512
+    return size
 
 
 PRINTERS = """

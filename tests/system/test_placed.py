@@ -154,16 +154,10 @@ def test_what_a_client_waits_for_goes_on_with_the_next_daemon(
         if where:
             three.go(directory)
         else:
-            _go(three, name)
+            for pid in three.daemon.processes_of(name, "sleep"):
+                end_process(pid)
         assert (client.stdout.read(), client.wait()) == ("two\n", 3)
     wait_until(lambda: not directory.exists(), "it is removed")
-
-
-def _go(three: Three, name: str) -> None:
-    for procs in three.daemon.cgroup.path.glob(f"user-*/agent-{name}/**/cgroup.procs"):
-        for pid in procs.read_text().split():
-            if Path(f"/proc/{pid}/comm").read_text() == "sleep\n":
-                end_process(int(pid))
 
 
 def test_of_a_prefix_a_node_is_chosen(three: Three) -> None:

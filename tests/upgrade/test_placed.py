@@ -150,11 +150,8 @@ def _check_all(both: Pair, olds: dict[str, bool]) -> None:
 
 def _end_sleep(both: Pair, directory: Path) -> None:
     """Has its program go on."""
-    name = both.there(directory).name.removesuffix(".d")
-    for procs in both.host.cgroup.path.glob(f"user-*/agent-{name}/**/cgroup.procs"):
-        for pid in map(int, procs.read_text().split()):
-            if Path(f"/proc/{pid}/comm").read_text() == "sleep\n":
-                end_process(pid)
+    for pid in both.host.processes_of(both.there(directory).name.removesuffix(".d"), "sleep"):
+        end_process(pid)
 
 
 # a daemon that speaks otherwise, which is this one, changed

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from glob import glob
 from pathlib import Path
 from typing import Any, Final
 
@@ -335,6 +336,15 @@ class Daemon:
         leaves = self.cgroup.path.glob("user-*/monitor")
         return [pid for leaf in leaves for pid in Cgroup(leaf).processes()]
 
+    def processes_of(self, agents: str, program: str = "") -> list[int]:
+        """What runs of agents whose names match, whatever the daemon says; of one program.
+
+        Cgroups may be removed meanwhile, at which Path.glob fails.
+        """
+        paths = glob(f"{self.cgroup}/user-*/agent-{agents}")
+        pids = [pid for path in paths for pid in Cgroup(path).processes()]
+        return [pid for pid in pids if program in ("", _program(pid))]
+
     # using it
 
     def path(self, *parts: str) -> Path:
@@ -465,6 +475,14 @@ def _told(path: Path) -> bytes | None:
     """None if it is refused with EAGAIN."""
     with open(path, "rb", buffering=0) as file:
         return file.read()
+
+
+def _program(pid: int) -> str | None:
+    """The name by which the kernel knows it; None if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def alive(pid: int) -> bool:

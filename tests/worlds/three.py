@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -52,26 +52,16 @@ class Three:
 
     def runs(self, directory: Path, where: str = "n2") -> bool:
         """Whether a process of it is left."""
+        return bool(self._processes(directory, where))
+
+    def _processes(self, directory: Path, where: str, program: str = "") -> list[int]:
         name = self.there(directory, where).name.removesuffix(".d")
-        found = self.hosts[where].cgroup.path.glob(f"user-*/agent-{name}/**/cgroup.procs")
-        return any(procs.read_text() for procs in found)
+        return self.hosts[where].processes_of(name, program)
 
     def go(self, directory: Path, where: str = "n2") -> None:
         """Has the program go on that waits for a sleep(1) to end."""
-        name = self.there(directory, where).name.removesuffix(".d")
-        leaves = f"user-*/agent-{name}/**/cgroup.procs"
-
-        def sleeps() -> list[int]:
-            found = []
-            for procs in self.hosts[where].cgroup.path.glob(leaves):
-                for pid in procs.read_text().split():
-                    with suppress(FileNotFoundError):  # what it does before that
-                        if Path(f"/proc/{pid}/comm").read_text() == "sleep\n":
-                            found.append(int(pid))
-            return found
-
-        wait_until(sleeps, "it sleeps")
-        for pid in sleeps():
+        wait_until(lambda: self._processes(directory, where, "sleep"), "it sleeps")
+        for pid in self._processes(directory, where, "sleep"):
             end_process(pid)
 
     def gone(self, directory: Path, where: str = "n2") -> None:

@@ -92,13 +92,7 @@ class Users:
 
     def left(self, directory: Path, comm: str = "") -> list[int]:
         """The processes of an agent at its host, whatever any ctxd says; of one name."""
-        name = directory.name.removesuffix(".d")
-        found = []
-        for procs in self.there.cgroup.path.glob(f"user-*/agent-{name}@*/**/cgroup.procs"):
-            for pid in map(int, procs.read_text().split()):
-                if not comm or Path(f"/proc/{pid}/comm").read_text() == f"{comm}\n":
-                    found.append(pid)
-        return found
+        return self.there.processes_of(f"{directory.name.removesuffix('.d')}@*", comm)
 
     def gone(self, directory: Path) -> None:
         wait_until(lambda: not self.left(directory), "nothing of it runs")
