@@ -184,6 +184,7 @@ _OF_LEADS = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.parametrize("kind", _OF_LEADS)
 def test_leads_that_never_stop_delay_nobody(kind: str) -> None:
@@ -220,6 +221,7 @@ _OF_HOSTS: dict[str, Callable[[str], tuple[bytes, bool]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.parametrize("kind", _OF_HOSTS)
 def test_a_host_that_never_stops_delays_nobody(kind: str) -> None:
