@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import pytest
 
+from tests.system.test_trees import space
 from tests.worlds.daemon import Daemon, daemon_of, read, wait_until, write
 from tests.worlds.ordinary import OrdinaryDaemon, ordinary_daemon
 
@@ -127,10 +128,8 @@ def test_a_durable_home_that_grows_over_the_account_is_stopped(small: Daemon) ->
 @pytest.mark.settings(owner_disk_max="16M", grace="1s")
 def test_a_space_that_grows_is_stopped_whoever_writes_it(daemon: Daemon) -> None:
     """Its owner pays; an agent of another user fills it, and one that only reads goes on."""
-    (daemon.root / "shared" / "space").mkdir()
-    space = daemon.state / "tree/space/space/space"
-    wait_until(space.is_dir, "it is made")
-    space.chmod(0o1777)
+    tree = space(daemon, "space", owner=0)
+    tree.chmod(0o1777)
     policy = "allow {}_t shared:space {}\n"
     filler = run_script(daemon, "filler", "set -- /space\n" + FILLER, owner="4001",
                         mount="shared:space /space rw\n",
@@ -142,7 +141,7 @@ def test_a_space_that_grows_is_stopped_whoever_writes_it(daemon: Daemon) -> None
     assert read(reader, "status") == "busy\n"
     assert "EDQUOT" in refused(filler / "ctl", "resume")
     assert daemon.finish("other", "sh -c 'echo fine > $CTX_SELF/result.md'", owner="4002")
-    for path in space.iterdir():
+    for path in tree.iterdir():
         path.unlink()
     wait_until(lambda: read(filler, "status") == "busy\n", "it goes on by itself", timeout=60)
 

@@ -23,6 +23,7 @@ from tests.worlds.daemon import (
     TIMEOUT,
     Daemon,
     alive,
+    persist,
     read,
     running,
     wait_dead,
@@ -225,7 +226,7 @@ def test_processes_that_wait_for_a_file_keep_nobody_from_files() -> None:
         compiled(daemon, "tangled")
         daemon.path("shared", "space").mkdir()
         space = daemon.path("shared", "space", "data")
-        space.chmod(0o1777)
+        persist(lambda: space.chmod(0o1777))
         with open(space / "file", "w") as file:
             file.truncate(16 << 30)
         agent = run(daemon, "tangler", f"sh -c '/programs/tangled {space}/file 200 & "

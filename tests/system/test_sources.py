@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from runtime.kernel.cgroups import Cgroup
 from tests.system.hostile.guarded import BESIDE, guarded
 from tests.worlds import daemon as harness
-from tests.worlds.daemon import AGENT_UID, TIMEOUT, Daemon, read, wait_dead, wait_until
+from tests.worlds.daemon import AGENT_UID, Daemon, persist, read, wait_dead, wait_until
 
 SECRET = "the operator's key\n"
 #: files of an agent that name a path in its creator's view, and how
@@ -68,13 +67,7 @@ def guarded_module(shared_daemon: Daemon) -> Iterator[None]:
 
 
 def write(path: Path, text: str) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while True:
-        try:
-            return harness.write(path, text)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
+    persist(lambda: harness.write(path, text))
 
 
 def refusal(path: Path, text: str) -> str:

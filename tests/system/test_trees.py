@@ -21,6 +21,7 @@ from tests.worlds.daemon import (
     AGENT_UID,
     MARK,
     Daemon,
+    persist,
     read,
     refusal,
     running,
@@ -76,15 +77,11 @@ def policy(directory: Path, *lines: str) -> str:
 def space(daemon: Daemon, name: str, owner: int = AGENT_UID) -> Path:
     """A new space; where its files really are."""
 
-    def made() -> bool:
-        try:
-            daemon.path("shared", name).mkdir()
-        except BlockingIOError:
-            return False  # one that had the name is just being removed
-        (daemon.path("shared", name) / "data").readlink()  # which waits for the tree
-        return True
-
-    wait_until(lambda: do(daemon, made), "it is made")
+    place = daemon.path("shared", name)
+    # one that had the name may just be removed
+    do(daemon, lambda: persist(place.mkdir))
+    # which waits for the tree
+    do(daemon, lambda: persist((place / "data").readlink))
     path = daemon.state / "tree" / "space" / name / name
     if not daemon.rootless:
         os.chown(path, owner, owner)

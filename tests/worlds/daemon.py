@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from glob import glob
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from runtime.kernel.cgroups import Cgroup
 from tests.worlds.membership import WATCH, Place
@@ -28,6 +28,7 @@ from tests.worlds.readiness import readable
 from tests.worlds.whose import AGENT_UID as AGENT_UID
 from tests.worlds.whose import HIERARCHY, IDS, ROOTLESS
 
+T = TypeVar("T")
 TIMEOUT = 30.0
 #: seconds after which it is looked again
 _LONGEST: Final = 0.25
@@ -461,20 +462,27 @@ def wait_status(directory: Path, *wanted: str, timeout: float = TIMEOUT) -> str:
         os.close(fd)
 
 
-def read(directory: Path, file: str) -> str:
-    """Asked for again while it is refused with EAGAIN: on a busy machine the daemon's look at
-    processes may take longer than it is given."""
+def persist(act: Callable[[], T]) -> T:
+    """What it returns; done again while it is refused with EAGAIN: on a busy machine a look at
+    processes, or a tree that is being made, takes longer than a request may wait."""
     deadline = time.monotonic() + TIMEOUT
-    while (data := _told(directory / file)) is None:
-        assert time.monotonic() < deadline, f"{directory / file} is refused each time (EAGAIN)"
+    while True:
+        try:
+            return act()
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
         select.select([], [], [], 0.01)
-    return io.StringIO(data.decode(), newline=None).read()
 
 
-def _told(path: Path) -> bytes | None:
-    """None if it is refused with EAGAIN."""
-    with open(path, "rb", buffering=0) as file:
-        return file.read()
+def read(directory: Path, file: str) -> str:
+    def told() -> bytes:
+        with open(directory / file, "rb", buffering=0) as opened:
+            if (data := opened.read()) is None:
+                raise BlockingIOError(errno.EAGAIN, "try again", str(directory / file))
+            return data
+
+    return io.StringIO(persist(told).decode(), newline=None).read()
 
 
 def _program(pid: int) -> str | None:
