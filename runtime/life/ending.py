@@ -44,6 +44,8 @@ _KILL_SECONDS: Final = 10.0
 _AT_ONCE: Final = 256
 #: what is told to end, and does so at once, has ended after this time
 _AT_ONCE_SECONDS: Final = 0.1
+#: trees that are told to end in one step wait for each other no longer than this
+_TOGETHER_SECONDS: Final = 1.0
 #: agents that are marked as ending in one step
 _MARKED_AT_ONCE: Final = 64
 _SETTLE_SECONDS: Final = 10.0
@@ -59,6 +61,8 @@ class Ender(Part):
         super().__init__(host)
         #: of large trees that are being marked: set when all that lives in them is
         self._marking: dict[AgentIndex, trio.Event] = {}
+        #: of the ends whose processes are told to end in this step of the loop
+        self._together: _Together | None = None
 
     def end(
         self,
@@ -217,10 +221,19 @@ class Ender(Part):
             for execution in each.entered():
                 self._nursery.start_soon(self._tell_end, each, execution)
         signalled = all(execution.settled for each in members for execution in each.programs())
-        held = contextlib.ExitStack()
+        if signalled and self._together is None:
+            self._together = _Together()
+            self._nursery.start_soon(self._next_step, self._together)
+        held = (self._together if signalled else None) or _Together()
+        held.ends += 1
         if signalled:
-            _hold(members, held)
+            held.hold(members)
         self._nursery.start_soon(self._end_processes, top, members, signalled, held)
+
+    async def _next_step(self, held: _Together) -> None:
+        self._together = None
+        await trio.sleep(_TOGETHER_SECONDS)
+        held.let_go()
 
     async def _signal(self, top: Agent, members: list[LiveCell]) -> None:
         """Step 4, to the programs of several agents and to nothing that surrounds them. A frozen
@@ -327,11 +340,12 @@ class Ender(Part):
         crashpoints.reach("cancel.killed")
 
     async def _end_processes(
-        self, top: Agent, members: list[LiveCell], signalled: bool, held: contextlib.ExitStack
+        self, top: Agent, members: list[LiveCell], signalled: bool, held: _Together
     ) -> None:
         """Steps 4 to 6: SIGTERM to all, one grace period, then ``cgroup.kill``."""
         node = members[0].node
-        with guarded(top), held:
+        with guarded(top), contextlib.ExitStack() as waiting:
+            waiting.callback(held.one_ended)
             if not signalled:
                 for each in members:
                     self._port.thaw(each.node)  # a frozen start would never settle
@@ -339,7 +353,7 @@ class Ender(Part):
                     for each in members:
                         for execution in each.programs():
                             await self._port.wait_settled(execution)
-                _hold(members, held)
+                held.hold(members)
             grace = self._agents.settings.grace(top)
             if _is_hung_up(top):
                 grace = min(grace, HANG_UP_GRACE)
@@ -348,7 +362,7 @@ class Ender(Part):
                 await self._signal(top, members[begin : begin + _AT_ONCE])
             with trio.move_on_at(min(over, trio.current_time() + _AT_ONCE_SECONDS)):
                 await self._port.wait_empty(node)
-            held.close()
+            waiting.close()
             with trio.move_on_at(over):
                 await self._wait_released(top, members)
             if members[0].over or not node.populated():
@@ -457,12 +471,30 @@ class Ender(Part):
         execution.emptied = True
 
 
-def _hold(members: Iterable[LiveCell], held: contextlib.ExitStack) -> None:
-    """While a tree is told to end, and for a moment after, who leads an agent of it waits: to look
-    at what has ended already, and to record it, would hold up the end of the others."""
-    for each in members:
-        each.changed.hold()
-        held.callback(each.changed.let_go)
+class _Together:
+    """While a tree is told to end, or several that are in one step, and for a moment after, who
+    leads an agent of them waits: to look at what has ended already, and to record it, would hold up
+    the end of the others."""
+
+    def __init__(self) -> None:
+        #: how many trees have not ended, nor had that moment
+        self.ends = 0
+        self._held: list[LiveCell] = []
+
+    def hold(self, members: Iterable[LiveCell]) -> None:
+        for each in members:
+            each.changed.hold()
+            self._held.append(each)
+
+    def one_ended(self) -> None:
+        self.ends -= 1
+        if not self.ends:
+            self.let_go()
+
+    def let_go(self) -> None:
+        held, self._held = self._held, []
+        for each in held:
+            each.changed.let_go()
 
 
 def _is_hung_up(top: Agent) -> bool:
