@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -31,7 +32,7 @@ from runtime.life.residents import Listener
 from runtime.life.streams import Streams
 from runtime.records.change import RUNTIME, Change
 from runtime.records.items import TaskCue
-from runtime.records.lifecycle import Cue
+from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
 from runtime.records.run import RunCue
 
@@ -56,6 +57,8 @@ class Recorder(Part):
         self._meter = meter
         self._spending = spending
         self._streams = streams
+        #: adds to the change that records the end of an agent what else that leads to
+        self.conclude_with: Callable[[Change, Agent], None] = lambda change, agent: None
         self._due: list[LiveCell] = []
         self._wake = trio.Event()
         #: whether agents are started again that want to be
@@ -156,6 +159,8 @@ class Recorder(Part):
             change.set(agent, last_line=line)
             self._agents.ends.record(change, agent, Cue.ENDED, outcome, reason)
         change.set(agent, usage=usage)
+        if change.peek_agent(agent, "status") is Status.DEAD:
+            self.conclude_with(change, agent)
         why = about(agent, run=agent.run.id, reason=reason)
         log.info("%s: %s (%s)", agent.name, outcome, reason, extra=why)
 

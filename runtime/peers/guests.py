@@ -83,6 +83,7 @@ class Guests(Part, Subscriber):
         self.telling = Telling(host, post, self.supplies, supervisor.meter)
         self.telling.end_unheard = lambda agent: self._end(agent, Cue.KILL)
         supervisor.streams.are_heard = self.telling.is_heard
+        supervisor.recorder.conclude_with = self.telling.conclude
         self._leases = Leases(self._places.leases)
         self._under: dict[str, Lease] = {}
         #: told when a lease is granted, or is over
@@ -452,7 +453,10 @@ class Guests(Part, Subscriber):
             return
         if agent.status is Status.DEAD:
             self.supplies.unwatch(agent)
-            self._nursery.start_soon(self._finish, agent)
+            if not agent.guest.get("told"):
+                self._nursery.start_soon(self._finish, agent)
+            elif "guest" in names:
+                crashpoints.reach("peer.told")
         elif agent.status in (Status.READY, Status.IDLE, Status.BUSY):
             self.supplies.watch(agent)
             self.supplies.drop_pack(agent)

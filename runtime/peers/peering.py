@@ -477,7 +477,7 @@ class Lead(Peering):
         return None
 
     def at_once(self, message: Message) -> int:
-        return 1 if message.op in APART else 8
+        return 1 if message.op in APART else 16
 
     def fits(self, hello: Hello) -> bool:
         """Whether the host knows this registration, and is where it ought to be."""

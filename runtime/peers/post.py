@@ -24,7 +24,7 @@ from runtime.errors import NoSpaceError
 from runtime.kernel.inotify import Wakeup
 from runtime.peers.peering import BrokenLinkError
 from runtime.peers.streams import Kept, Stream
-from runtime.records.change import Change, Subscriber, Undoing
+from runtime.records.change import Change, Posted, Subscriber, Undoing
 from runtime.records.journal import Journal
 from runtime.records.store import Store
 from runtime.texts.names import dump_json
@@ -49,6 +49,10 @@ def check_late(journal: Journal, key: str) -> None:
 def key_of(kind: str, known: str) -> str:
     """The key of a registration of one ``kind``."""
     return kind + hashlib.blake2b(known.encode(), digest_size=8).hexdigest()
+
+
+def _is_end(posted: Posted) -> bool:
+    return posted.op in ("ended", "dead")
 
 
 class Post(Subscriber):
@@ -158,7 +162,8 @@ class Post(Subscriber):
             where = "UPDATE peers SET got=?, seen=? WHERE key=?"
             self._store.execute(where, stream.got, stream.seen, key)
             self.wakeup(key).notify()
-        for each in change.posts:
+        # what an agent does last is said before its end, which the same change may record
+        for each in sorted(change.posts, key=_is_end):
             stream = self.stream(each.key)
             kept = stream.record(each.op, each.agent, **each.said)
             undoing.append(stream.take_back)

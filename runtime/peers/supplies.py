@@ -180,6 +180,29 @@ class Supplies(Parcels):
         it changes no more; there may be very many, which are looked at in several steps. The size
         of a conversation, to which something may still be added, is known when it has come; that
         of a ``LISTING`` is followed by that of all in it."""
+        found, pack = self._documents_of(agent)
+        pay = partial(self._agents.accounts.time.pay, Payer(agent.owner, agent.name))
+        artifacts, lines = await Timed(self._listed(agent), pay)
+        if len(lines) <= _LISTED_MAX:
+            return {**found, **{name: [size, mode] for name, size, mode in artifacts}, **pack}
+        with suppress(OSError):
+            self._write_listing(agent, lines)
+        return {**found, **pack, LISTING: [len(lines), sum(size for _, size, _ in artifacts)]}
+
+    def few_files_of(self, agent: Agent) -> dict[str, list[int | None]] | None:
+        """The same of a guest without artifacts; None of any other."""
+        with suppress(FileNotFoundError), os.scandir(
+            self._agents.documents.path(agent, "artifact")
+        ) as entries:
+            if any(entries):
+                return None
+        found, pack = self._documents_of(agent)
+        return {**found, **pack}
+
+    def _documents_of(
+        self, agent: Agent
+    ) -> tuple[dict[str, list[int | None]], dict[str, list[int | None]]]:
+        """Its documents and its conversation; and the pack of its worktree, if there is one."""
         documents, session = self._agents.documents, self._agents.sessions.get(agent.session)
         found: dict[str, list[int | None]] = {}
         for name in DOCUMENTS:
@@ -193,13 +216,7 @@ class Supplies(Parcels):
         pack: dict[str, list[int | None]] = {}
         if size := agent.guest.get("left", {}).get("size"):
             pack[PACK] = [size, 0]
-        pay = partial(self._agents.accounts.time.pay, Payer(agent.owner, agent.name))
-        artifacts, lines = await Timed(self._listed(agent), pay)
-        if len(lines) <= _LISTED_MAX:
-            return {**found, **{name: [size, mode] for name, size, mode in artifacts}, **pack}
-        with suppress(OSError):
-            self._write_listing(agent, lines)
-        return {**found, **pack, LISTING: [len(lines), sum(size for _, size, _ in artifacts)]}
+        return found, pack
 
     async def _listed(self, agent: Agent) -> tuple[list[tuple[str, int, int]], bytes]:
         """The artifacts, and a line for each."""

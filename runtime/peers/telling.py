@@ -1,8 +1,8 @@
 """Tells leads what becomes of their agents here.
 
-A fact is added to the change that it comes from, in its transaction. The end of a guest is told by
-a change of its own, once all that it gives back is on the disk; a daemon that dies between the two
-leaves that to the next (``Guests.go_on``).
+A fact is added to the change that it comes from, in its transaction. The end of a guest that gives
+back more than is on the disk by then is told by a change of its own, once all of that is; a daemon
+that dies between the two leaves that to the next (``Guests.go_on``).
 """
 
 from __future__ import annotations
@@ -264,22 +264,36 @@ class Telling(Part, Subscriber):
             self._agents.journal.note(change)
 
     def end(self, agent: Agent, files: Mapping[str, Any]) -> None:
-        """Nothing of a guest is left: how it ended, and what it gives back."""
+        """Tells the end of a guest of which nothing is left, with what it gives back."""
         change = Change(by=RUNTIME)
+        self._add_end(change, agent, files)
+        self._agents.journal.note(change)
+
+    def conclude(self, change: Change, agent: Agent) -> None:
+        """Adds that to the change that records its end, unless something that it gives back is
+        still to be written, or may be much."""
+        is_due = agent.is_guest and bool(self._post.data(agent.peer))
+        is_due = is_due and not agent.guest.get("forgotten")
+        is_written = all(file == EVENTS for _, file, _ in change.lines)
+        if is_due and is_written and not self._agents.journal.behind:
+            with suppress(OSError):
+                if (files := self._supplies.few_files_of(agent)) is not None:
+                    self._add_end(change, agent, files)
+
+    def _add_end(self, change: Change, agent: Agent, files: Mapping[str, Any]) -> None:
         change.set(agent, guest={**agent.guest, "told": True})
         left = {"worktree": agent.guest["left"]} if agent.guest.get("packed") else {}
         self._tell(
             change,
             agent,
             "ended",
-            outcome=agent.outcome,
-            reason=head(agent.reason, _REASON_MAX),
+            outcome=change.peek_agent(agent, "outcome"),
+            reason=head(change.peek_agent(agent, "reason"), _REASON_MAX),
             by=agent.caused_by,
-            usage=agent.usage,
+            usage=change.peek_agent(agent, "usage"),
             started=agent.started,
             files=files,
             **left,
             **self._supplies.lengths(agent),
         )
         self._tell(change, agent, "dead")
-        self._agents.journal.note(change)

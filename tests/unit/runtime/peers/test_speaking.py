@@ -391,7 +391,7 @@ def test_no_more_waits_for_a_node_than_is_told_at_once(world: World) -> None:
 def test_what_is_told_of_messages_is_heard_one_by_one(world: World) -> None:
     """Each may have a text of two MiB."""
     lead = Peer({"as": ""}, Stream(), Grants(1.0, 1.0, 0.0))
-    for op, most in (("message", 1), ("session", 1), ("state", 8)):
+    for op, most in (("message", 1), ("session", 1), ("state", 16)):
         assert lead.at_once(Heard(1, op, "x", {"at": 1 << 20}, b"")) == most
 
 
