@@ -85,15 +85,14 @@ class Removals(Part):
         REMOVING.check_object(self._facts, NOBODY, agent)
         self._take_away(agent)
 
-    def _take_away(self, agent: Agent, *sessions: Session) -> None:
-        """With the history of these ``sessions``."""
+    def _take_away(self, agent: Agent) -> None:
         members, left = self.going(agent)
         self._cancel_new_of(members)
         change = Change()
         parent = self._registry.parent_of(agent)
         if parent is not None:
             self._tasks.drop_handle(change, parent, agent)
-        self._remove(change, members, *sessions)
+        self._remove(change, members)
         self.leave(left)
 
     def going(self, agent: Agent) -> tuple[list[Agent], list[Agent]]:
@@ -189,15 +188,23 @@ class Removals(Part):
             why = because_of(agent.owner, agents=[agent.name])
             log.error("%s: cannot remove it after its end: %s", agent.name, error, extra=why)
 
-    def remove_copy(self, agent: Agent) -> None:
-        """Removes a guest that has ended and that its lead forgets: the history is there.
+    def remove_copies(self, change: Change, *agents: Agent) -> None:
+        """Removes guests that have ended and that their lead forgets, with what else is changed:
+        the history is there.
 
-        Its durable home is for the next agent of its name.
+        A durable home is for the next agent of its name.
         """
-        sessions = [self._sessions.load(index) for index in (agent.session, *agent.other_sessions)]
-        for reason in (_alive, _fetching):
-            reason.check(self._facts, NOBODY, agent)
-        self._take_away(agent, *sessions)
+        sessions, members, left = [], [], []
+        for agent in agents:
+            for reason in (_alive, _fetching):
+                reason.check(self._facts, NOBODY, agent)
+            sessions += [*map(self._sessions.load, (agent.session, *agent.other_sessions))]
+            now, later = self.going(agent)
+            members += now
+            left += later
+        self._cancel_new_of(members)
+        self._remove(change, members, *sessions)
+        self.leave(left)
         for session in sessions:
             self._forget_session(session)
 

@@ -15,6 +15,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
+from itertools import groupby
 from typing import ClassVar, Final
 
 import trio
@@ -256,12 +257,10 @@ class Guests(Part, Subscriber):
     async def hear(self, key: str, uid: int, host: Host, event: Event, *more: Event) -> None:
         """Does what the lead says, several ends at once; ``BrokenLinkError``."""
         if isinstance(event, Message):
-            gathering = self._agents.journal.gathering(refusable=False) if more else nullcontext()
-            with suppress(KernelError), gathering:  # what was not killed is killed later
-                for each in (event, *more):
-                    if isinstance(each, Message):
-                        self._do(key, uid, each)
-            self.lease(key).reach(event.number + len(more), now())
+            messages = [each for each in (event, *more) if isinstance(each, Message)]
+            for is_forget, some in groupby(messages, lambda each: each.op == "forget"):
+                self._do_together(key, uid, list(some), is_forget=is_forget)
+            self.lease(key).reach(messages[-1].number, now())
         elif isinstance(event, Over):
             lease, upto = self.lease(key), int(self._post.data(key).get("upto", 0))
             if event.upto > upto:
@@ -274,6 +273,38 @@ class Guests(Part, Subscriber):
             self._called_lost[key] = host, max(event.upto, since)
             if not before:
                 self._nursery.start_soon(self._end_over, key)
+
+    def _do_together(
+        self, key: str, uid: int, messages: list[Message], *, is_forget: bool
+    ) -> None:
+        """Does several ends, or takes several copies away, in one transaction."""
+        if is_forget and len(messages) > 1 and self._are_forgotten(key, messages):
+            return
+        journal, many = self._agents.journal, len(messages) > 1 and not is_forget
+        gathering = journal.gathering(refusable=False) if many else nullcontext()
+        with suppress(KernelError), gathering:  # what was not killed is killed later
+            for each in messages:
+                self._do(key, uid, each)
+
+    def _are_forgotten(self, key: str, messages: list[Message]) -> bool:
+        """Takes copies of agents away, if nothing has to be done or kept for any of them."""
+        agents = {each.agent: self._guest(key, each) for each in messages}
+        there = [agent for agent in agents.values() if agent is not None and self._is_over(agent)]
+        if len(there) < len(messages) or any(each.said.get("keep") for each in messages):
+            return False
+        change = Change()
+        change.done += [(key, each.number, each.line) for each in messages]
+        try:
+            self._take_away(*there, change=change)
+        except CtxError:
+            return False  # each is judged by itself
+        crashpoints.reach("peer.done")
+        return True
+
+    def _is_over(self, agent: Agent) -> bool:
+        """Whether nothing of a guest runs, is to be written, or goes with it."""
+        alone = not self._agents.registry.children(agent)
+        return agent.status is Status.DEAD and alone and not self._agents.journal.behind
 
     def _do(self, key: str, uid: int, message: Message) -> None:
         """Does one operation; what is refused is told to the lead."""
@@ -487,6 +518,7 @@ class Guests(Part, Subscriber):
                     return
                 files = await self.supplies.files_of(agent)
 
-    def _take_away(self, agent: Agent) -> None:
-        self._agents.removals.remove_copy(agent)
-        self.keeping.left(agent)
+    def _take_away(self, *agents: Agent, change: Change | None = None) -> None:
+        self._agents.removals.remove_copies(change or Change(), *agents)
+        for agent in agents:
+            self.keeping.left(agent)

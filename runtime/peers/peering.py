@@ -530,6 +530,8 @@ class Host(Peering):
         self._go_on(stream, min(hello.said["got"], stream.sent))
 
     def at_once(self, message: Message) -> int:
+        if message.op == "forget":
+            return 16
         return 64 if message.said.get("verb") in ("stop", "kill") else 1
 
     def taken_over(self, stream: Stream, lease: Lease) -> None:
