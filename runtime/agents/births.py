@@ -7,6 +7,8 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from runtime import crashpoints
@@ -231,9 +233,9 @@ class Births(Part):
         self._make(change, agent)
         return agent
 
-    def place(self, caller: Caller, name: str, incarnation: Incarnation, **values: Any) -> Agent:
-        """A new agent of another machine's daemon, which ``caller`` is here: a root agent that
-        nobody but its operators sees. Its name can be given to no other agent.
+    def guest(self, caller: Caller, name: str, incarnation: Incarnation, **values: Any) -> Agent:
+        """An agent of another machine's daemon, which ``caller`` is here, for ``placing``: a root
+        agent that nobody but its operators sees. Its name can be given to no other agent.
 
         ``TakenError``, ``DeniedError``, ``QuotaError``.
         """
@@ -248,15 +250,28 @@ class Births(Part):
             gid=caller.gid,
             created=time.time(),
             wait_token=WaitFileName(secrets.token_hex(16)),
-            made_to_start=True,
             **values,
         )
         if self._is_known(agent):
             raise TakenError(f"there is something of an agent {quote(incarnation)} here")
         self._default_root(agent, caller)
         agent.profile = Profile.PRIVATE_CHILD.value
-        self._make(Change(), agent)
         return agent
+
+    @contextmanager
+    def placing(self, agent: Agent) -> Iterator[Change]:
+        """Makes a guest by one change with all that is written to it meanwhile; after an error it
+        never was."""
+        self._prepare(agent)
+        try:
+            with self._journal.gathering() as change:
+                change.made.append(agent)
+                yield change
+        except BaseException:
+            self._take_back_made(change)
+            raise
+        crashpoints.reach("create.inserted")
+        self._register(agent)
 
     def _is_known(self, agent: Agent) -> bool:
         """Whether anything of its incarnation, whatever became of that, is there."""
@@ -370,11 +385,14 @@ class Births(Part):
         try:
             self._journal.commit(change)
         except BaseException:
-            for agent in change.made:
-                self._sessions.forget(agent.session)
-                self._discard(agent)
+            self._take_back_made(change)
             raise
         crashpoints.reach("create.inserted")
+
+    def _take_back_made(self, change: Change) -> None:
+        for agent in change.made:
+            self._sessions.forget(agent.session)
+            self._discard(agent)
 
     def _register(self, agent: Agent) -> None:
         self._registry.add(agent)

@@ -112,29 +112,23 @@ class Putting(Part):
             left = Left(path=f"{self._places.trees}/{tree}/work", keep=config.placed_keep)
             guest["left"] = asdict(left)
         self._make_way(key, f"{put.name}@{alias}")
-        with agents.journal.preparing():
-            agent = births.place(
-                caller,
-                f"{put.name}@{alias}",
-                Incarnation(message.agent),
-                lineage=put.supervisor,
-                label=f"{put.name}_t",
-                context=put.config.get("context", "fresh"),
-                mount=mount_table(put.config.get("mount", ""), self.files.recipes),
-                guest=guest,
-            )
-        crashpoints.reach("peer.put")
-        workspace = put.config.get("workspace", "inherit")
-        try:
-            with agents.journal.gathering() as change:
-                guest["lost"] = self._configure(agent, caller, put)
-                change.set(agent, peer=key, guest=guest, workspace=workspace, made_to_start=False)
-                if put.run > 1:
-                    change.runs.append((agent.name, put.run - 1))
-        except BaseException:
-            with agents.journal.preparing():
-                agents.removals.unmake(agent)
-            raise
+        agent = births.guest(
+            caller,
+            f"{put.name}@{alias}",
+            Incarnation(message.agent),
+            lineage=put.supervisor,
+            label=f"{put.name}_t",
+            context=put.config.get("context", "fresh"),
+            mount=mount_table(put.config.get("mount", ""), self.files.recipes),
+            peer=key,
+            guest=guest,
+        )
+        with births.placing(agent) as change:
+            guest["lost"] = self._configure(agent, caller, put)
+            agent.workspace = put.config.get("workspace", "inherit")
+            if put.run > 1:
+                change.runs.append((agent.name, put.run - 1))
+            crashpoints.reach("peer.put")
         return agent
 
     def _make_way(self, key: str, name: str) -> None:
@@ -166,8 +160,9 @@ class Putting(Part):
         texts = {
             **put.config,
             "policy": policy.render(rules, agent.label),
-            "limits": lines_of(settable(wanted)),
         }
+        if settable(wanted):
+            texts["limits"] = lines_of(settable(wanted))
         for name in FILES:
             if name in texts:
                 self.files.write(agent, caller, name, texts[name])

@@ -28,7 +28,7 @@ import trio
 
 from runtime import crashpoints
 from runtime.errors import KernelError, NoSpaceError
-from runtime.ids import AgentIndex, SessionIndex
+from runtime.ids import NO_AGENT, AgentIndex, SessionIndex
 from runtime.kernel.inotify import Wakeup
 from runtime.records.acting import Acting
 from runtime.records.change import EVENTS, Answer, Change, Subscriber, Undoing
@@ -242,17 +242,18 @@ class Journal(Acting):
         """Inside the transaction: those that change, and those that are made."""
         for name, owner in change.claims:
             self._store.claim_name(name, owner)
-        for name, number in change.runs:
-            self._store.put_runs(name, number)
         for index, name in change.channels:
             self._sessions.retire_channel(index, name)
         for agent, values in change.agents.values():
-            self._store.put_agent(agent.index, {**agent.dump(), **values}, values)
+            if agent.index != NO_AGENT:  # or what was gathered of it is inserted with it
+                self._store.put_agent(agent.index, {**agent.dump(), **values}, values)
             if values.get("removed"):
                 self._store.delete_items(agent.index)
         for agent in change.made:
             self._insert(agent)
             change.tell(agent, "agent.create", parent=agent.lineage)
+        for name, number in change.runs:
+            self._store.put_runs(name, number)
         for task, child in change.handles:
             task.child = child.index
 
