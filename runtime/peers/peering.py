@@ -219,6 +219,8 @@ class Peering(Handed):
         self._greeted = False
         #: that both speak, once that is known
         self._version = 0
+        #: more of what came is about to be heard: one acknowledgement is for all of that
+        self.hears = False
 
     # what goes
 
@@ -241,11 +243,12 @@ class Peering(Handed):
             return self._control[0]
         if self._opened:
             stream = self._stream
-            if stream.got > self._said:
+            kept = stream.after(self._told)
+            if stream.got > self._said and (kept or not self.hears):
                 self._said = stream.got
                 self._say({"op": "ack", "got": self._said})
                 return self._control[0]
-            if kept := stream.after(self._told):
+            if kept:
                 return kept.line
         return self._bulk[0] if self._bulk else None
 

@@ -97,6 +97,7 @@ class Talk:
 
         while True:
             self.unheard = memoryview(data)
+            self.peering.hears = True
             while self.unheard or is_first:
                 # frames are read in short steps; bytes of files take no time
                 size, is_first = _PIECE if self.peering.lacks else _STEP, False
@@ -109,6 +110,7 @@ class Talk:
                     await rest()  # it may be a change with its transaction, or a file
                 self._fed()
                 await rest()
+            self.peering.hears = False
             if not self._push():
                 self.said.notify()
             # of bytes of files there may be more at once
