@@ -313,8 +313,10 @@ class Leading(Part, Elsewhere, Subscriber):
                 "upgrade it, or write once"
             )
         bound = bound_of(self._agents, agent)
-        if not any(each.peer == key and "lost" not in each.heard for each in self._all()):
+        others = self._there.at((node, agent.owner))
+        if not any(each.peer == key and "lost" not in each.heard for each in others):
             self._grants[key].begin(now())
+            self._changed.notify()
         change.set(agent, peer=key, heard={"bound": bound})
         files = self._digests.pop(agent.index, None) or digests(self.returns.supplies(agent))
         tell = partial(self._speaking.tell, change, agent)
@@ -324,7 +326,6 @@ class Leading(Part, Elsewhere, Subscriber):
             tell("freeze")
         self._speaking.waiting(agent, tell)
         tell("start", by=self._agents.journal.actor)
-        self._changed.notify()
 
     def _above(self, agent: Agent) -> list[Agent]:
         return self._agents.registry.ancestors(agent)
@@ -479,7 +480,8 @@ class Leading(Part, Elsewhere, Subscriber):
         elif self._there.pop(agent.index):
             self._asked.pop(agent.index, None)
             self._digests.pop(agent.index, None)
-            self._changed.notify()
+            if self._post.data(agent.peer).get("parted"):
+                self._changed.notify()
 
     def _narrow(self, top: Agent) -> None:
         """Tells hosts what agents may at most, where that has changed."""

@@ -322,6 +322,9 @@ class Parcels(Part):
                 parcel.next = next(parcel.rest, None)
             except CtxError as error:
                 self._judge(parcel, error)
+        if parcel.next is None and not parcel.files:
+            self._tell_if_complete(parcel)
+            return
         way = self._way(parcel.agent.peer)
         self._queue(way, parcel)
         self._later(way)

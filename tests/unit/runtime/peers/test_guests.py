@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import trio.testing
 
 from runtime.caller import Caller
+from runtime.cell.port import LiveCell
 from runtime.errors import QuotaError, TooLongError, UnsupportedError, WrongStateError
 from runtime.peers.hosting import Hosting
 from runtime.peers.peering import BrokenLinkError, Message, Over
@@ -254,13 +256,41 @@ def test_a_start_waits_for_documents_and_a_stop_does_not(
 
 
 class Counting(Subscriber):
-    """How many operations each transaction has that has any."""
+    """How many operations each transaction has that has any; how many ends, and which facts."""
 
     def __init__(self) -> None:
         self.done: list[int] = []
+        self.dead: list[int] = []
+        self.said: list[list[str]] = []
 
     def posting(self, change: Change, undoing: Any) -> None:
+        ended = [values.get("status") for _, values in change.agents.values()].count(Status.DEAD)
         self.done += [len(change.done)] if change.done else []
+        self.dead += [ended] if ended else []
+        self.said += [[each.op for each in change.posts]] if change.posts else []
+
+
+async def both_busy(site: Site, lead: Leader) -> list[Agent]:
+    """Two guests whose programs run."""
+    agents = []
+    for incarnation, name in ((A, "x"), (B, "y")):
+        await lead.say("put", incarnation, **put(name=name))
+        await lead.say("start", incarnation)
+        agents.append(agent := site.guest(f"{name}@one"))
+        await site.until(site.cell(agent).facts.exist)
+        site.machine.began(site.cell(agent))
+        await site.be(agent, Status.BUSY)
+    return agents
+
+
+async def say_together(
+    site: Site, lead: Leader, op: str, *said: tuple[str, dict[str, Any]]
+) -> None:
+    """Operations that come in one piece."""
+    kept = [lead.stream.record(op, incarnation, **more) for incarnation, more in said]
+    came = [Message(each.number, op, each.agent, json.loads(each.line), each.line) for each in kept]
+    await site.guests.hear(lead.key, lead.uid, lead.host, *came)
+    assert site.post.stream(lead.key).got == kept[-1].number
 
 
 def test_ends_that_come_together_are_one_transaction(
@@ -269,23 +299,13 @@ def test_ends_that_come_together_are_one_transaction(
     counting = Counting()
 
     async def act(site: Site, lead: Leader) -> None:
-        agents = []
-        for incarnation, name in ((A, "x"), (B, "y")):
-            await lead.say("put", incarnation, **put(name=name))
-            await lead.say("start", incarnation)
-            agents.append(agent := site.guest(f"{name}@one"))
-            await site.until(site.cell(agent).facts.exist)
-            site.machine.began(site.cell(agent))
-            await site.be(agent, Status.BUSY)
+        agents = await both_busy(site, lead)
         site.agents.journal.subscribe(counting)
         said = {"by": "agent:boss", "reason": "why", "outcome": "cancelled"}
-        kept = [
-            lead.stream.record("verb", incarnation, verb=verb, **said)
-            for incarnation, verb in ((A, "stop"), (C, "stop"), (A, "stop"), (B, "kill"))
-        ]
-        ends = [Message(k.number, "verb", k.agent, json.loads(k.line), k.line) for k in kept]
-        await site.guests.hear(lead.key, lead.uid, lead.host, *ends)
-        assert counting.done == [4] and site.post.stream(lead.key).got == kept[-1].number
+        verbs = ((A, "stop"), (C, "stop"), (A, "stop"), (B, "kill"))
+        ends = [(each, {"verb": verb, **said}) for each, verb in verbs]
+        await say_together(site, lead, "verb", *ends)
+        assert counting.done == [4]
         assert [agent.status for agent in agents] == [Status.STOPPING] * 2
         assert [agent.cause for agent in agents] == [("cancelled", "why")] * 2
         facts = [json.loads(fact.line) for fact in site.post.stream(lead.key).kept]
@@ -293,6 +313,80 @@ def test_ends_that_come_together_are_one_transaction(
             (C, "ENOENT"),
             (A, "EBUSY"),
         ]
+
+    at_site(world, monkeypatch, act)
+
+
+def test_who_is_told_to_end_in_one_step_is_recorded_when_all_have(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = Counting()
+
+    async def act(site: Site, lead: Leader) -> None:
+        agents, signal = await both_busy(site, lead), site.machine.signal_cells
+
+        async def slowly(owner: int, number: int, cells: Collection[LiveCell]) -> None:
+            if any(each.agent is agents[1] for each in cells):
+                for _ in range(20):
+                    await trio.lowlevel.checkpoint()
+            await signal(owner, number, cells)
+
+        monkeypatch.setattr(site.machine, "signal_cells", slowly)
+        site.agents.journal.subscribe(counting)
+        said = {"verb": "stop", "by": "agent:boss", "reason": "why", "outcome": "cancelled"}
+        await say_together(site, lead, "verb", (A, said), (B, said))
+        for agent in agents:
+            await site.be(agent, Status.DEAD)
+        assert counting.dead == [2]
+
+    at_site(world, monkeypatch, act)
+
+
+@pytest.mark.parametrize("gives", [False, True])
+def test_an_end_is_told_in_the_transaction_that_records_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, gives: bool
+) -> None:
+    """Or in a later one, if it gives back what has to be looked at."""
+    counting = Counting()
+
+    async def act(site: Site, lead: Leader) -> None:
+        agent = await busy(site, lead)
+        if gives:
+            site.agents.documents.ensure(agent)
+            (site.agents.documents.path(agent, "artifact") / "a").write_bytes(b"a")
+        site.agents.journal.subscribe(counting)
+        site.machine.ended(site.cell(agent), code=0)
+        ended = await told(site, lead, agent)
+        assert [fact["op"] for fact in lead.facts[-3:]] == ["event", "ended", "dead"]
+        assert ended["outcome"] == "done" and ended["usage"]["wall_msec"] >= 0
+        assert ended["files"] == ({"artifact/a": [1, 0o644]} if gives else {})
+        facts = [set(each) for each in counting.said if "ended" in each]
+        assert facts == [{"ended", "dead"} if gives else {"event", "ended", "dead"}]
+
+    at_site(world, monkeypatch, act)
+
+
+def test_what_is_forgotten_together_goes_in_one_transaction(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = Counting()
+
+    async def act(site: Site, lead: Leader) -> None:
+        for agent in await both_busy(site, lead):
+            site.machine.ended(site.cell(agent), code=0)
+            await site.be(agent, Status.DEAD)
+        await site.until(lambda: all(each.guest.get("told") for each in site.agents.registry))
+        site.agents.journal.subscribe(counting)
+        await say_together(site, lead, "forget", (A, {}), (B, {}))
+        assert counting.done == [2] and list(site.agents.registry) == []
+        assert not any(site.agents.sessions.any(UID, f"{name}@one") for name in "xy")
+        await say_together(site, lead, "forget", (A, {}), (B, {}))
+        agent = await busy(site, lead, run=9)
+        counting.done.clear()
+        await say_together(site, lead, "forget", (A, {}), (B, {}), (A, {}))
+        assert counting.done == [1, 1, 1] and agent.status is Status.STOPPING
+        await lead.go_on()
+        assert lead.refusals == []
 
     at_site(world, monkeypatch, act)
 
@@ -752,14 +846,13 @@ def test_a_put_that_was_half_done_is_done_again(
         def die(*_: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(site.agents.removals, "unmake", die)
         monkeypatch.setattr(site.guests.putting.files, "write", die)
         lead.stream.record("put", A, **put())
         with pytest.raises(KeyboardInterrupt):
             await lead.go_on()
 
     at_site(world, monkeypatch, before, leader=lead)
-    assert world.reopen().registry.named("x@one") is not None
+    assert world.reopen().registry.named("x@one") is None
 
     async def after(site: Site, lead: Leader) -> None:
         assert lead.refusals == []

@@ -291,6 +291,22 @@ def test_the_next_daemon_goes_on_in_the_midst_of_a_frame(pair: Pair, at: int) ->
     assert pair.lead.lacks and pair.lead.credit == 2 * PART_MAX
 
 
+def test_one_acknowledgement_is_for_all_that_is_heard(pair: Pair) -> None:
+    for agent in "abc":
+        pair.operations.record("start", agent)
+    pair.host.hears = True
+    for event in pair.host.feed(pair.lead.outgoing(1 << 20), pair.now):
+        assert isinstance(event, Message)
+        pair.facts.done(event.number, event.line)
+        if event.agent != "b":
+            assert pair.host.outgoing(1 << 20) == b""
+        else:
+            pair.facts.record("dead", "b")
+            assert pair.host.outgoing(1 << 20).count(b'"ack"') == 1, "before what is said"
+    pair.host.hears = False
+    assert json.loads(pair.host.outgoing(1 << 20)) == {"op": "ack", "got": pair.facts.got}
+
+
 def test_a_host_does_ends_at_once_and_anything_else_by_itself(pair: Pair) -> None:
     for verb in ("stop", "kill", "stop", "pause", "stop"):
         pair.operations.record("verb", "a", verb=verb)
@@ -298,6 +314,8 @@ def test_a_host_does_ends_at_once_and_anything_else_by_itself(pair: Pair) -> Non
     pair.lead.want("a", "out", 0, 1)
     for verb in 70 * ("stop",):
         pair.operations.record("verb", "a", verb=verb)
+    for _ in range(20):
+        pair.operations.record("forget", "a")
     came = pair.host.feed(pair.lead.outgoing(1 << 20), pair.now)
     groups = [
         [each.said.get("verb", each.op) if isinstance(each, Message) else "want" for each in group]
@@ -305,7 +323,7 @@ def test_a_host_does_ends_at_once_and_anything_else_by_itself(pair: Pair) -> Non
     ]
     assert groups == [
         ["want"], ["stop", "kill", "stop"], ["pause"], ["stop"], ["start"],
-        ["stop"] * 64, ["stop"] * 6,
+        ["stop"] * 64, ["stop"] * 6 + ["forget"] * 10, ["forget"] * 10,
     ]  # fmt: skip
 
 
