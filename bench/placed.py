@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from statistics import median
+from typing import Final, TypeVar
 
 from bench.agents import (
     await_busy,
@@ -29,6 +30,9 @@ from bench.reference.pouring import take
 from bench.reference.secure import distant, is_installed
 from bench.setting import MakeSides, Setting, another_daemon, installed, serving
 from bench.trees import cpu_clock
+from runtime.peers.lease import Grants
+from runtime.peers.peering import Bytes, Event, Hello, Lead
+from runtime.peers.streams import Stream
 
 #: agents in the row ``placed-100``, children in ``placed-tree``, agents in ``placed-ps``
 MANY: Final = 100
@@ -37,11 +41,15 @@ _PLACEMENT: Final = b"node=far\n"
 #: bytes that are printed in ``placed-out``
 _POURED: Final = 256 << 20
 _GIB: Final = 1 << 30
+#: stops and round trips of the link of which the median is one
+_STOPS: Final = 7
+_TRIPS: Final = 25
 #: between a start and an end, for what is noted meanwhile
 _REST_SECONDS: Final = 0.05
 _GONE_MSECONDS: Final = 60_000
 
 
+_E = TypeVar("_E", bound=Event)
 #: from a command to the one that runs it at another machine
 Way = Callable[[list[str]], list[str]]
 
@@ -171,7 +179,46 @@ def _await_gone(fds: list[int]) -> None:
         ended.unregister(ready[0][0])
 
 
-def _stop(setting: Setting, host: Setting, placement: bytes) -> Mapping[str, float]:
+class _Link:
+    """A lead at the other end of the link's command, which has no agents."""
+
+    def __init__(self, host: Setting, stack: ExitStack) -> None:
+        self._process = stack.enter_context(
+            subprocess.Popen(peer(host.ctx), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        )
+        stack.callback(self._process.terminate)
+        hello = {"name": "bench", "as": "", "owner": 0, "ttl": 30.0, "grace": 1.0}
+        grants = Grants(30.0, 1.0, _now())
+        self._lead = Lead(hello, Stream(), grants)
+        said = self._await(Hello)
+        self._lead.go_on(said, new=(Stream(), grants))
+        self.ask()  # whatever a link begins with is done
+
+    def ask(self) -> int:
+        """Nanoseconds until the host has answered what it need not look for."""
+        begin = time.perf_counter_ns()
+        self._lead.want("nobody", "out", 0, 1)
+        self._await(Bytes)
+        return time.perf_counter_ns() - begin
+
+    def _await(self, kind: type[_E]) -> _E:
+        ends = self._process.stdin, self._process.stdout
+        while True:
+            put, got = (end.fileno() for end in ends if end is not None)
+            while data := self._lead.outgoing():
+                os.write(put, data)
+            if not (data := os.read(got, 1 << 16)):
+                raise RuntimeError("the link has ended")
+            for event in self._lead.feed(data, _now()):
+                if isinstance(event, kind):
+                    return event
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _stop(setting: Setting, host: Setting, placement: bytes) -> float:
     directory = _make(setting, b"sleep infinity\n", placement)
     start(directory)
     await_busy(directory)
@@ -185,7 +232,7 @@ def _stop(setting: Setting, host: Setting, placement: bytes) -> Mapping[str, flo
     await_end(directory)
     os.close(fd)
     os.rmdir(directory)
-    return {"gone": gone}
+    return gone
 
 
 def _kill_parent(setting: Setting, host: Setting, placement: bytes) -> Mapping[str, float]:
@@ -220,10 +267,23 @@ def _kill_parent(setting: Setting, host: Setting, placement: bytes) -> Mapping[s
 
 
 def measure_stop(row: str, setting: Setting, rounds: int) -> list[Ratio]:
-    with _two(setting) as (lead, host):
-        placed = Episode(name="placed", run=lambda: _stop(lead, host, _PLACEMENT))
-        local = Episode(name="at the host", run=lambda: _stop(host, host, b""))
-        return compare_episodes([_pair(row, "gone", placed, local)], rounds)
+    with _two(setting) as (lead, host), ExitStack() as stack:
+        link = _Link(host, stack)
+
+        def stop_placed() -> Mapping[str, float]:
+            trip = median(link.ask() for _ in range(_TRIPS))
+            gone = median(_stop(lead, host, _PLACEMENT) for _ in range(_STOPS))
+            return {"gone": gone - trip, "trip": trip}
+
+        def stop_local() -> Mapping[str, float]:
+            return {"gone": median(_stop(host, host, b"") for _ in range(_STOPS))}
+
+        placed = Episode(name="placed, but one round trip", run=stop_placed)
+        local = Episode(name="at the host", run=stop_local)
+        trip = Part(name="round trip", episode=placed, time="trip")
+        gone = _pair(row, "gone", placed, local)
+        pairs = [gone, Pair(row=f"{row}-trip", subject=trip, reference=gone.reference)]
+        return compare_episodes(pairs, rounds)
 
 
 def measure_tree(row: str, setting: Setting, rounds: int) -> list[Ratio]:
