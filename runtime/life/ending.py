@@ -61,8 +61,8 @@ class Ender(Part):
         super().__init__(host)
         #: of large trees that are being marked: set when all that lives in them is
         self._marking: dict[AgentIndex, trio.Event] = {}
-        #: of the ends whose processes are told to end in this step of the loop
-        self._together: _Together | None = None
+        #: of the ends whose processes are told to end in this step of the loop, by owner
+        self._together: dict[int, _Together] = {}
 
     def end(
         self,
@@ -221,17 +221,18 @@ class Ender(Part):
             for execution in each.entered():
                 self._nursery.start_soon(self._tell_end, each, execution)
         signalled = all(execution.settled for each in members for execution in each.programs())
-        if signalled and self._together is None:
-            self._together = _Together()
-            self._nursery.start_soon(self._next_step, self._together)
-        held = (self._together if signalled else None) or _Together()
-        held.ends += 1
+        held = _Together()
         if signalled:
+            if top.owner not in self._together:
+                self._together[top.owner] = held
+                self._nursery.start_soon(self._next_step, top.owner)
+            held = self._together[top.owner]
             held.hold(members)
+        held.ends += 1
         self._nursery.start_soon(self._end_processes, top, members, signalled, held)
 
-    async def _next_step(self, held: _Together) -> None:
-        self._together = None
+    async def _next_step(self, owner: int) -> None:
+        held = self._together.pop(owner)
         await trio.sleep(_TOGETHER_SECONDS)
         held.let_go()
 
