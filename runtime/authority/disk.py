@@ -77,7 +77,7 @@ class _Measure:
     running: bool = False
     ended: float = 0.0
     took: float = 0.0
-    #: what the filesystem had left when it began
+    #: what the filesystem has had left at most since it began
     free: int = -1
     wanted: bool = False
     #: the directories of trees that are in the owner's project, and what that may have
@@ -124,7 +124,7 @@ class Disk:
         self._incarnations = incarnations
         self._stored = stored
         self._measures: dict[int, _Measure] = {}
-        #: when all trees were looked for last, and what the filesystem had left then
+        #: when all trees were looked for last, and what the filesystem has had left at most since
         self._surveyed = 0.0
         self._surveyed_free = -1
         #: whether an agent lives that may have a durable tree grow
@@ -289,6 +289,10 @@ class Disk:
             log.warning("%s: %s", self._state, error.strerror)
             return
         self.free, self.size = real.f_bavail * real.f_frsize, real.f_blocks * real.f_frsize
+        # what others remove meanwhile does not hide what somebody writes
+        self._surveyed_free = max(self._surveyed_free, self.free)
+        for each in self._measures.values():
+            each.free = max(each.free, self.free)
         self._accounts.set_total(Resource.DISK, self._accounts.used(Resource.DISK) + self.free)
 
     def _trees(self) -> Iterator[tuple[str, Holder]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -158,6 +159,39 @@ def test_who_holds_up_a_measure_holds_up_no_other_owner(
     with held(tmp_path / f"tree/home/{OWNER}"):
         trio.run(main)
     assert SIZE <= use(disk) < 2 * SIZE, "of his own, the trees that are not held"
+
+
+def test_what_others_remove_hides_nobody_who_writes(
+    tmp_path: Path, spaces: Spaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He is measured soon, as much less is left than there was."""
+    left = 1000 * SIZE
+    monkeypatch.setattr("runtime.authority.disk._SOON_SECONDS", 0.05)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(
+        f_bavail=left, f_frsize=1, f_blocks=2000 * SIZE))  # fmt: skip
+    tree = tmp_path / f"tree/home/{OWNER}"
+    write(tree / "file")
+    disk = disk_in(tmp_path, spaces)
+    disk.grows = lambda: True
+
+    async def until(is_so: Callable[[], bool]) -> None:
+        with trio.fail_after(20):  # else it is measured after half a minute
+            while not is_so():
+                await trio.sleep(0.01)
+
+    async def main() -> None:
+        nonlocal left
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(disk.run, walker_of(tmp_path))
+            await until(lambda: use(disk) >= SIZE)
+            left += 500 * SIZE
+            await until(lambda: disk.free == left)
+            write(tree / "more", 20 * SIZE)
+            left -= 20 * SIZE
+            await until(lambda: use(disk) >= 20 * SIZE)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
 
 
 def share_in(world: World) -> Share:
