@@ -15,6 +15,7 @@ import pytest
 from tests.worlds.daemon import Daemon, daemon_of, read, refusal, wait_until
 from tests.worlds.leads import put
 from tests.worlds.nodes import LEASE
+from tests.worlds.pairs import LATE
 from tests.worlds.scripted import ScriptedLead
 
 TASK = b"count to three"
@@ -86,9 +87,7 @@ def test_it_runs_as_anywhere_and_is_led_from_elsewhere(host: Daemon, lead: Scrip
     assert report["text"].strip() == "half" and report["run"] == f"r{int(name[1:].split('@')[0])}"
     lead.until(lambda: lead.grown.get((agent, "out"), 0) > 20, "it says something")
     lead.say("verb", agent, verb="stop", by="agent:boss", reason="enough", outcome="cancelled")
-    began = time.monotonic()
     ended = lead.ended(agent)
-    assert time.monotonic() - began < 2, "at once"
     assert (ended["outcome"], ended["reason"]) == ("cancelled", "enough")
     assert ended["files"]["result.md"][0] == 6
     lead.want(agent, "out", ended["out"])
@@ -149,7 +148,7 @@ def test_without_its_lead_it_ends_with_the_lease(alive: bool) -> None:
             host.kill()
         lease = float(LEASE.removesuffix("s"))
         wait_until(lambda: gone(host, name), "nothing is left", timeout=lease + 5)
-        assert time.monotonic() - began < lease + 0.3 + 1
+        assert time.monotonic() - began < lease + 0.3 + LATE
         if not alive:
             host.start()
         ended = lead.ended(agent)
