@@ -22,6 +22,7 @@ from tests.worlds.daemon import (
     Daemon,
     alive,
     end_process,
+    name_of,
     read,
     wait_dead,
     wait_status,
@@ -313,8 +314,7 @@ def test_a_binder_that_is_killed_is_replaced(daemon: Daemon) -> None:
         wait_status(agent, "busy")
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(daemon.root / "agent" / f"reached-{number}.sock"))
-        (binder,) = (pid for pid in daemon.own.processes()
-                     if Path(f"/proc/{pid}/comm").read_text() == "ctx-binder\n")
+        (binder,) = (pid for pid in daemon.own.processes() if name_of(pid) == "ctx-binder")
         seen.add(binder)
         daemon.check_own_cgroup()  # it is looked at while it is there
         end_process(binder)

@@ -69,17 +69,6 @@ def start(wire: Wire, pack: bytes, base: bytes, program: str = "true") -> str:
     return agent
 
 
-def running(daemon: Daemon, name: str) -> list[str]:
-    """The commands of an agent's processes, whose cgroup is in its own."""
-    return [Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids(daemon, name)]
-
-
-def pids(daemon: Daemon, name: str) -> Iterator[str]:
-    for file in daemon.cgroup.path.glob(f"user-*/agent-{name}/**/cgroup.procs"):
-        with suppress(OSError):  # it is gone
-            yield from file.read_text().split()
-
-
 def watched(daemon: Daemon, wire: Wire, *, most: int) -> dict[str, Any]:
     """What a host says at the end of an agent; meanwhile its trees are never larger."""
     while True:
@@ -136,7 +125,7 @@ def test_what_an_agent_commits_there_fills_no_disk(host: Daemon) -> None:
         assert read(host.agent_dir("x@one"), "out") == "done\n"
         assert ended["worktree"]["why"], ended
         wire.op("dead")
-        assert not running(host, "x@one")
+        assert not host.processes_of("x@one")
 
 
 # a host, against a lead
@@ -204,7 +193,7 @@ def many(family: Family) -> tuple[bytes, bytes]:
 def memory(daemon: Daemon, name: str) -> int:
     """Bytes that the processes of an agent have."""
     found = 0
-    for pid in pids(daemon, name):
+    for pid in daemon.processes_of(name):
         with suppress(OSError):  # it is gone
             found += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
     return found

@@ -130,7 +130,7 @@ def test_no_process_of_a_cell_has_a_directory_open(daemon: Daemon) -> None:
             return comm.read().strip()
 
     # each has executed its last program, which is after the status
-    wait_until(lambda: [*map(name_of, Cgroup(node).processes())].count("sleep") == 2, "both sleep")
+    wait_until(lambda: len(daemon.processes_of("holding", "sleep")) == 2, "both sleep")
     names = set()
     for pid in Cgroup(node).processes():
         names.add(name_of(pid))

@@ -344,7 +344,7 @@ class Daemon:
         """
         paths = glob(f"{self.cgroup}/user-*/agent-{agents}")
         pids = [pid for path in paths for pid in Cgroup(path).processes()]
-        return [pid for pid in pids if program in ("", _program(pid))]
+        return [pid for pid in pids if program in ("", name_of(pid))]
 
     # using it
 
@@ -485,7 +485,7 @@ def read(directory: Path, file: str) -> str:
     return io.StringIO(persist(told).decode(), newline=None).read()
 
 
-def _program(pid: int) -> str | None:
+def name_of(pid: int) -> str | None:
     """The name by which the kernel knows it; None if it is gone."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
