@@ -308,7 +308,8 @@ def _write_newer_state(daemon: Replaceable) -> str:
 
 
 def _read_only_older(daemon: Replaceable) -> str:
-    change(daemon.program, "runtime/records/store.py", '    ("", Store._gather_runs),\n', "")
+    last = "SCHEMA: Final = len(STEPS)\n"
+    change(daemon.program, "runtime/records/schema.py", last, f"STEPS = STEPS[:-1]\n{last}")
     return "written by a newer ctxd"
 
 
