@@ -21,7 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from runtime.agents.gitcalls import OBJECT_ID, Answer, RunInside, ask, object_id, said, script
+from runtime.agents.gitcalls import (
+    OBJECT_ID,
+    Answer,
+    RunInside,
+    ask,
+    number,
+    object_id,
+    said,
+    script,
+)
 from runtime.agents.parts import Agents
 from runtime.agents.workspace import (
     DIFFERENCES,
@@ -193,7 +202,7 @@ async def keep(
         MOST=str(most),
     )
     _check(answer, "git could not look at it")
-    size = int(answer.one("bytes")) if "bytes" in answer.words else 0
+    size = number(answer.one("bytes")) if "bytes" in answer.words else 0
     commit = object_id(answer.one("commit")) if "commit" in answer.words else ""
     return Left(commit=commit, size=size, why=" ".join(answer.words.get("kept", [])))
 

@@ -45,6 +45,7 @@ class RunFiles(Protocol):
 
 
 OBJECT_ID: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_NUMBER: Final = re.compile(r"[0-9]{1,15}")
 _NOT_FOUND: Final = (126, 127)
 #: of timeout(1)
 TIME_OVER: Final = 124
@@ -178,6 +179,12 @@ def without_hooks(names: Iterable[str]) -> dict[str, str]:
 
 def said(text: str) -> str:
     return quote(" ".join(text.split()) or "no output", 300)
+
+
+def number(text: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise WrongStateError(f"git did not report a number, but said {said(text)}")
+    return int(text)
 
 
 def object_id(text: str) -> str:

@@ -60,6 +60,7 @@ from runtime.agents.gitcalls import (
     Answer,
     RunInside,
     ask,
+    number,
     object_id,
     said,
     script,
@@ -335,7 +336,8 @@ async def plan(run: RunInside, parent: Agent, child: Agent, root: str) -> Worktr
     if not answer.whole:
         raise WrongStateError(f"the repository of {whose}: {said(answer.text)}")
     without_hooks(answer.words.get("hook", []))
-    objects = [check_absolute(path, "a directory of objects") for path in answer.words["objects"]]
+    said_objects = answer.words.get("objects", [])
+    objects = [check_absolute(path, "a directory of objects") for path in said_objects]
     if len(objects) > _OBJECTS_MAX:
         raise UnsupportedError(
             f"the repository of {whose}, borrows from {len(objects) - 1} others, more than "
@@ -405,7 +407,7 @@ def _sent(worktree: Worktree, answer: Answer, most: int) -> Worktree:
     lines = (line.partition("=") for line in answer.words.get("config", []))
     config = {key: value for key, _, value in lines}
     sent = object_id(answer.one("base")) if "base" in answer.words else worktree.base
-    size, digest = int(answer.one("bytes")), object_id(answer.one("digest"))
+    size, digest = number(answer.one("bytes")), object_id(answer.one("digest"))
     return replace(worktree, sent=sent, size=size, digest=digest, config=config)
 
 
@@ -435,9 +437,10 @@ async def _differences(run: RunInside, parent: Agent, worktree: Worktree) -> dic
     for line in answer.words.get("told", []):
         key, _, name = line.partition(":")
         names.setdefault(key, []).append(name)
-    counts = dict(line.split(":", 1) for line in answer.words.get("count", []))
+    counts = (line.partition(":") for line in answer.words.get("count", []))
+    count = {key: number(found) for key, _, found in counts}
     found = {
-        key: some_of(names.get(key, []), int(counts.get(key, "0")), _NAMES_MAX)
+        key: some_of(names.get(key, []), count.get(key, 0), _NAMES_MAX)
         for key in DIFFERENCES
     }
     if not answer.whole:

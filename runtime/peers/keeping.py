@@ -91,10 +91,10 @@ class Keeping(Part):
         return found is not None and incarnation in ("", found.incarnation)
 
     def left(self, agent: Agent) -> None:
-        """A guest was taken away: so is its worktree, unless that is kept. What stays counts as
-        used now."""
+        """A guest was taken away: so is its worktree, unless that was made and is kept. What stays
+        counts as used now."""
         worktree = f"{agent.name}~{agent.incarnation}"
-        if not agent.guest.get("kept"):
+        if not (agent.guest.get("kept") and agent.guest.get("unpacked")):
             self._discard(agent.owner, worktree)
         for name in (agent.name, worktree):
             with suppress(FileNotFoundError):

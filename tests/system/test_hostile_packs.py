@@ -17,11 +17,21 @@ from typing import Any
 import pytest
 
 from tests.system.hostile.guarded import guarded
-from tests.worlds.daemon import Daemon, daemon_of, read, wait_dead, wait_until, write
+from tests.worlds.daemon import (
+    Daemon,
+    daemon_of,
+    discarded,
+    read,
+    wait_dead,
+    wait_status,
+    wait_until,
+    write,
+)
 from tests.worlds.family import Family, git
-from tests.worlds.nodes import Lead, lead_of, node
+from tests.worlds.nodes import Lead, lead_of, node, peer
 from tests.worlds.packs import MIB, Pack
 from tests.worlds.strangers import FalseHost, Wire, false_host, false_lead, give
+from tests.worlds.three import Three, three_of
 
 pytestmark = pytest.mark.long
 
@@ -271,3 +281,148 @@ def test_a_host_writes_nowhere_by_what_a_child_left_here(
             wait_dead(directory)
     assert git(family.repository, "rev-parse", "main") == base
     assert "its worktree was made here" in read(directory, "reason")
+
+
+# both, with a real one at the other side
+
+
+#: says one thing more, which is not so
+_LIAR = "#!/bin/sh\n/usr/lib/git-core/git \"$@\"; code=$?; echo \"={}\" >&2; exit $code\n"
+
+
+@pytest.mark.parametrize("said", ["count x", "count hooks_not_run:x"])
+def test_a_parent_whose_git_lies_harms_itself(lead: Lead, said: str) -> None:
+    liar = lead.daemon.base / "git"
+    liar.write_text(_LIAR.format(said))
+    liar.chmod(0o755)
+    family = Family(lead.daemon, count(1), mount=f"{liar} /usr/bin/git ro\n")
+    directory = family.child("true", "")
+    wait_dead(directory)
+    print(read(directory, "outcome"), read(directory, "reason"))
+    assert read(directory, "outcome") == "error\n"
+    assert "did not report a number" in read(directory, "reason")
+    assert "Traceback" not in lead.daemon.log.read_text()
+
+
+@pytest.fixture
+def three() -> Iterator[Three]:
+    with three_of(n2="60s") as made:
+        yield made
+
+
+def test_a_hundred_packs_at_once_are_made_and_come_back(three: Three) -> None:
+    """Others are served meanwhile at both machines."""
+    family = Family(three.daemon, three.numbers)
+    (family.repository / "large").write_bytes(os.urandom(MIB))
+    git(family.repository, "add", ".")
+    git(family.repository, "commit", "-q", "-m", "large")
+    with guarded(three.daemon), guarded(three.hosts["n2"]):
+        made = [family.child("echo two > file; git commit -qam two") for _ in range(100)]
+        for directory in made:
+            wait_dead(directory, timeout=300)
+    ends = {(read(each, "outcome"), family.facts(each)["state"]) for each in made}
+    assert ends == {("done\n", "fetched")}
+    branches = git(family.repository, "for-each-ref", "refs/heads/ctx", "--format=%(subject)")
+    assert branches.split() == ["two"] * 100
+    family.end()
+
+
+LARGE = f"head -c {24 * MIB} /dev/urandom > large; git add large; git commit -qm large"
+
+
+@contextmanager
+def two(*, here: str = "1G", there: str = "1G") -> Iterator[tuple[Lead, Daemon]]:
+    """A lead and a host, whose owners have so much of the disk."""
+    grace = "grace: 1s\nowner_disk_max: "
+    with (
+        daemon_of(config=f"node_name: two\n{grace}{there}\n") as host,
+        lead_of({"n2": node(peer(host), lease="30s")}, f"node_name: one\n{grace}{here}\n") as lead,
+    ):
+        yield lead, host
+
+
+def test_a_pack_waits_at_its_host_until_there_is_room_here() -> None:
+    with two(here="64M") as (lead, _):
+        fill = f"sh -c 'head -c {45 * MIB} /dev/urandom > ~/much; echo done; sleep 1000'"
+        filler = lead.daemon.run("filler", fill, homedir="durable")
+        wait_until(lambda: read(filler, "out") == "done\n", "it has written much")
+        family = Family(lead.daemon, count(1))
+        directory = family.child(LARGE)
+        wait_until(lambda: "fetch=0" not in read(directory, "node"), "it waits for room")
+        assert read(directory, "status") != "dead\n"
+        write(filler / "ctl", "kill")
+        wait_dead(filler)
+        [much] = lead.daemon.state.glob("tree/agent/*/filler/**/much")
+        much.unlink()
+        wait_dead(directory, timeout=120)
+        assert family.facts(directory)["state"] == "fetched", family.facts(directory)
+        family.end()
+
+
+def test_what_there_is_no_room_to_pack_is_kept_there() -> None:
+    """Its agent has filled the account of the link's uid."""
+    with two(there="32M") as (lead, host):
+        family = Family(lead.daemon, count(1))
+        directory = family.child(f"{LARGE}; sleep 1000")
+        wait_status(directory, "paused", timeout=60)
+        write(directory / "ctl", "stop")
+        wait_dead(directory, timeout=120)
+        facts = family.facts(directory)
+        [work] = host.state.glob("tree/agent/*/*@one~*/work")
+        assert (work / "large").stat().st_size == 24 * MIB
+        assert facts["state"] == "kept" and f'in "{work}"' in facts["reason"], facts
+        family.end()
+
+
+#: whatever a directory can have that is hard to list, to read or to remove
+_HARD = """
+import os, socket, struct
+def attempt(call, *words):
+    try:
+        call(*words)
+        print(words)
+    except OSError:
+        pass
+for top in (os.environ["HOME"], "/workspace"):
+    os.chdir(top)
+    os.symlink("/etc/shadow", "link")
+    os.symlink("..", "up")
+    os.mkfifo("fifo")
+    os.mkfifo(".gitattributes")
+    socket.socket(socket.AF_UNIX).bind("sock")
+    attempt(os.mknod, "null", 0o20666, os.makedev(1, 3))
+    attempt(os.link, "/etc/hostname", "hard")
+    attempt(os.chown, "link", 0, 0)
+    with open("suid", "wb") as file:
+        os.fchmod(file.fileno(), 0o6755)
+    capability = struct.pack("<IIIII", 0x2000001, 0xffffffff, 0, 0, 0)
+    attempt(os.setxattr, "suid", "security.capability", capability)
+    os.truncate(os.open("sparse", os.O_CREAT | os.O_RDWR), 1 << 40)
+    for name in (b"new\\nline", b"\\xff\\xfe", b"-rf", b"\\x1b[2J"):
+        open(name, "w").close()
+    os.mkdir("many")
+    for n in range(50_000):
+        os.mknod(f"many/{n}")
+    for _ in range(3000):
+        os.mkdir("d" * 20)
+        os.chdir("d" * 20)
+    os.chmod(".", 0)
+    os.chmod(top, 0)
+print("done")
+"""
+
+
+def test_what_is_hard_to_look_at_holds_up_nobody_and_goes(three: Three) -> None:
+    """A durable home and a worktree at a host, which an agent there has filled."""
+    family, host = Family(three.daemon, three.numbers), three.hosts["n2"]
+    with guarded(three.daemon), guarded(host):
+        directory = family.child("python3 -", homedir="durable", **{"handoff.md": _HARD})
+        wait_dead(directory, timeout=180)
+        assert read(directory, "out") == "done\n", read(directory, "log")
+        assert family.facts(directory)["state"] == "kept"
+        trees = host.state / "tree/agent"
+        assert len([*trees.glob("*/*@*")]) == 2
+        assert three.daemon.ctx("nodes", "forget", "n2").returncode == 0
+        wait_until(lambda: not [*trees.glob("*/*@*")], "both are gone there", timeout=60)
+        wait_until(lambda: not discarded(host.state), "from the disk, too", timeout=180)
+    family.end()

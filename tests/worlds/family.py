@@ -18,7 +18,7 @@ def git(repository: Path, *words: str) -> str:
 class Family:
     """A parent here with a repository, whose children are placed."""
 
-    def __init__(self, daemon: Daemon, numbers: Iterator[int]) -> None:
+    def __init__(self, daemon: Daemon, numbers: Iterator[int], **files: str) -> None:
         self.daemon, self.numbers = daemon, numbers
         self.name = f"boss{next(numbers)}"
         repository = self.repository = daemon.base / self.name
@@ -31,7 +31,7 @@ class Family:
         git(repository, "commit", "-q", "-m", "first")
         for each in (repository, *repository.rglob("*")):
             os.chown(each, AGENT_UID, AGENT_UID)
-        self.parent = daemon.make(self.name, workspace=f"explicit_root:{repository}")
+        self.parent = daemon.make(self.name, workspace=f"explicit_root:{repository}", **files)
         label = f"allow {self.name}_t"
         policy = [f"{label} network:* connect", f"{label} recipe:* use"]
         write(self.parent / "policy", read(self.parent, "policy") + "\n".join(policy))
