@@ -39,6 +39,8 @@ ACCOUNT = 64 * MIB
 CONFIG = "owner_disk_max: 64M\nartifact_max: 32M\ngrace: 1s\n"
 #: what is written between two looks at the disk
 SOFT = ACCOUNT + 2048 * MIB
+#: bytes that a file of git's may have where that is bounded; and what git may have in memory
+FILES, MEMORY = 2 * 32 * MIB, (2048 + 256) * MIB
 _POLICY = "allow x_t tool:* execute\n"
 
 
@@ -61,36 +63,64 @@ def host() -> Iterator[Daemon]:
         yield made
 
 
-def start(wire: Wire, pack: bytes, base: bytes, program: str = "true") -> str:
+@pytest.fixture(scope="module")
+def shared_host() -> Iterator[Daemon]:
+    with daemon_of(config=f"node_name: two\n{CONFIG}") as made:
+        yield made
+
+
+def start(wire: Wire, pack: bytes, base: bytes, program: str = "true", **more: Any) -> str:
     """An agent of a lead, with a worktree of this pack."""
-    agent = hashlib.sha256(pack).hexdigest()[:16]
+    agent = hashlib.sha256(pack + base).hexdigest()[:16]
     config = {"exec": program, "life": "owned", "mode": "once", "label": "x_t", "limits": {},
               "policy": _POLICY, "workspace": "worktree"}  # fmt: skip
     bound = {"policy": _POLICY, "families": [], "depth": 2, "limits": {}}
     identity = {"user.name": "x", "user.email": "x@y"}
     worktree = {"base": base.hex(), "config": identity, "differs": {}}
     files = {"worktree.pack": [len(pack), hashlib.sha256(pack).hexdigest()]}
-    wire.tell("put", agent, name="x", session="default", run=1, supervisor="operator", takes=False,
-              config=config, bound=bound, files=files, worktree=worktree)  # fmt: skip
+    said = {"name": "x", "session": "default", "run": 1, "supervisor": "operator", "takes": False}
+    said |= {"config": config, "bound": bound, "files": files, "worktree": worktree, **more}
+    wire.tell("put", agent, **{key: value for key, value in said.items() if value is not None})
     wire.tell("start", agent)
     wire.op("ask")
     wire.say("grant", ask=1, after=0)
-    give(wire, agent, "worktree.pack", pack)
+    if not more:
+        give(wire, agent, "worktree.pack", pack)
     return agent
+
+
+def memory(daemon: Daemon, name: str) -> int:
+    """Bytes that the processes of an agent have."""
+    found = 0
+    for pid in daemon.processes_of(name):
+        with suppress(OSError):  # it is gone
+            found += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+    return found
+
+
+def _is_much(daemon: Daemon, most: int) -> bool:
+    return on_disk(daemon.state / "tree/agent") > most or memory(daemon, "x@one") > MEMORY
 
 
 def watched(daemon: Daemon, wire: Wire, *, most: int) -> dict[str, Any]:
     """What a host says at the end of an agent; meanwhile its trees are never larger."""
     while True:
-        wait_until(lambda: wire.is_told() or on_disk(daemon.state / "tree/agent") > most, "more")
-        assert on_disk(daemon.state / "tree/agent") < most
+        wait_until(lambda: wire.is_told() or _is_much(daemon, most), "more")
+        assert not _is_much(daemon, most)
         said = wire.op("ended", "ask")
         if said["op"] == "ended":
             return said
         wire.say("grant", ask=said["ask"], after=0)
 
 
+def small() -> tuple[bytes, bytes]:
+    pack = Pack()
+    base = pack.commit(pack.tree([("100644", "file", pack.add("blob", b"one\n"))]))
+    return pack.done(), base
+
+
 def ones() -> tuple[bytes, bytes]:
+    """A hundred KiB that would be 8 GiB of files."""
     pack = Pack()
     blob = pack.add("blob", b"", 100)
     tree = pack.tree(("100644", f"f{n:03}", blob) for n in range(80))
@@ -98,13 +128,24 @@ def ones() -> tuple[bytes, bytes]:
     return pack.done(), base
 
 
-def test_what_a_lead_sends_fills_no_disk(host: Daemon) -> None:
-    """A hundred KiB that would be 8 GiB of files."""
-    pack, base = ones()
+def bomb() -> tuple[bytes, bytes]:
+    """Ten thousand million files."""
+    pack = Pack()
+    base = pack.commit(pack.tree_bomb())
+    return pack.done(), base
+
+
+@pytest.mark.parametrize(
+    ("make", "why"), [(ones, "owner_disk_max"), (bomb, "its repository cannot be made")]
+)
+def test_what_a_lead_sends_fills_nothing(
+    host: Daemon, make: Callable[[], tuple[bytes, bytes]], why: str
+) -> None:
+    pack, base = make()
     with false_lead(host) as wire:
         agent = start(wire, pack, base)
         ended = watched(host, wire, most=SOFT)
-        assert ended["outcome"] == "error" and "owner_disk_max" in ended["reason"], ended
+        assert ended["outcome"] == "error" and why in ended["reason"], ended
         wire.op("dead")
         wire.tell("forget", agent)
         trees = host.state / "tree/agent"
@@ -120,12 +161,6 @@ BOMB = (
 )
 
 
-def small() -> tuple[bytes, bytes]:
-    pack = Pack()
-    base = pack.commit(pack.tree([("100644", "file", pack.add("blob", b"one\n"))]))
-    return pack.done(), base
-
-
 def test_what_an_agent_commits_there_fills_no_disk(host: Daemon) -> None:
     """Its host lists ten thousand million files that are none."""
     pack, base = small()
@@ -136,6 +171,91 @@ def test_what_an_agent_commits_there_fills_no_disk(host: Daemon) -> None:
         assert ended["worktree"]["why"], ended
         wire.op("dead")
         assert not host.processes_of("x@one")
+
+
+Entry = tuple[str, str, bytes]
+
+
+def _evil(*entries: Callable[[Pack], Entry]) -> tuple[bytes, bytes]:
+    pack = Pack()
+    base = pack.commit(pack.tree(each(pack) for each in entries))
+    return pack.done(), base
+
+
+def _file(name: str, text: str = "touch /workspace/RAN", mode: str = "100755") -> Any:
+    return lambda pack: (mode, name, pack.add("blob", text.encode()))
+
+
+def _directory(name: str, *entries: Callable[[Pack], Entry]) -> Any:
+    return lambda pack: ("40000", name, pack.tree(each(pack) for each in entries))
+
+
+_HOOK: Any = _directory("hooks", _file("post-checkout"))
+_LINK: Any = _file("d", "/tmp/home", "120000")
+_MODULE = '[submodule "x"]\n\tpath = x\n\turl = -u./d\n'
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [
+        pytest.param(_evil(_directory(".git", _HOOK)), id="git"),
+        pytest.param(_evil(_directory(".GIT", _HOOK)), id="GIT"),
+        pytest.param(_evil(_directory("git~1", _HOOK)), id="short"),
+        pytest.param(_evil(_directory("..", _file("x"))), id="above"),
+        pytest.param(_evil(_file("../x")), id="slash"),
+        pytest.param(_evil(_LINK, _directory("d", _file("x"))), id="through"),
+        pytest.param(_evil(_file(".gitmodules", _MODULE)), id="module"),
+        pytest.param((small()[0], b"a" * 20), id="missing"),
+        pytest.param((small()[0], b"a" * 32), id="format"),
+    ],
+)
+def test_what_would_be_elsewhere_is_not_made(
+    shared_host: Daemon, pack: tuple[bytes, bytes]
+) -> None:
+    with false_lead(shared_host) as wire:
+        agent = start(wire, *pack)
+        ended = wire.op("ended")
+        assert ended["outcome"] == "error", ended
+        assert "its repository cannot be made" in ended["reason"]
+        wire.op("dead")
+        wire.tell("forget", agent)
+        trees = shared_host.state / "tree/agent"
+        wait_until(lambda: not [*trees.glob(f"*/*~{agent}")], "nothing is left of it")
+
+
+def test_what_a_lead_sends_has_nothing_run(shared_host: Daemon) -> None:
+    """Links out of the tree, filters and submodules are what they are."""
+    pack, base = _evil(
+        _file(".gitattributes", "* filter=x diff=x merge=x working-tree-encoding=x\n"),
+        _file("away", "../../../etc/shadow", "120000"),
+        _file("file"),
+        lambda _: ("160000", "module", b"\1" * 20),
+    )
+    with false_lead(shared_host) as wire:
+        start(wire, pack, base, "sh -c 'ls -A; git status --porcelain; ls /repository/hooks'")
+        wire.op("dead")
+        said = read(shared_host.agent_dir(f"x@{wire.hello['alias']}"), "out").split()
+        assert said == [".git", ".gitattributes", "away", "file", "module"], said
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"files": {}},
+        {"files": {"worktree.pack": [0, "0" * 64]}},
+        {"files": {"worktree.pack": [True, "0" * 64]}},
+        {"worktree": {"base": "a" * 40, "config": {"core.fsmonitor": "x"}, "differs": {}}},
+        {"worktree": {"base": "a" * 40, "config": {"user.name": "a\nb"}, "differs": {}}},
+        {"worktree": {"base": "--all", "config": {}, "differs": {}}},
+        {"worktree": None},
+    ],
+)
+def test_what_a_lead_says_of_a_pack_is_judged(shared_host: Daemon, said: dict[str, Any]) -> None:
+    with false_lead(shared_host) as wire:
+        start(wire, b"x" * 12, b"a" * 20, **said)
+        told = wire.op("refused", "ended")
+        assert told["op"] == "refused" or told["outcome"] == "error"
+    assert "Traceback" not in shared_host.log.read_text()
 
 
 # a host, against a lead
@@ -155,8 +275,6 @@ def lead(far: FalseHost) -> Iterator[Lead]:
         yield made
 
 
-#: bytes that a file of git's may have there; and what it may have in memory
-FILES, MEMORY = 2 * 32 * MIB, 2048 * MIB
 
 
 @pytest.fixture
@@ -200,15 +318,6 @@ def many(family: Family) -> tuple[bytes, bytes]:
     return data + hashlib.sha1(data).digest(), b"c" * 20
 
 
-def memory(daemon: Daemon, name: str) -> int:
-    """Bytes that the processes of an agent have."""
-    found = 0
-    for pid in daemon.processes_of(name):
-        with suppress(OSError):  # it is gone
-            found += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
-    return found
-
-
 @contextmanager
 def meeting(far: FalseHost) -> Iterator[Wire]:
     wire = far.meet()
@@ -248,7 +357,7 @@ def test_what_a_host_gives_back_fills_nothing(
         def over() -> bool:
             assert on_disk(family.repository) - before < 2 * FILES
             used = memory(lead.daemon, family.name)
-            assert used < MEMORY + 256 * MIB, f"{used >> 20} MiB"
+            assert used < MEMORY, f"{used >> 20} MiB"
             return read(directory, "status") == "dead\n"
 
         wait_until(over, "it is dead", timeout=90)

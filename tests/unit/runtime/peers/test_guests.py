@@ -905,7 +905,8 @@ def test_what_nobody_uses_goes(world: World, monkeypatch: pytest.MonkeyPatch) ->
         assert there() == {"x@one", f"x@one~{A}", "own"}, "an agent has it"
         site.machine.ended(site.cell(agent), code=0)
         await told(site, lead, agent)
-        old = {"guest": {**agent.guest, "kept": True}, "ended": agent.ended - 8 * 86400}
+        guest = {**agent.guest, "kept": True, "unpacked": True}
+        old = {"guest": guest, "ended": agent.ended - 8 * 86400}
         world.agents.journal.update(agent, **old)
         await keeping.clear(agent.ended - 1)
         assert site.agents.registry.named("x@one") is agent
