@@ -22,18 +22,6 @@ _DETAIL_MAX: Final = 1024
 _AT_ONCE: Final = 128
 
 
-class _Whole:
-    """Has what is written checked as a whole, whenever there are lines more."""
-
-    def __init__(self, check: Callable[[str], object]) -> None:
-        self._check = check
-        self._text = ""
-
-    def take(self, text: str) -> None:
-        self._text += f"{text}\n"
-        self._check(self._text)
-
-
 #: what the text of a file does to an ask, in a change
 _Act = Callable[[Base, Change, Caller, Ask, str], None]
 
@@ -73,12 +61,12 @@ def _text(name: str, doc: str) -> Control[Ask]:
     """A value of several lines, written before it is asked."""
     act = _updating(name)
 
-    def checking(base: Base, ask: Ask, caller: Caller) -> _Whole:
+    def checking(base: Base, ask: Ask, caller: Caller) -> fields.Whole:
         def check(text: str) -> None:
             if not (name == "form" and is_unfinished(text)):
                 act(base, Change(), caller, ask, text)
 
-        return _Whole(check)
+        return fields.Whole(check)
 
     return Control(
         name=name, doc=doc, guard=WRITING, render=fields.text(name), checking=checking,
@@ -118,7 +106,7 @@ ROWS: Final[tuple[Row[Ask], ...]] = (
     _field("life", "agent; or run: it is withdrawn at the end of the run that asks",
            default="agent"),
     Control(name="answer", guard=ANSWERING, render=fields.text("answer"),
-        checking=lambda base, ask, caller: _Whole(
+        checking=lambda base, ask, caller: fields.Whole(
             lambda text: base.agents.asks.check_answer(ask, text)
         ),
         commit=lambda base, ask, caller, text: base.agents.asks.answer(

@@ -58,8 +58,30 @@ def alone(check: Callable[[str], Any]) -> Parse[Any]:
     return lambda base, obj, caller, line: check(line)
 
 
+def check_path(line: str, _: str = "") -> str:
+    """An absolute path, or none."""
+    return names.check_absolute(line) if line else ""
+
+
 def lines(text: str) -> list[str]:
     return [line for line in text.split("\n") if line]
+
+
+def ended(text: str) -> str:
+    """A text whose last line ends, too."""
+    return text if not text or text.endswith("\n") else f"{text}\n"
+
+
+class Whole:
+    """Has what is written checked as a whole, whenever there are lines more."""
+
+    def __init__(self, check: Callable[[str], object]) -> None:
+        self._check = check
+        self._text = ""
+
+    def take(self, text: str) -> None:
+        self._text += f"{text}\n"
+        self._check(self._text)
 
 
 def check_variable(line: str) -> None:

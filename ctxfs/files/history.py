@@ -35,7 +35,8 @@ def _session_target(base: Base, key: _Key, caller: Caller, name: str) -> Target[
     if there is None:
         raise MissingError(f"there is no session {quote(name)}")
     own = caller.uid in (0, key[0])
-    return Target(obj=there, roles=base.root_roles(caller) & OPERATORS if own else Role.NONE)
+    roles = base.agents.identity.root_roles(caller) & OPERATORS
+    return Target(obj=there, roles=roles if own else Role.NONE)
 
 
 def _key(base: Base, index: int, row: Row[_Key]) -> _Key | None:

@@ -32,6 +32,11 @@ def _parse_id(line: str) -> int:
     return value
 
 
+def _check_root(base: Base, *ids: int) -> None:
+    if 0 in ids and not base.runtime.config.allow_root_agents:
+        raise DeniedError("0: agents do not run as root (allow_root_agents is not set)")
+
+
 def _set_owner(base: Base, agent: Agent, owner: int) -> None:
     if owner != agent.owner:
         base.agents.births.change_owner(agent, owner)
@@ -44,8 +49,7 @@ def _own_id(kind: str) -> fields.Parse[Agent]:
         value = _parse_id(line)
         if agent.parent is not None:
             raise DeniedError("a child has the uid and gid of its parent: do not set them")
-        if value == 0 and not base.runtime.config.allow_root_agents:
-            raise DeniedError("0: agents do not run as root (allow_root_agents is not set)")
+        _check_root(base, value)
         placing.check(base.agents, agent, **{kind: value})
         before = getattr(agent, kind)
         base.agents.privilege.check_ids(f"{kind} {value}", (value,), (before,))
@@ -68,8 +72,8 @@ def _parse_groups(base: Base, agent: Agent, caller: Caller, line: str) -> tuple[
             raise DeniedError(f"groups {extra} exceed those of the parent {quote(parent.name)}")
     elif not base.agents.identity.is_master(caller):
         raise DeniedError("only operators with uid 0 may set the groups of a root agent")
-    elif 0 in groups and not base.runtime.config.allow_root_agents:
-        raise DeniedError("0: agents do not run as root (allow_root_agents is not set)")
+    else:
+        _check_root(base, *groups)
     return groups
 
 

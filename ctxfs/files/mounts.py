@@ -148,13 +148,7 @@ def _set_mount(base: Base, agent: Agent, caller: Caller, text: str, found: Found
     known = mounts.Sources.load(sources.get("mount"))
     limit = {**found, **known.found}
     _check_table(base, agent, caller, table, mounts.Sources(known.boot, limit))
-    if text and not text.endswith("\n"):
-        text += "\n"
-    base.agents.journal.update(agent, mount=text, sources=sources)
-
-
-def _check_path(line: str, _: str = "") -> str:
-    return names.check_absolute(line) if line else ""
+    base.agents.journal.update(agent, mount=fields.ended(text), sources=sources)
 
 
 def _parse_iso(base: Base, agent: Agent, caller: Caller, line: str) -> str:
@@ -182,7 +176,7 @@ def _parse_workspace(base: Base, agent: Agent, caller: Caller, line: str) -> str
 
 
 def _parse_root(base: Base, agent: Agent, caller: Caller, line: str) -> str:
-    placing.check(base.agents, agent, root=_check_path(line))
+    placing.check(base.agents, agent, root=fields.check_path(line))
     return line
 
 
@@ -251,11 +245,11 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         ),
         doc="the tables of its ancestors, then its own, as they are in force"),
     _path_row("root", "directory to use as the root of its view instead of the base view",
-              _parse_root, shape=shapes.word(_check_path), expands=False),
+              _parse_root, shape=shapes.word(fields.check_path), expands=False),
     fields.single("iso", "sandbox, or shared (the host's tree; set by operators)", _parse_iso,
                   shape=shapes.choice(("sandbox", "shared")), default="sandbox"),
     _path_row("workspace", "inherit, worktree or explicit_root:/PATH", _parse_workspace,
               shape=shapes.word(_check_workspace), expands=True, default="inherit"),
-    fields.single("cwd", "working directory of its program", fields.alone(_check_path),
-                  shape=shapes.word(_check_path), default="workspace or home"),
+    fields.single("cwd", "working directory of its program", fields.alone(fields.check_path),
+                  shape=shapes.word(fields.check_path), default="workspace or home"),
 )

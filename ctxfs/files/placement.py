@@ -20,19 +20,6 @@ from runtime.texts.names import dump_json, quote, timestamp
 _MADE_AT_ONCE: Final = 256
 
 
-class _PlacementCheck:
-    """Takes a placement as it is written, some lines after the others."""
-
-    def __init__(self, base: Base, agent: Agent, caller: Caller) -> None:
-        self._base, self._agent, self._caller = base, agent, caller
-        self._text = ""
-
-    def take(self, text: str) -> str:
-        """The meaning of all lines so far; raises for what cannot be."""
-        self._text += text if text.endswith("\n") else f"{text}\n"
-        return _parse(self._base, self._agent, self._caller, self._text)
-
-
 def _parse(base: Base, agent: Agent, caller: Caller, text: str) -> str:
     """The text as it is kept. ``MalformedError``, ``DeniedError`` or ``UnsupportedError``."""
     agents, nodes = base.agents, base.agents.nodes
@@ -104,7 +91,10 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     Control(name="placement", shape=shapes.pairs(lambda line, label: placement.parse_line(line),
                                                  pattern="^node$"),
         guard=fields.WHILE_NEW, render=fields.text("placement"),
-        checking=_PlacementCheck, commit=_set,
+        checking=lambda base, agent, caller: fields.Whole(
+            lambda text: _parse(base, agent, caller, text)
+        ),
+        commit=_set,
         doc="where it is to run: node=NAME, or node=PREFIX* for the node with most room; empty for "
         "this machine"),
     Shown(name="node", instead="placement", generated=True, render=_state,

@@ -80,9 +80,8 @@ def _set_policy(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     kept = keys & set(agent.policy_of_root)
     if caller.agent is None and caller.uid == 0:
         kept |= keys - {rule.key for rule in authority.own_policy(agent)}
-    if text and not text.endswith("\n"):
-        text += "\n"
-    base.agents.journal.update(agent, policy=text, policy_of_root=tuple(sorted(kept)))
+    policy_of_root = tuple(sorted(kept))
+    base.agents.journal.update(agent, policy=fields.ended(text), policy_of_root=policy_of_root)
 
 
 def _policy_effective(base: Base, agent: Agent, caller: Caller) -> str:

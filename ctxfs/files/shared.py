@@ -102,7 +102,8 @@ def _space_target(base: Base, _: Base, caller: Caller, name: str) -> Target[Spac
     own = base.agents.identity.is_master(caller) or caller.uid == space.owner
     if own and (_unknown.why(base.agents, caller, space) or space.entries):
         base.agents.disk.look(space.owner)  # for who asks again
-    return Target(obj=space, roles=base.root_roles(caller) & OPERATORS if own else Role.NONE)
+    roles = base.agents.identity.root_roles(caller) & OPERATORS
+    return Target(obj=space, roles=roles if own else Role.NONE)
 
 
 @unless("a running agent has it", WrongStateError)

@@ -67,10 +67,6 @@ def _parse_title(line: str) -> str:
     return line
 
 
-def _parse_cwd(line: str) -> str:
-    return names.check_absolute(line) if line else ""
-
-
 def _check_work(base: Base, task: Task, caller: Caller, line: str) -> None:
     if line and base.agents.items.named(task.agent, Work, line) is None:
         raise MissingError(f"this agent has no work item {quote(line)}")
@@ -158,7 +154,7 @@ ROWS: Final[tuple[Row[Task], ...]] = (
     Control(name="cmd", guard=WRITING, render=fields.value("cmd"),
         commit=lambda base, task, caller, text: _update(base, task, cmd=text.removesuffix("\n")),
         doc="the command, run by sh -c"),
-    _single("cwd", "its working directory", fields.alone(_parse_cwd), default="the agent's"),
+    _single("cwd", "its working directory", fields.alone(fields.check_path), default="the agent's"),
     Control(name="env", mode=0o600, read=PARTIES, guard=WRITING,
         render=fields.text("env"), check=fields.alone(fields.check_variable),
         commit=lambda base, task, caller, text: _update(base, task, env=fields.variables(text)),

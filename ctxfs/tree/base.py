@@ -20,7 +20,7 @@ from ctxfs.tree.folders import Folders
 from runtime.authority.identity import Identity
 from runtime.authority.loop import AtHand
 from runtime.authority.reach import Reach
-from runtime.caller import INSIDERS, PARTIES, Caller, Role
+from runtime.caller import INSIDERS, PARTIES, Caller
 from runtime.kernel.handover import Handed
 from runtime.records.model import Agent
 from runtime.runtime import Runtime
@@ -101,7 +101,3 @@ class Base(Handed):
     def view(self, caller: Caller) -> View:
         """The agents that the caller finds by listing."""
         return View(self.agents.identity, caller)
-
-    def root_roles(self, caller: Caller) -> Role:
-        """The roles of the caller towards what belongs to no agent."""
-        return self.agents.identity.root_roles(caller)

@@ -163,7 +163,7 @@ class Member(Node, Generic[_O]):
     def roles(self, caller: Caller) -> Role:
         agent = self.agent
         if agent is None:
-            return self.base.root_roles(caller)
+            return self.base.agents.identity.root_roles(caller)
         return self.base.agents.identity.roles(caller, agent)
 
     @property

@@ -8,7 +8,7 @@ so that an agent adopted after a crash is led by the same code.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from typing import Final
 
@@ -398,7 +398,8 @@ class Supervisor(Part, Subscriber):
             for execution in live_cell.programs():
                 self._port.thaw(execution.leaf)
             is_new = live_cell.agent.status is Status.STARTING and not live_cell.facts.exist()
-            away = any(each.away and each.live for each in self._below(live_cell.agent))
+            below = self._agents.registry.each_descendant(live_cell.agent)
+            away = any(each.away and each.live for each in below)
             if not (is_new or away or live_cell.node.populated()):
                 gone.append(live_cell)
             self._begin_life(live_cell)
@@ -422,9 +423,6 @@ class Supervisor(Part, Subscriber):
 
     def _begin_life(self, live_cell: LiveCell) -> None:
         self._nursery.start_soon(self._live, live_cell)
-
-    def _below(self, agent: Agent) -> Iterator[Agent]:
-        return self._agents.registry.each_descendant(agent)
 
     def _place(self, agent: Agent) -> Place:
         return self._port.place(agent.cell.cgroup or self._agents.registry.node_path(agent))

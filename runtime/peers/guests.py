@@ -80,7 +80,7 @@ class Guests(Part, Subscriber):
         self.putting = Putting(host, post)
         self.putting.take_away = self._take_away
         self.keeping = Keeping(host, self._take_away)
-        self.hearing = Hearing(host, post, supervisor.streams)
+        self.hearing = Hearing(host, post, supervisor.streams, self.supplies.connection)
         self.telling = Telling(host, post, self.supplies, supervisor.meter)
         self.telling.end_unheard = lambda agent: self._end(agent, Cue.KILL)
         supervisor.streams.are_heard = self.telling.is_heard
@@ -120,13 +120,7 @@ class Guests(Part, Subscriber):
     def opened(self, key: str, peering: Host) -> None:
         """Both sides have said hello on a new connection, or it was taken over."""
         self.supplies.opened(key, peering)
-        self.hearing.opened(key, peering)
         self.telling.heard(key)
-
-    def closed(self, key: str, peering: Host) -> None:
-        """A connection is over."""
-        self.supplies.closed(key, peering)
-        self.hearing.closed(key, peering)
 
     def has(self, key: str) -> bool:
         """Whether a lead has anything here."""

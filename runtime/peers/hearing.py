@@ -7,7 +7,7 @@ connection that is new has them from the beginning.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import trio
@@ -22,7 +22,7 @@ from runtime.errors import MissingError
 from runtime.life.beginning import first_text
 from runtime.life.streams import Streams
 from runtime.peers.admission import OF_MESSAGES, at_lead, provenance_of
-from runtime.peers.peering import DELTA_MAX, Host, Peering
+from runtime.peers.peering import DELTA_MAX, Host
 from runtime.peers.post import Post
 from runtime.peers.speaking import unended
 from runtime.peers.words import Words
@@ -39,13 +39,15 @@ _PAUSE: Final = 0.1
 class Hearing(Part, Subscriber):
     """The messages of all guests."""
 
-    def __init__(self, host: Machine, post: Post, streams: Streams) -> None:
+    def __init__(
+        self, host: Machine, post: Post, streams: Streams, connection: Callable[[str], Host | None]
+    ) -> None:
+        """``connection``: that of a registration, if there is one."""
         super().__init__(host)
         self._post = post
         self._streams = streams
+        self._connection = connection
         self._words = Words(host.agents)
-        #: the connections at hand, by registration
-        self._peerings: dict[str, Host] = {}
         host.agents.journal.subscribe(self)
 
     # what a lead says: each raises ``CtxError`` if it is refused
@@ -102,15 +104,6 @@ class Hearing(Part, Subscriber):
 
     # pieces of replies
 
-    def opened(self, key: str, peering: Host) -> None:
-        """Both sides have said hello on a new connection, or it was taken over."""
-        self._peerings[key] = peering
-
-    def closed(self, key: str, peering: Peering) -> None:
-        """A connection is over."""
-        if self._peerings.get(key) is peering:
-            del self._peerings[key]
-
     def go_on(self, agent: Agent) -> None:
         """A daemon that starts has taken a guest over."""
         if (message := self._agents.messages.current(agent)) is not None:
@@ -128,7 +121,7 @@ class Hearing(Part, Subscriber):
         stream, told, before = self._streams.of(message.index), 0, None
         with guarded(agent):
             while message.status is MessageStatus.RUNNING:
-                count, peering = stream.changed.count, self._peerings.get(agent.peer)
+                count, peering = stream.changed.count, self._connection(agent.peer)
                 if peering is not before:
                     before, told = peering, 0
                 text = stream.text[told : told + DELTA_MAX]

@@ -154,7 +154,7 @@ class Hosting:
                             extra=because_of(uid))  # fmt: skip
         finally:
             del self._served[fd]
-            self.guests.closed(served.key, host)
+            self.guests.supplies.closed(served.key, host)
             if self._post.data(served.key):
                 self._post.note(served.key, seen=time.time())
 

@@ -481,14 +481,19 @@ class Links(Part, Ways):
         lead = Lead(said, stream, grants)
         patience, payer = _OPEN_SECONDS if saved is None else node.lease, Payer(link.owner)
         link.talk = talk = Talk(lead, fd, patience, partial(self._turns.take, payer))
+        began = trio.current_time()
+
+        def opened() -> None:
+            """Both sides have said hello."""
+            self._post.tell(key, talk.said)
+            files.opened(key, lead)
+            self._leading.opened(key, link.host)
+            self._nursery.start_soon(self._close_unneeded, link, talk)
+
         if saved is not None:
             lead.restore(saved["peering"])
             talk.left = memoryview(saved["left"])
-            self._post.tell(key, talk.said)
-            files.opened(key, lead)
-            self._nursery.start_soon(self._close_unneeded, link, talk)
-            self._leading.opened(key, link.host)
-        began = trio.current_time()
+            opened()
 
         async def hear(event: Event, *more: Event) -> None:
             nonlocal key
@@ -523,13 +528,10 @@ class Links(Part, Ways):
                 key = key_of(NODE, known)
                 new = self._post.stream(key), self._grants(link, key, node)
             lead.go_on(event, new=new)
-            self._post.tell(key, talk.said)
-            files.opened(key, lead)
             talk.expect(node.lease)
             link.host, link.trip = told, trio.current_time() - began
             link.become("up")
-            self._leading.opened(key, told)
-            self._nursery.start_soon(self._close_unneeded, link, talk)
+            opened()
 
         error, unheard = "", bytes(saved.get("unheard", b"")) if saved else b""
         try:

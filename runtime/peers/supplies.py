@@ -154,11 +154,16 @@ class Supplies(Parcels):
             self._tell_lengths(watch)
             await trio.sleep(_PAUSE)
 
+    def connection(self, key: str) -> Host | None:
+        """The connection of a registration, if there is one."""
+        peering = way.peering if (way := self._ways.get(key)) else None
+        return peering if isinstance(peering, Host) else None
+
     def _tell_lengths(self, watch: _Watch) -> bool:
         """False if the other side is to be told again."""
         agent = watch.agent
-        peering = self._way(agent.peer).peering
-        if not isinstance(peering, Host):
+        peering = self.connection(agent.peer)
+        if peering is None:
             return True
         for name, length in self.lengths(agent).items():
             if length > watch.told.get(name, 0):
