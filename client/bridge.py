@@ -17,16 +17,7 @@ from client.files import Opened, json_object, read_file
 from client.jsonrpc import NO_METHOD, Peer, Refused, object_in, objects_in, text_in
 from client.loop import Lines, Loop, parse_object
 from client.output import complain, write_all
-from client.permits import (
-    CANCELLED,
-    Asking,
-    End,
-    choose,
-    detail_of,
-    fields_of,
-    selected,
-    words_for,
-)
+from client.permits import CANCELLED, Asking, End, choose, detail_of, fields_of, selected, words_for
 from client.root import Root
 from client.types import Any, Sequence
 

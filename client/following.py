@@ -305,11 +305,7 @@ class Following(Loop):
 
 
 def follow(
-    root: Root,
-    owner: str,
-    pumps: Pumps,
-    events_fd: int | None = None,
-    for_reader: bool = True,
+    root: Root, owner: str, pumps: Pumps, events_fd: int | None = None, for_reader: bool = True
 ) -> None:
     """Copy growing files until their owner has ended; `events_fd` reports growth at once."""
     following = Following(root, for_reader)

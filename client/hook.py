@@ -9,16 +9,7 @@ from client.files import read_stdin
 from client.jsonrpc import object_in, text_in
 from client.loop import Loop, parse_object
 from client.output import STDOUT, complain
-from client.permits import (
-    Asked,
-    End,
-    asks_for,
-    decided,
-    detail_of,
-    fields_of,
-    remove,
-    use_of,
-)
+from client.permits import Asked, End, asks_for, decided, detail_of, fields_of, remove, use_of
 from client.root import Root, agent, own_agent, own_name
 from client.types import Any
 
@@ -68,10 +59,7 @@ def ask(root: Root, event: dict[str, Any], kind: str) -> dict[str, Any]:
     return {"hookSpecificOutput": {"hookEventName": kind, **decision}}
 
 
-@command(
-    "hook",
-    operand("program", "CLI", "whose hooks these are", choices=("claude",)),
-)
+@command("hook", operand("program", "CLI", "whose hooks these are", choices=("claude",)))
 def do_hook(root: Root, args: Arguments) -> None:
     """Ask people what a coding CLI asks by a hook.
 

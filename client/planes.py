@@ -21,12 +21,7 @@ class Plane:
     """
 
     def __init__(
-        self,
-        directory: str,
-        over: Sequence[str],
-        first: str,
-        texts: str,
-        columns: dict[str, str],
+        self, directory: str, over: Sequence[str], first: str, texts: str, columns: dict[str, str]
     ) -> None:
         self.directory = directory
         self.over = over
@@ -53,11 +48,7 @@ PLANES = {
         {"STATUS": "status", "BLOCKED BY": "blocked_by", **headed("parent", "objective")},
     ),
     "waits": Plane(
-        "waiting",
-        WAIT_ENDS,
-        "status",
-        "payload",
-        headed("status", "on", "work", "deadline"),
+        "waiting", WAIT_ENDS, "status", "payload", headed("status", "on", "work", "deadline")
     ),
     "ask": Plane(
         "ask",

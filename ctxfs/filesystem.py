@@ -4,19 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ctxfs.files import (
-    agent,
-    ask,
-    history,
-    home,
-    root,
-    session,
-    shared,
-    task,
-    tool,
-    waiting,
-    work,
-)
+from ctxfs.files import agent, ask, history, home, root, session, shared, task, tool, waiting, work
 from ctxfs.forgetting import Forgetting
 from ctxfs.tree.base import Base
 from ctxfs.tree.layouts import Layout, split_inode

@@ -81,9 +81,7 @@ _READ: Final = Wait(
     reason="the disk: a thread reads what is not in memory, one at a time for each agent",
 )
 _GATHERED: Final = Wait(
-    call="opened.gathered",
-    bound=1.0,
-    reason="one helper of an owner that looks at processes",
+    call="opened.gathered", bound=1.0, reason="one helper of an owner that looks at processes"
 )
 _SYNCED: Final = Wait(
     call="self._pace.synced",

@@ -182,9 +182,4 @@ class Opened(Handed):
 
 def _facts(number: int, node: Node, caller: Caller) -> dict[str, Any]:
     """The facts that are saved of files and directories alike."""
-    return {
-        "number": number,
-        "inode": node.inode,
-        "path": node.path,
-        "caller": pack_caller(caller),
-    }
+    return {"number": number, "inode": node.inode, "path": node.path, "caller": pack_caller(caller)}

@@ -325,13 +325,7 @@ class Operations(pyfuse3.Operations):
                 "unknown flags of renameat2(2); use RENAME_NOREPLACE, RENAME_EXCHANGE or none"
             )
         source, target = self._fs.node(parent_inode_old), self._fs.node(parent_inode_new)
-        source.rename(
-            self._call(ctx),
-            _name(name_old),
-            target,
-            _name(name_new),
-            flags,
-        )
+        source.rename(self._call(ctx), _name(name_old), target, _name(name_new), flags)
 
     # files
 
@@ -351,12 +345,7 @@ class Operations(pyfuse3.Operations):
 
     @_boundary
     async def create(
-        self,
-        parent_inode: InodeT,
-        name: FileNameT,
-        mode: int,
-        flags: int,
-        ctx: RequestContext,
+        self, parent_inode: InodeT, name: FileNameT, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         parent, call = self._fs.node(parent_inode), self._call(ctx)
         with self.opened.opening(call.caller) as charge:

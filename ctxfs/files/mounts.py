@@ -18,12 +18,7 @@ from runtime.agents.workspace import check_possible as check_worktree_possible
 from runtime.caller import Caller
 from runtime.cell import trees
 from runtime.cell.cell import workspace
-from runtime.errors import (
-    DeniedError,
-    ExceedingError,
-    MalformedError,
-    UnsupportedError,
-)
+from runtime.errors import DeniedError, ExceedingError, MalformedError, UnsupportedError
 from runtime.kernel.linux import boot_id
 from runtime.records.model import Agent
 from runtime.texts import mounts, names
@@ -126,11 +121,7 @@ def _check_mounts(base: Base, agent: Agent, caller: Caller, text: str, found: Fo
 
 
 def _check_table(
-    base: Base,
-    agent: Agent,
-    caller: Caller,
-    table: Collection[mounts.Mount],
-    known: mounts.Sources,
+    base: Base, agent: Agent, caller: Caller, table: Collection[mounts.Mount], known: mounts.Sources
 ) -> None:
     for source in _sources(mount for mount in table if not mount.at_node):
         _check_expansion(base, caller, f"mount source {quote(source)}", source, known.found)

@@ -14,10 +14,7 @@ from ctxfs.tree.rows import Directory, Making, Removing, Row, Shown, Socket, Tar
 from runtime.agents import births
 from runtime.agents.removals import REMOVING
 from runtime.caller import OPERATORS, Caller, Role
-from runtime.errors import (
-    MalformedError,
-    MissingError,
-)
+from runtime.errors import MalformedError, MissingError
 from runtime.ids import NO_AGENT, AgentIndex, TriggerToken
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent

@@ -141,10 +141,7 @@ def _remove_space(base: Base, _: Base, caller: Caller, space: Space) -> None:
 
 MAKING: Final = Making(guard=Guard(who=OPERATORS), act=_make_space)
 REMOVING: Final = Removing(
-    guard=Guard(
-        who=OPERATORS,
-        unless=(_used, _unknown, _full),
-    ),
+    guard=Guard(who=OPERATORS, unless=(_used, _unknown, _full)),
     find=_space_target,
     act=_remove_space,
 )

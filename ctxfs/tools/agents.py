@@ -30,13 +30,7 @@ from ctxfs.tools.tool import (
 from ctxfs.tools.waiting import MESSAGE_ID, WAIT, WAITED, WAITS, send, waiting_for_task
 from runtime.agents.messages import check_id
 from runtime.caller import INSIDERS, PARTIES
-from runtime.errors import (
-    CtxError,
-    DeniedError,
-    MalformedError,
-    MissingError,
-    UnsupportedError,
-)
+from runtime.errors import CtxError, DeniedError, MalformedError, MissingError, UnsupportedError
 from runtime.ids import MessageId
 from runtime.records.items import (
     PRIORITIES,
@@ -200,11 +194,7 @@ _SENT: Final[View[Message]] = View({
     family="agent_creation",
     concerns=Concerns.PARENT,
     does=Does.REACHES,
-    example={
-        "initial_message": "List the bugs in the parser.",
-        "name": "reviewer",
-        "mode": "turn",
-    },
+    example={"initial_message": "List the bugs in the parser.", "name": "reviewer", "mode": "turn"},
     optional={
         "preset": words("its relation to its parent; private_child by default", *PROFILES),
         "name": text(
@@ -421,10 +411,7 @@ def _receiver(request: Request) -> Agent:
     required={"text": text("what to tell", minLength=1)},
     optional={"id": text("an id; a report with a known id is not sent again", minLength=1)},
     output=shape(
-        {
-            "message_id": text("its id"),
-            "to": text("who gets it: agent:NAME, operator or none"),
-        }
+        {"message_id": text("its id"), "to": text("who gets it: agent:NAME, operator or none")}
     ),
 )
 async def _report(request: Request) -> dict[str, Any]:
@@ -458,11 +445,7 @@ async def _report(request: Request) -> dict[str, Any]:
     does=Does.REACHES,
     example={"agent_id": "reviewer", "text": "Look at the tests, too."},
     required={"agent_id": text("the agent"), "text": text("the message", minLength=1)},
-    optional={
-        "priority": words("normal by default", *PRIORITIES),
-        "id": MESSAGE_ID,
-        "wait": WAITS,
-    },
+    optional={"priority": words("normal by default", *PRIORITIES), "id": MESSAGE_ID, "wait": WAITS},
     output=shape(_SENT.required, WAITED),
 )
 async def _send(request: Request) -> dict[str, Any]:

@@ -71,11 +71,7 @@ class Page:
 
 
 async def listing(
-    request: Request,
-    key: str,
-    found: Iterable[_I],
-    view: View[_I],
-    wanted: Callable[[_I], bool],
+    request: Request, key: str, found: Iterable[_I], view: View[_I], wanted: Callable[[_I], bool]
 ) -> dict[str, Any]:
     """The answer of a tool that lists: those of the found that are wanted, as the view has them."""
     page = Page(request, LIST_MAX)

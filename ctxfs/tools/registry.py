@@ -23,13 +23,7 @@ from ctxfs.tree.nodes import Node
 from runtime.agents import placing
 from runtime.agents.answers import digest
 from runtime.caller import OPERATORS, Caller
-from runtime.errors import (
-    CtxError,
-    DeniedError,
-    MalformedError,
-    MissingError,
-    NoSpaceError,
-)
+from runtime.errors import CtxError, DeniedError, MalformedError, MissingError, NoSpaceError
 from runtime.ids import CallId
 from runtime.records.model import Agent
 from runtime.texts.names import dump_json, escape, quote

@@ -10,17 +10,7 @@ import trio
 
 from ctxfs.tools.listing import AFTER, LEFT, NEXT, listing
 from ctxfs.tools.schemas import count, flag, listed, shape, text, words
-from ctxfs.tools.tool import (
-    WAKES,
-    Does,
-    Field,
-    Request,
-    View,
-    about,
-    first_free,
-    tool,
-    waking,
-)
+from ctxfs.tools.tool import WAKES, Does, Field, Request, View, about, first_free, tool, waking
 from ctxfs.tools.waiting import MESSAGE_ID, WAITED, WAITS, send
 from runtime.agents.results import CHILD, COMMAND
 from runtime.agents.tasks import accepts_input
@@ -327,10 +317,7 @@ async def _output(request: Request) -> dict[str, Any]:
     "TaskInput",
     does=Does.DESTROYS | Does.REACHES,
     example={"task_id": "task-1", "text": "yes\n"},
-    required={
-        **_OF_TASK,
-        "text": text("what to write; a line ends with a newline", minLength=1),
-    },
+    required={**_OF_TASK, "text": text("what to write; a line ends with a newline", minLength=1)},
     optional={"id": MESSAGE_ID, "wait": WAITS},
     output=shape(
         {"task_id": _ID, "accepted": count("number of accepted bytes")},

@@ -49,11 +49,7 @@ _ID: Final = text("the wait's id")
 _NAME: Final[Field[Wait]] = (_ID, lambda _, wait: wait.name)
 _STATUS: Final = words("its status", *WaitStatus)
 WAIT: Final[View[Wait]] = View(
-    {
-        "wait_id": _NAME,
-        "status": _STATUS,
-        "on": text("what it waits for, as in the file on"),
-    },
+    {"wait_id": _NAME, "status": _STATUS, "on": text("what it waits for, as in the file on")},
     {
         "work": text("id of the work item that it blocks"),
         "deadline": text("when it expires, as it was given"),

@@ -32,12 +32,7 @@ from ctxfs.tree.realfiles import OpenRealFile
 from ctxfs.tree.renaming import ENTRY, move, naming, replace
 from runtime.authority.disk import ENTRY_SIZE
 from runtime.caller import Caller
-from runtime.errors import (
-    CrossingError,
-    ForbiddenError,
-    GoneError,
-    IsADirectoryNodeError,
-)
+from runtime.errors import CrossingError, ForbiddenError, GoneError, IsADirectoryNodeError
 from runtime.ids import Incarnation
 from runtime.kernel import linux
 from runtime.kernel.handover import Descriptors

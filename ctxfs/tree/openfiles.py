@@ -18,13 +18,7 @@ from ctxfs.tree.members import Member
 from ctxfs.tree.nodes import OpenFile
 from runtime.authority.accounts import Charge, Resource
 from runtime.caller import Caller
-from runtime.errors import (
-    CtxError,
-    MalformedError,
-    QuotaError,
-    TooLargeError,
-    TooLongError,
-)
+from runtime.errors import CtxError, MalformedError, QuotaError, TooLargeError, TooLongError
 from runtime.kernel.handover import Descriptors
 from runtime.texts import mounts
 from runtime.texts.mounts import Source

@@ -20,13 +20,7 @@ from runtime.agents.tasks import TaskPlane, why_fetching, why_no_handle
 from runtime.authority.facts import Facts, Part
 from runtime.authority.guard import Act, Guard, of_move, unless
 from runtime.caller import CONTROLLERS, NOBODY, Caller, Role
-from runtime.errors import (
-    DeniedError,
-    MalformedError,
-    QuotaError,
-    TakenError,
-    WrongStateError,
-)
+from runtime.errors import DeniedError, MalformedError, QuotaError, TakenError, WrongStateError
 from runtime.ids import NO_AGENT, Incarnation, SessionIndex, WaitFileName
 from runtime.kernel import linux
 from runtime.records.change import Change
@@ -182,13 +176,7 @@ class Births(Part):
     """Makes agents, and says whose they are."""
 
     def __init__(
-        self,
-        facts: Facts,
-        *,
-        messages: Messages,
-        tasks: TaskPlane,
-        ends: Ends,
-        removals: Removals,
+        self, facts: Facts, *, messages: Messages, tasks: TaskPlane, ends: Ends, removals: Removals
     ) -> None:
         super().__init__(facts)
         self._messages = messages

@@ -114,9 +114,7 @@ SENDING: Final = Guard(
 )
 #: who reports to an agent's supervisor
 REPORTING: Final = Guard(
-    who=Role.SELF,
-    when=ANY_STATUS - {Status.DEAD},
-    unless=(_unheard_reporter, _ending),
+    who=Role.SELF, when=ANY_STATUS - {Status.DEAD}, unless=(_unheard_reporter, _ending)
 )
 
 

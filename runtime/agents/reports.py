@@ -40,13 +40,7 @@ class Reports(Part):
         return self._items.named(agent.index, Report, f"/{agent.session}/{name}") is not None
 
     def add(
-        self,
-        change: Change,
-        agent: Agent,
-        text: str,
-        *,
-        name: MessageId,
-        keep_id: bool = False,
+        self, change: Change, agent: Agent, text: str, *, name: MessageId, keep_id: bool = False
     ) -> None:
         """An agent has reported: the event, and what is kept of it.
 

@@ -43,10 +43,7 @@ from runtime.records.model import Agent
 from runtime.records.visits import Visit
 from runtime.texts.names import dump_json, quote
 
-_OF_STATUS: Final = {
-    Status.NEW: TaskStatus.QUEUED,
-    Status.STOPPING: TaskStatus.CANCELLING,
-}
+_OF_STATUS: Final = {Status.NEW: TaskStatus.QUEUED, Status.STOPPING: TaskStatus.CANCELLING}
 
 
 @unless("the caller is an agent that lacks the family local_environment", DeniedError)
@@ -376,13 +373,7 @@ class TaskPlane(AwaitedPlane[Task]):
         status = change.step(task, cue)
         reason = reason or exit_text
         change.put(task, exit=exit_text, reason=reason, pid=0, ended=time.time())
-        change.tell(
-            agent,
-            "task.end",
-            task=task.name,
-            status=status.value,
-            exit=exit_text,
-        )
+        change.tell(agent, "task.end", task=task.name, status=status.value, exit=exit_text)
         facts = facts or cache(lambda: self._results.of_task(change, agent, task))
         # a shell that somebody opened for himself
         is_session = bool(task.tty) and task.maker is not None

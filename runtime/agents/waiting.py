@@ -34,23 +34,12 @@ from runtime.agents.work import WorkPlane
 from runtime.authority.facts import Facts
 from runtime.authority.guard import TAKING, Act, Guard, unless
 from runtime.caller import NOBODY, PARTIES, Caller, Role
-from runtime.errors import (
-    DeniedError,
-    MissingError,
-    QuotaError,
-    WrongStateError,
-)
+from runtime.errors import DeniedError, MissingError, QuotaError, WrongStateError
 from runtime.ids import TriggerToken
 from runtime.kernel import clock
 from runtime.kernel.linux import boot_id
 from runtime.records.change import Change
-from runtime.records.items import (
-    NOTICES,
-    Message,
-    Wait,
-    WaitStatus,
-    Work,
-)
+from runtime.records.items import NOTICES, Message, Wait, WaitStatus, Work
 from runtime.records.lifecycle import LIVE
 from runtime.records.model import Agent
 from runtime.texts.names import dump_json, is_duration, quote, timestamp
@@ -264,13 +253,7 @@ class WaitingPlane(Plane[Wait]):
             self.fire(change, agent, wait, answer)
 
     def child_over(
-        self,
-        change: Change,
-        agent: Agent,
-        child: Agent,
-        facts: EndFacts,
-        outcome: str,
-        reason: str,
+        self, change: Change, agent: Agent, child: Agent, facts: EndFacts, outcome: str, reason: str
     ) -> None:
         """A child of the agent's has ended, or is its child no more."""
         self.resource_over(change, agent, "child", child.name, facts)

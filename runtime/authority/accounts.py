@@ -344,11 +344,7 @@ class TimeAccounts:
     """
 
     def __init__(
-        self,
-        share: float,
-        *,
-        burst: float = 1.0,
-        clock: Callable[[], float] = time.monotonic,
+        self, share: float, *, burst: float = 1.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.share = share
         self.burst = burst

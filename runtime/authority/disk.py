@@ -241,11 +241,7 @@ class Disk:
                 nursery.start_soon(self._measure, walker, owner, own, kept)
 
     async def _measure(
-        self,
-        walker: Walker,
-        owner: int,
-        trees: dict[str, str],
-        stored: dict[str, tuple[int, int]],
+        self, walker: Walker, owner: int, trees: dict[str, str], stored: dict[str, tuple[int, int]]
     ) -> None:
         known = self._measures[owner]
         known.wanted, known.free, begun = False, self.free, time.monotonic()

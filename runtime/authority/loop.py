@@ -303,9 +303,7 @@ class Batches(Generic[_T]):
     """
 
     def __init__(
-        self,
-        work: Callable[[set[_T]], None],
-        done: Callable[[set[_T]], None] = lambda batch: None,
+        self, work: Callable[[set[_T]], None], done: Callable[[set[_T]], None] = lambda batch: None
     ) -> None:
         self._work = work
         self._tell = done

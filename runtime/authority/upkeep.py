@@ -237,11 +237,7 @@ def _of_agent(agent: Agent) -> Held:
 
 
 def _of_task(task: Task) -> Held:
-    held = {
-        Resource.DESCRIPTORS: _DESCRIPTORS_OF_TASK,
-        Resource.TASKS: 1,
-        Resource.MONITORS: 1,
-    }
+    held = {Resource.DESCRIPTORS: _DESCRIPTORS_OF_TASK, Resource.TASKS: 1, Resource.MONITORS: 1}
     return _fed(held) if task.accepts_input else held
 
 

@@ -248,13 +248,7 @@ def as_content(data: bytes) -> str:
 
 
 def _add_line(
-    change: Change,
-    agent: Agent,
-    role: str,
-    sender: str,
-    provenance: str,
-    content: str,
-    **more: Any,
+    change: Change, agent: Agent, role: str, sender: str, provenance: str, content: str, **more: Any
 ) -> None:
     change.say(
         agent.session,

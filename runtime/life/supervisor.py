@@ -529,10 +529,7 @@ class Supervisor(Part, Subscriber):
             await self._elsewhere.follow(live_cell)
         else:
             following = FollowingCell(
-                self._follower,
-                live_cell,
-                worktrees=self._worktrees,
-                serve=self._serve,
+                self._follower, live_cell, worktrees=self._worktrees, serve=self._serve
             )
             await following.follow()
         if agent.status is Status.STOPPING:

@@ -30,13 +30,7 @@ from runtime.cell.port import Execution, Host, Part, guarded
 from runtime.cell.record import RunRecord
 from runtime.cell.viewers import VIEWERS_EVER, VIEWERS_MAX, Viewer
 from runtime.cell.windows import FIRST, HANGUP, End, Key
-from runtime.errors import (
-    AgainError,
-    CtxError,
-    NotRunningError,
-    QuotaError,
-    WrongStateError,
-)
+from runtime.errors import AgainError, CtxError, NotRunningError, QuotaError, WrongStateError
 from runtime.ids import AgentIndex
 from runtime.kernel.handover import Descriptors
 from runtime.life.beginning import STARTING
@@ -457,11 +451,7 @@ class Windows(Part, Subscriber):
                 self._lose(agent, task, dict.fromkeys(lost, visits.CLOSED))
 
     def _keep(
-        self,
-        key: Key,
-        agent: Agent,
-        end: socket.socket,
-        screen: tuple[int, int] | None = None,
+        self, key: Key, agent: Agent, end: socket.socket, screen: tuple[int, int] | None = None
     ) -> None:
         payer = Payer(agent.owner, agent.name)
         charge = self._agents.accounts.charged_anyway(payer, Resource.DESCRIPTORS, 1)

@@ -28,14 +28,7 @@ from runtime.peers.post import Post
 from runtime.peers.streams import UNDONE_BYTES, UNDONE_MAX
 from runtime.peers.words import Words, say
 from runtime.records.change import Change, Subscriber
-from runtime.records.items import (
-    NOTICES,
-    PRIORITIES,
-    REPORTED,
-    Item,
-    Message,
-    MessageStatus,
-)
+from runtime.records.items import NOTICES, PRIORITIES, REPORTED, Item, Message, MessageStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.texts.names import escape, head, quote
@@ -156,11 +149,7 @@ class Speaking(Part, Subscriber):
 
     @staticmethod
     def _about(message: Message) -> dict[str, str]:
-        return {
-            "id": message.name,
-            "from": _sender(message),
-            "provenance": message.provenance,
-        }
+        return {"id": message.name, "from": _sender(message), "provenance": message.provenance}
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
         """Tells those who listen that a run begins with it."""
@@ -198,12 +187,7 @@ class Speaking(Part, Subscriber):
             raise MalformedError(f"a status of a message {word!r:.32} is none")
 
     def _end(
-        self,
-        change: Change,
-        agent: Agent,
-        message: Message,
-        status: MessageStatus,
-        said: Said,
+        self, change: Change, agent: Agent, message: Message, status: MessageStatus, said: Said
     ) -> None:
         reason = escape(head(said.get("reason", str, ""), _SHORT_MAX))
         if status is MessageStatus.DROPPED:

@@ -57,10 +57,7 @@ def _steps(what: str, steps: Mapping[_S, Collection[_S]]) -> Moves[_S, _S]:
 _M = MessageStatus
 MESSAGE_MOVES: Final = _steps(
     "message",
-    {
-        _M.QUEUED: (_M.RUNNING, _M.DROPPED),
-        _M.RUNNING: (_M.PROCESSED, _M.FAILED, _M.ABORTED),
-    },
+    {_M.QUEUED: (_M.RUNNING, _M.DROPPED), _M.RUNNING: (_M.PROCESSED, _M.FAILED, _M.ABORTED)},
 )
 
 
@@ -170,11 +167,7 @@ class AskStatus(StrEnum):
 
 _Q = AskStatus
 ASK_MOVES: Final = _steps(
-    "ask",
-    {
-        _Q.NEW: (_Q.OPEN, _Q.WITHDRAWN),
-        _Q.OPEN: (_Q.ANSWERED, _Q.EXPIRED, _Q.WITHDRAWN),
-    },
+    "ask", {_Q.NEW: (_Q.OPEN, _Q.WITHDRAWN), _Q.OPEN: (_Q.ANSWERED, _Q.EXPIRED, _Q.WITHDRAWN)}
 )
 
 
@@ -293,10 +286,7 @@ class Item:
 
     @classmethod
     def load(
-        cls,
-        index: ItemIndex,
-        values: dict[str, Any],
-        read: Callable[[ItemIndex, str], str],
+        cls, index: ItemIndex, values: dict[str, Any], read: Callable[[ItemIndex, str], str]
     ) -> Self:
         """From what the store has; ``read`` finds what it has elsewhere."""
         elsewhere = {

@@ -17,16 +17,7 @@ from runtime.kernel.users import find_user
 from runtime.texts.names import check_absolute, check_name, quote
 from runtime.texts.yaml_marks import MisplacedError
 from runtime.texts.yaml_marks import Path as Place
-from runtime.texts.yaml_values import (
-    choice,
-    count,
-    duration,
-    flag,
-    list_of,
-    map_of,
-    record,
-    text,
-)
+from runtime.texts.yaml_values import choice, count, duration, flag, list_of, map_of, record, text
 
 #: seconds of a lease
 _LEASE_MIN: Final = 5.0

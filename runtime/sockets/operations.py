@@ -26,15 +26,7 @@ from runtime.agents.messages import SENDING, check_id
 from runtime.agents.pruning import Old
 from runtime.authority.facts import Facts
 from runtime.authority.guard import AnyGuard, Guard, unless
-from runtime.caller import (
-    CONTROLLERS,
-    HISTORIANS,
-    INSIDERS,
-    OPERATORS,
-    PARTIES,
-    Caller,
-    Role,
-)
+from runtime.caller import CONTROLLERS, HISTORIANS, INSIDERS, OPERATORS, PARTIES, Caller, Role
 from runtime.errors import (
     DeniedError,
     MalformedError,

@@ -31,12 +31,7 @@ from runtime.records.change import Subscriber
 from runtime.records.lifecycle import Effect
 from runtime.records.model import Agent
 from runtime.sockets.connection import REST_SECONDS, Connection, Server
-from runtime.sockets.operations import (
-    DAEMON_OPERATIONS,
-    OPERATIONS,
-    Operation,
-    connecting,
-)
+from runtime.sockets.operations import DAEMON_OPERATIONS, OPERATIONS, Operation, connecting
 from runtime.sockets.request import Request, Services
 from runtime.texts.names import check_known, parse_json_object
 

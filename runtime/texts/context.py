@@ -145,10 +145,7 @@ def derive(snapshot: Snapshot, handoff: str, limit: int) -> Inherited:
         raise ValueError(f"{limit} bytes are too few for a context; use at least {LIMIT_MIN}")
     sections = _sections(snapshot, handoff)
     hollow = [replace(section, entries=(), left_out=10**18) for section in sections]
-    room = limit - max(
-        _size(_markdown(snapshot, hollow)),
-        _size(_json(snapshot, hollow)),
-    )
+    room = limit - max(_size(_markdown(snapshot, hollow)), _size(_json(snapshot, hollow)))
     fitted = _fit(sections, room)
     return Inherited(_markdown(snapshot, fitted), _json(snapshot, fitted))
 
@@ -396,10 +393,7 @@ class Entry:
 
     def cost(self) -> int:
         """The bytes that it takes in the rendering that needs more, a comma included."""
-        return max(
-            _size(_entry_markdown(self)),
-            _size(names.dump_json(_entry_json(self))) + 1,
-        )
+        return max(_size(_entry_markdown(self)), _size(names.dump_json(_entry_json(self))) + 1)
 
 
 @dataclass(frozen=True, slots=True)
