@@ -195,7 +195,7 @@ class Supplies(Parcels):
         return {**found, **pack, LISTING: [len(lines), sum(size for _, size, _ in artifacts)]}
 
     def few_files_of(self, agent: Agent) -> dict[str, list[int | None]] | None:
-        """The same of a guest without artifacts; None of any other."""
+        """That field for a guest without artifacts, at once; None for any other."""
         with suppress(FileNotFoundError), os.scandir(
             self._agents.documents.path(agent, "artifact")
         ) as entries:
