@@ -317,13 +317,15 @@ def test_ends_that_come_together_are_one_transaction(
     at_site(world, monkeypatch, act)
 
 
-def test_who_is_told_to_end_in_one_step_is_recorded_when_all_have(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("owner", [UID, UID + 1])
+def test_who_is_told_to_end_in_one_step_is_recorded_when_all_of_the_owner_have(
+    world: World, monkeypatch: pytest.MonkeyPatch, owner: int
 ) -> None:
     counting = Counting()
 
     async def act(site: Site, lead: Leader) -> None:
         agents, signal = await both_busy(site, lead), site.machine.signal_cells
+        site.agents.journal.update(agents[1], owner=owner)
 
         async def slowly(owner: int, number: int, cells: Collection[LiveCell]) -> None:
             if any(each.agent is agents[1] for each in cells):
@@ -337,7 +339,7 @@ def test_who_is_told_to_end_in_one_step_is_recorded_when_all_have(
         await say_together(site, lead, "verb", (A, said), (B, said))
         for agent in agents:
             await site.be(agent, Status.DEAD)
-        assert counting.dead == [2]
+        assert counting.dead == ([2] if owner == UID else [1, 1])
 
     at_site(world, monkeypatch, act)
 
