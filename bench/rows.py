@@ -331,7 +331,7 @@ ROWS: Final = (
     Row(
         name="placed-ps",
         doc=f"ctx ps of {PLACED_LISTED} agents that run there, against as many of a daemon's own",
-        measure=_in_batches(ps_placed),
+        measure=_in_batches(ps_placed, times=8),
         share=0.34,
     ),
     Row(

@@ -306,14 +306,13 @@ class Leading(Part, Elsewhere, Subscriber):
 
     def add_start(self, change: Change, agent: Agent, run: RunId) -> None:
         node = change.peek_agent(agent, "node")
-        key = self._open[node, agent.owner]
+        key, others = self._open[node, agent.owner], self._there.at((node, agent.owner))
         if agent.how.takes_messages and self._post.data(key)["version"] < TALKING:
             raise UnsupportedError(
                 f"mode {agent.mode}: ctxd at {node} is an earlier one, where agents run once: "
                 "upgrade it, or write once"
             )
         bound = bound_of(self._agents, agent)
-        others = self._there.at((node, agent.owner))
         if not any(each.peer == key and "lost" not in each.heard for each in others):
             self._grants[key].begin(now())
             self._changed.notify()

@@ -63,7 +63,6 @@ _THREADS: Final = 4
 #: until it is tried again, if there was no room
 _FULL_SECONDS: Final = 1.0
 
-
 #: a file that is to come: name, length, and what else was said of it
 Expected = tuple[str, int | None, Any]
 
@@ -198,8 +197,7 @@ class Parcels(Part):
     def opened(self, key: str, peering: Peering) -> None:
         """Both sides have said hello on a new connection, or it was taken over."""
         way = self._way(key)
-        way.peering = peering
-        way.drains = peering.lacks
+        way.peering, way.drains = peering, peering.lacks
         self._start(way)
 
     def closed(self, key: str, peering: Peering) -> None:
@@ -402,8 +400,7 @@ class Parcels(Part):
     def _rest(self, way: _Way) -> None:
         """There is no room: nothing is asked for, for a while."""
         way.is_full = True
-        if not way.rests:
-            self._later(way, _FULL_SECONDS)
+        self._later(way, _FULL_SECONDS)
 
     def _prepare(self, parcel: Parcel, until: float) -> bool:
         """Shows what is whole, and begins with what follows; False if that goes on later."""
