@@ -37,7 +37,7 @@ class Segment:
         """``FileNotFoundError`` if it was removed meanwhile."""
         if self.data is not None:
             return self.data[offset : offset + length]
-        with open(self.path, "rb") as file:
+        with open(self.path, "rb", buffering=0) as file:
             return os.pread(file.fileno(), length, offset)
 
 

@@ -44,7 +44,7 @@ from runtime.peers.contents import (
     unnamed,
 )
 from runtime.peers.parcels import SLICE, Parcel, Parcels
-from runtime.peers.peering import Host, Peering
+from runtime.peers.peering import CREDIT_MAX, Host, Peering
 from runtime.peers.post import Post
 from runtime.records.model import Agent
 from runtime.texts.names import dump_json, parse_json_object
@@ -149,9 +149,9 @@ class Supplies(Parcels):
                 for path in paths:
                     path.mkdir(parents=True, mode=0o700, exist_ok=True)
             with self._port.watcher.watching_present(watch.changed, *paths):
-                if self._tell_lengths(watch):
+                if self._tell_lengths(watch, self.lengths(watch.agent)):
                     await watch.changed.wait_changed()
-            self._tell_lengths(watch)
+            self._tell_lengths(watch, self.lengths(watch.agent))
             await trio.sleep(_PAUSE)
 
     def connection(self, key: str) -> Host | None:
@@ -159,13 +159,13 @@ class Supplies(Parcels):
         peering = way.peering if (way := self._ways.get(key)) else None
         return peering if isinstance(peering, Host) else None
 
-    def _tell_lengths(self, watch: _Watch) -> bool:
+    def _tell_lengths(self, watch: _Watch, lengths: Mapping[str, int]) -> bool:
         """False if the other side is to be told again."""
         agent = watch.agent
         peering = self.connection(agent.peer)
         if peering is None:
             return True
-        for name, length in self.lengths(agent).items():
+        for name, length in lengths.items():
             if length > watch.told.get(name, 0):
                 if not peering.grown(agent.incarnation, name, length):
                     return False
@@ -269,8 +269,10 @@ class Supplies(Parcels):
                 data, end = segments.since(offset, size)
                 if data:
                     watch = self._watched.get(agent.incarnation)
-                    if watch and segments.end > watch.told.get(name, 0) + _MUCH:
-                        self._tell_lengths(watch)  # it is asked for without a pause
+                    told = watch.told.get(name, 0) if watch else segments.end
+                    if watch and segments.end - told > _MUCH and told - end < CREDIT_MAX:
+                        # all that was told is asked for before there is a pause
+                        self._tell_lengths(watch, {name: segments.end})
                     return end - len(data), data
             return offset, b""
         if name.startswith(ARTIFACT):
