@@ -47,6 +47,7 @@ SO_PEERPIDFD: Final = 77
 SO_PEERGROUPS: Final = 59
 #: of Linux 6.16
 SO_PASSRIGHTS: Final = 83
+SO_SNDBUFFORCE: Final = 32
 _UCRED: Final = struct.Struct("iII")
 #: seconds that the close of somebody's descriptors may take
 _HURRY: Final = 0.005
@@ -302,6 +303,19 @@ def refuse_descriptors(connection: socket.socket) -> None:
     """
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
+
+
+def take_more(fd: int, size: int) -> None:
+    """Has the kernel take about so many bytes that are sent to a socket and not read there; without
+    root, as many as anybody may have."""
+    connection = socket.socket(fileno=fd)
+    try:
+        # the kernel takes twice of what is said
+        connection.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, size // 2)
+    except PermissionError:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size // 2)
+    finally:
+        connection.detach()
 
 
 @cache

@@ -24,6 +24,7 @@ from runtime.kernel.daemonlog import Rates, because_of
 from runtime.kernel.handover import Descriptors
 from runtime.peers.guests import Guests
 from runtime.peers.peering import (
+    CREDIT_MAX,
     Acknowledged,
     BrokenLinkError,
     Bytes,
@@ -73,8 +74,9 @@ class _Served:
 class Hosting:
     """Leads that are connected."""
 
-    #: bytes that a connection may take
+    #: bytes that a connection may take, and of these in the kernel
     memory: Final = MEMORY
+    at_once: Final = CREDIT_MAX
 
     def __init__(
         self, agents: Agents, registrations: Registrations, post: Post, guests: Guests, **about: str

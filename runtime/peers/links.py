@@ -38,6 +38,7 @@ from runtime.peers.hello import told_of_itself
 from runtime.peers.leading import Leading
 from runtime.peers.lease import Grants
 from runtime.peers.peering import (
+    CREDIT_MAX,
     GREETING,
     Acknowledged,
     BrokenLinkError,
@@ -375,6 +376,8 @@ class Links(Part, Ways):
             if saved is None:
                 crashpoints.reach("link.planned")
                 pairs = [_pair(stack) for _ in range(2)]
+                for each in pairs[0]:
+                    linux.take_more(each.fileno(), CREDIT_MAX)
                 async with self._opening:
                     end, errors = theirs = [end for _, end in pairs]
                     link.process = await self._start(link, node, login, leaf, end, errors)

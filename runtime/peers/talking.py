@@ -17,13 +17,14 @@ from runtime.kernel.inotify import Wakeup
 from runtime.peers.peering import Event, Host, Message, Peering, SilentLinkError
 
 #: of what is read at once; of what is written, unless one frame has more
-_PIECE: Final = 256 << 10
+_PIECE: Final = 512 << 10
 _WRITTEN: Final = 128 << 10
 #: of frames that are read between two looks at the clock, and seconds that others may wait
 _STEP: Final = 4 << 10
 _STEP_SECONDS: Final = 0.001
-#: what a connection may take in memory: a line, bytes that are asked for, answers
-MEMORY: Final = 1536 << 10
+#: what a connection may take in memory: a line, bytes that are asked for, answers, and what the
+#: kernel has of these
+MEMORY: Final = 2560 << 10
 
 
 def now() -> float:

@@ -35,6 +35,7 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.ids import CallId, Incarnation, MessageId
+from runtime.kernel import linux
 from runtime.life.streams import Stream
 from runtime.life.windows import Wanted
 from runtime.records.items import REPORTED, Message, MessageStatus
@@ -364,6 +365,7 @@ async def _peer(request: Request) -> None:
     """Whatever else comes by this connection is said by a daemon of another machine."""
     connection, hosting = request.connection, request.services.hosting
     fd, rest = connection.stream.socket.fileno(), connection.take_rest()
+    linux.take_more(fd, hosting.at_once)
     connection.charge(hosting.memory)
     try:
         await hosting.serve(fd, request.caller.uid, rest, request.progress)
