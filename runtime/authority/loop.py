@@ -296,6 +296,51 @@ class AtHand:
             await self._none.wait()
 
 
+class Threads:
+    """Work for so many threads at most, which call the loop when they have done it.
+
+    That costs a part of what a task does that waits for a thread. What is being done when the
+    nursery ends is waited for.
+    """
+
+    def __init__(self, most: int, nursery: trio.Nursery) -> None:
+        self._most = most
+        self._nursery = nursery
+        self._waiting: deque[tuple[Callable[[], object], Callable[[], object]]] = deque()
+        self._busy = 0
+        self._ended: Wakeup | None = None
+
+    def do(self, work: Callable[[], object], then: Callable[[], object]) -> None:
+        """``then`` is called on the loop. Neither may raise anything."""
+        if self._ended is None:
+            self._ended = Wakeup()
+            self._nursery.start_soon(self._finish, self._ended)
+        self._waiting.append((work, then))
+        self._start()
+
+    def _start(self) -> None:
+        token = trio.lowlevel.current_trio_token()
+        while self._waiting and self._busy < self._most:
+            work, then = self._waiting.popleft()
+            self._busy += 1
+            tell = partial(token.run_sync_soon, self._done, then)
+            trio.lowlevel.start_thread_soon(work, lambda result, tell=tell: tell())  # type: ignore[misc]
+
+    def _done(self, then: Callable[[], object]) -> None:
+        self._busy -= 1
+        then()
+        self._start()
+        assert self._ended
+        self._ended.notify()
+
+    async def _finish(self, ended: Wakeup) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await ended.until(lambda: not self._busy)
+
+
 class Batches(Generic[_T]):
     """Work of a thread for the event loop: whatever came together while it was at work.
 

@@ -36,7 +36,7 @@ import trio
 
 from runtime.agents.bundles import PACK
 from runtime.authority.accounts import Payer
-from runtime.authority.loop import Timed
+from runtime.authority.loop import Threads, Timed
 from runtime.cell.port import Host, Part, about, guarded
 from runtime.errors import CtxError, MalformedError, NoSpaceError, QuotaError
 from runtime.peers.contents import File
@@ -187,8 +187,8 @@ class Parcels(Part):
     def __init__(self, host: Host, post: Post) -> None:
         super().__init__(host)
         self._post = post
-        self._threads = trio.CapacityLimiter(_THREADS)
         self._ways: dict[str, _Way] = {}
+        self._threads = Threads(_THREADS, self._nursery)
         #: told once of each agent of which all has come, or no more is taken (``error``)
         self.done: Callable[[Agent], object] = lambda agent: None
 
@@ -468,26 +468,13 @@ class Parcels(Part):
         self._ask(way)
 
     def _put(self, way: _Way, parcel: Parcel, file: File, event: Bytes) -> None:
-        """Has something be written: beside the loop if it is much, which may wait for the disk."""
         if way.came and way.came[-1].goes_on(file, event):
             way.came[-1].pieces.append(event.data)
         else:
             way.came.append(_Came(parcel, file, event.offset, [event.data] if event.data else []))
         way.unwritten += len(event.data)
-        if way.writes or not self._is_due(way):
-            return
-        if way.unwritten < _MUCH:
-            batch, way.came = way.came, []
-            _write_all(batch)
-            self._note_all(way, batch)
-        else:
-            way.writes = True
-            pay = partial(self._agents.accounts.time.pay, Payer(parcel.agent.owner))
-
-            async def run() -> None:
-                await Timed(self._write(way), pay)
-
-            self._nursery.start_soon(run)
+        if not way.writes and self._is_due(way):
+            self._write(way)
 
     @staticmethod
     def _is_due(way: _Way) -> bool:
@@ -495,18 +482,29 @@ class Parcels(Part):
         is_much = way.unwritten >= way.window // 2
         return is_much or any(each.name not in way.coming for each in way.came)
 
-    async def _write(self, way: _Way) -> None:
+    def _write(self, way: _Way) -> None:
+        """Has what came be written: beside the loop if it is much, which may wait for the disk."""
+        batch, way.came = way.came, []
+        way.writes = way.unwritten >= _MUCH
+        if way.writes:
+            self._threads.do(partial(_write_all, batch), partial(self._written, way, batch))
+        else:
+            _write_all(batch)
+            self._note_all(way, batch)
+
+    def _written(self, way: _Way, batch: list[_Came]) -> None:
+        begun, way.writes = time.thread_time(), False
         try:
-            while self._is_due(way):
-                batch, way.came = way.came, []
-                await trio.to_thread.run_sync(_write_all, batch, limiter=self._threads)
-                self._note_all(way, batch)
-                self._ask(way)
-                self._post.wakeup(way.key).notify()
+            self._note_all(way, batch)
+            if self._is_due(way):
+                self._write(way)
+            self._ask(way)
+            if way.peering is not None:
+                way.peering.push()
         except Exception:
             log.exception("files of agents of %s: a bug in ctxfs", way.key)
-        finally:
-            way.writes = False
+        payer = Payer(batch[0].parcel.agent.owner)
+        self._agents.accounts.time.pay(payer, time.thread_time() - begun)
 
     def _note_all(self, way: _Way, batch: list[_Came]) -> None:
         for each in batch:

@@ -219,6 +219,8 @@ class Peering(Handed):
         self._greeted = False
         #: that both speak, once that is known
         self._version = 0
+        #: has what there is to say be sent at once
+        self.push: Callable[[], object] = lambda: None
         #: more of what came is about to be heard: one acknowledgement is for all of that
         self.hears = False
 

@@ -48,6 +48,7 @@ class Talk:
         served between any two; ``fed`` is called when something came, and its events were heard.
         """
         self.peering = peering
+        peering.push = self.push
         self._patience = patience
         self._turn = turn
         self._fed = fed
@@ -112,8 +113,7 @@ class Talk:
                 self._fed()
                 await rest()
             self.peering.hears = False
-            if not self._push():
-                self.said.notify()
+            self.push()
             # of bytes of files there may be more at once
             came = self._read() if self.peering.lacks else None
             while came is None:
@@ -136,6 +136,11 @@ class Talk:
             if error.errno in (errno.ECONNRESET, errno.EPIPE):
                 return b""
             raise
+
+    def push(self) -> None:
+        """Sends what there is to say, and later what the kernel does not take at once."""
+        if not self._push():
+            self.said.notify()
 
     def _push(self) -> bool:
         """Sends what there is to say, as far as the kernel takes it; whether that is all."""
