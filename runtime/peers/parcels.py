@@ -110,7 +110,7 @@ class _Came:
     file: File
     offset: int
     #: one after the other; empty if there are no more
-    pieces: list[bytes]
+    pieces: list[bytes | memoryview]
     error: CtxError | OSError | None = None
 
     @property

@@ -139,7 +139,7 @@ class Bytes:
     agent: str
     file: str
     offset: int
-    data: bytes
+    data: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +351,10 @@ class Peering(Handed):
         while self._at < len(self._rest):
             if self._part:
                 agent, file, offset, length = self._part
-                piece = self._cut(self._at + length)
+                piece: bytes | memoryview = memoryview(self._rest)[self._at : self._at + length]
+                self._at = self._looked = self._at + len(piece)
+                if len(piece) < len(self._rest) // 4:
+                    piece = bytes(piece)  # or it would keep all that came with it in memory
                 left = length - len(piece)
                 self._part = (agent, file, offset + len(piece), left) if left else ()
                 yield Bytes(agent, file, offset, piece)
@@ -362,19 +365,15 @@ class Peering(Handed):
                 if self._looked - self._at > _LINE_MAX:
                     raise BrokenLinkError(f"a line of more than {_LINE_MAX} bytes")
                 return
-            if event := self._read(self._cut(end), now):
+            line = bytes(self._rest[self._at : end])
+            self._at = self._looked = end
+            if event := self._read(line, now):
                 yield event
 
     def _forget_read(self) -> None:
         self._rest = bytes(self._rest[self._at :])
         self._looked -= self._at
         self._at = 0
-
-    def _cut(self, end: int) -> bytes:
-        found = self._rest[self._at : end]
-        self._at += len(found)
-        self._looked = self._at
-        return found
 
     def _read(self, line: bytes, now: float) -> Event | None:
         if len(line) > _LINE_MAX:
