@@ -268,6 +268,20 @@ def test_bytes_may_look_like_frames(pair: Pair) -> None:
     assert got == b'\n{"op":"over","upto":9}\n'
 
 
+def test_a_few_bytes_of_a_file_keep_nothing_else_in_memory(pair: Pair) -> None:
+    """Who is told of them keeps them until they are written."""
+    pair.lead.want("a", "out", 0, CREDIT_MAX)
+    pair.exchange()
+    for number in range(9):
+        pair.host.give("a", "out", number * 70_000, bytes(70_000 if number % 2 else 1))
+    pair.exchange()
+    pieces = [each.data for each in pair.at_lead if isinstance(each, Bytes)]
+    assert [len(each) for each in pieces] == [1, 70_000] * 4 + [1]
+    for each in pieces:
+        whole = memoryview(each.obj if isinstance(each, memoryview) else each)
+        assert whole.nbytes <= 5 * len(each)
+
+
 @pytest.mark.parametrize("at", [1, 50, 200, PART_MAX, PART_MAX + 100, PART_MAX + 200])
 def test_the_next_daemon_goes_on_in_the_midst_of_a_frame(pair: Pair, at: int) -> None:
     pair.lead.want("a", "out", 7, CREDIT_MAX)
