@@ -9,6 +9,7 @@ agent, which finds what was heard in its record.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
@@ -35,7 +36,9 @@ log = logging.getLogger("ctxd.peers")
 _TEXT_MAX: Final = 1024
 #: of ``usage``
 _KEYS_MAX: Final = 128
-#: of facts for which an owner has no room a line in the log is enough for so long
+#: bytes that hosts tell of an owner's agents although there is no room; beyond that a line in the
+#: log is enough for so long
+_BEYOND_MAX: Final = 1 << 20
 _COMPLAINT_SECONDS: Final = 60.0
 _FAILED: Final = "start_failed: "
 #: that a host may say; an end is said otherwise
@@ -61,6 +64,8 @@ class Replica(Part):
         self._post = post
         self.ender = ender
         self._complaints = Rates(window=_COMPLAINT_SECONDS)
+        #: by owner, bytes that were told since there was room
+        self._beyond: Counter[int] = Counter()
         self._speaking = speaking
         #: facts that hold in memory, by registration: as long as the disk is full they are not
         #: acknowledged, and come again on another connection
@@ -108,7 +113,8 @@ class Replica(Part):
         whole.add(change)
 
     def _is_taken(self, agent: Agent, message: Message) -> bool:
-        """Nothing is taken of what has ended, or was lost; nor what its owner has no room for."""
+        """Nothing is taken of what has ended, or was lost; nor very much of what there is no room
+        for."""
         if not agent.live or "lost" in agent.heard:
             return False
         return message.op not in _TOLD or self._has_room(agent, message)
@@ -117,11 +123,15 @@ class Replica(Part):
         try:
             self._agents.disk.check(agent.owner, len(message.line))
         except QuotaError as error:
+            self._beyond[agent.owner] += len(message.line)
+            if self._beyond[agent.owner] <= _BEYOND_MAX:
+                return True
             admitted, more = self._complaints.admit(str(agent.owner), 1)
             if admitted:
                 log.info("%s: its %s is not told, as %d more before: %s", agent.name, message.op,
                          more, error, extra=about(agent))  # fmt: skip
             return False
+        self._beyond.pop(agent.owner, None)
         return True
 
     # facts

@@ -91,13 +91,23 @@ def test_words_of_a_host_do_nothing_to_a_terminal() -> None:
     assert told_of_itself({**_HELLO, "node": "\x1b[31m", "shared": ["\x07"]})["node"] == "\\x1b[31m"
 
 
-def test_a_host_fills_no_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_host_fills_no_disk_and_no_log(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first of what it tells is kept although there is no room: ends are among it."""
+    monkeypatch.setattr("runtime.peers.replica._BEYOND_MAX", 1000)
+
     async def act(lone: Lone) -> None:
         agent = await lone.running()
         full = QuotaError("no room")
-        with mock.patch.object(world.agents.disk, "check", side_effect=full):
-            for number in range(50):
-                await lone.far.say("event", agent, type="agent.control", file=str(number))
+        for _ in range(2):  # there is room again
+            before = len(lone.events(agent))
+            with mock.patch.object(world.agents.disk, "check", side_effect=full):
+                for number in range(50):
+                    await lone.far.say("event", agent, type="agent.control", file=str(number))
+            assert 5 < len(lone.events(agent)) - before < 15
+            await lone.far.say("event", agent, type="agent.control", file="room")
+            assert lone.events(agent)[-1]["file"] == "room"
         assert len([line for line in caplog.messages if "is not told" in line]) == 1
 
     with caplog.at_level("INFO"):
