@@ -23,7 +23,7 @@ def took(request: pytest.FixtureRequest) -> Callable[[str, float, float], None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What shares machines is run by one process; failures, which mostly wait, by any."""
+    """What shares machines is run by one process; what mostly waits, by any."""
     made: Any = import_module("xdist.scheduler").LoadScopeScheduling(config, log)
     made._split_scope = _scope
     return made
@@ -31,7 +31,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def _scope(nodeid: str) -> str:
     module = nodeid.partition("::")[0]
-    return nodeid if module.endswith("test_failures.py") else module
+    return nodeid if module.endswith(("test_failures.py", "test_full.py")) else module
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

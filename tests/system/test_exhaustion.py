@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from runtime.kernel import linux
 from tests.system.test_windows import programs
 from tests.worlds.daemon import Daemon, read, refusal, wait_dead, wait_status, wait_until, write
+from tests.worlds.small import empty, fill, on_small_disk
 from tests.worlds.viewers import Typing, echoing
 
 
 @pytest.fixture
 def small_disk() -> Iterator[Daemon]:
-    """A daemon whose state is on a disk of two megabytes."""
-    daemon = Daemon()
-    daemon.state.mkdir()
-    linux.mount("none", daemon.state, "tmpfs", 0, "size=2m")
-    try:
-        daemon.start()
+    with on_small_disk(Daemon()) as daemon:
         yield daemon
-        assert "Traceback" not in daemon.log.read_text()
-        assert daemon.stop() == 0
-    finally:
-        linux.unmount(daemon.state, linux.MNT_DETACH)
-        daemon.close()
 
 
 def test_on_a_full_disk_agents_end_and_room_is_made(small_disk: Daemon) -> None:
@@ -61,30 +51,20 @@ def test_on_a_full_disk_agents_end_and_room_is_made(small_disk: Daemon) -> None:
 def test_sigterm_ends_everything_on_a_full_disk(small_disk: Daemon) -> None:
     agent = small_disk.run("sleeper", "sleep 1000")
     wait_status(agent, "busy")
-    (small_disk.state / "ballast").touch()
-    with open(small_disk.state / "ballast", "wb", buffering=0) as ballast:
-        try:
-            while ballast.write(b"\0" * 65536) == 65536:
-                pass
-        except OSError:
-            pass
+    fill(small_disk)
     pid = int(read(agent, "pid"))
     assert small_disk.stop() == 0
     assert not Path(f"/proc/{pid}").exists()
-    (small_disk.state / "ballast").unlink()
+    empty(small_disk)
     small_disk.start()
     wait_dead(agent)
     assert read(agent, "status") == "dead\n"
 
 
 def test_a_session_goes_on_on_a_full_disk_and_ends_with_its_window(small_disk: Daemon) -> None:
-    ballast = small_disk.state / "ballast"
-
     def is_lost() -> bool:
         """What is typed now: the disk is full, whatever was given back to it."""
-        with suppress(OSError), open(ballast, "ab", 0) as file:
-            while file.write(b"\0" * 65536):
-                pass
+        fill(small_disk)
         kept_before = kept_out.read_bytes()
         typing.go_on(50)
         return kept_out.read_bytes() == kept_before
@@ -96,7 +76,7 @@ def test_a_session_goes_on_on_a_full_disk_and_ends_with_its_window(small_disk: D
             wait_until(is_lost, "the disk is full")
         gone.end.close()
         wait_until(lambda: not programs(small_disk, "gone"), "its processes are gone")
-        ballast.unlink()
+        empty(small_disk)
         wait_dead(small_disk.agent_dir("gone"))
         assert read(small_disk.agent_dir("gone"), "reason") == "hangup\n"
         with Typing([kept]):  # once there is room, which ctxd looks for

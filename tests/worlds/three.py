@@ -52,20 +52,22 @@ class Three:
 
     def runs(self, directory: Path, where: str = "n2") -> bool:
         """Whether a process of it is left."""
-        return bool(self._processes(directory, where))
-
-    def _processes(self, directory: Path, where: str, program: str = "") -> list[int]:
         name = self.there(directory, where).name.removesuffix(".d")
-        return self.hosts[where].processes_of(name, program)
+        return bool(self.hosts[where].processes_of(name))
 
     def go(self, directory: Path, where: str = "n2") -> None:
         """Has the program go on that waits for a sleep(1) to end."""
-        wait_until(lambda: self._processes(directory, where, "sleep"), "it sleeps")
-        for pid in self._processes(directory, where, "sleep"):
-            end_process(pid)
+        wake(self.hosts[where], self.there(directory, where).name.removesuffix(".d"))
 
     def gone(self, directory: Path, where: str = "n2") -> None:
         wait_until(lambda: not self.runs(directory, where), "nothing of it runs")
+
+
+def wake(daemon: Daemon, name: str) -> None:
+    """Ends the sleep(1) for which an agent's program waits."""
+    wait_until(lambda: daemon.processes_of(name, "sleep"), "it sleeps")
+    for pid in daemon.processes_of(name, "sleep"):
+        end_process(pid)
 
 
 @contextmanager
