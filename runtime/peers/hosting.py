@@ -22,6 +22,7 @@ from runtime.authority.loop import Timed, Turns
 from runtime.errors import DeniedError, NoSpaceError
 from runtime.kernel.daemonlog import Rates, because_of
 from runtime.kernel.handover import Descriptors
+from runtime.peers.complaints import COMPLAINT_SECONDS
 from runtime.peers.guests import Guests
 from runtime.peers.peering import (
     CREDIT_MAX,
@@ -49,8 +50,6 @@ _HELLO_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 3600.0
 _LEASE_MIN: Final = 5.0
 _NAME_MAX: Final = 16
-#: of one uid's leads that break the rules a line in the log is enough for so long
-_COMPLAINT_SECONDS: Final = 60.0
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +89,7 @@ class Hosting:
         #: by their descriptors
         self._served: dict[int, _Served] = {}
         self._turns = Turns()
-        self._complaints = Rates(window=_COMPLAINT_SECONDS)
+        self._complaints = Rates(window=COMPLAINT_SECONDS)
 
     async def run(self) -> None:
         """Forgets leads that have had nothing here for long."""

@@ -28,12 +28,12 @@ from runtime.cell.port import Host, Part
 from runtime.errors import CtxError, MissingError, QuotaError
 from runtime.kernel import linux, orders
 from runtime.kernel.cgroups import Cgroup
-from runtime.kernel.daemonlog import because_of
+from runtime.kernel.daemonlog import Rates, because_of
 from runtime.kernel.handover import Descriptors
 from runtime.kernel.inotify import Wakeup
 from runtime.kernel.spawn import Process
 from runtime.kernel.users import find_user
-from runtime.peers.complaints import told
+from runtime.peers.complaints import COMPLAINT_SECONDS, SAID_MAX, ended, said_instead, told
 from runtime.peers.hello import told_of_itself
 from runtime.peers.leading import Leading
 from runtime.peers.lease import Grants
@@ -58,7 +58,7 @@ from runtime.peers.talking import Talk, now
 from runtime.records.model import Agent
 from runtime.records.nodes import PEER, Node, argv
 from runtime.records.settings import PLACED_GRACE
-from runtime.texts.names import escape, quote
+from runtime.texts.names import quote
 
 log = logging.getLogger("ctxd.peers")
 
@@ -68,9 +68,7 @@ _IDLE_SECONDS: Final = 60.0
 _FORGET_SECONDS: Final = 5.0
 #: until the other side has said hello
 _OPEN_SECONDS: Final = 30.0
-#: of what a command said that is told
-_SAID_MAX: Final = 1024
-#: of its complaints, what is read at once, and the pause after that
+#: of complaints of a command, what is read at once, and the pause after that
 _PIECE: Final = 64 << 10
 _REST_SECONDS: Final = 0.05
 _FIRST_RETRY: Final = 1.0
@@ -116,6 +114,10 @@ class Link:
     runs: bool = False
     #: bytes that were read and written on earlier connections
     moved: list[int] = field(default_factory=lambda: [0, 0])
+    #: of a host that breaks the rules a line in the log is enough for so long
+    refusals: Rates = field(default_factory=lambda: Rates(window=COMPLAINT_SECONDS))
+    #: the state that the log has
+    logged: str = "idle"
     #: called when what is shown of it has changed
     told: Callable[[], object] = lambda: None
 
@@ -145,7 +147,13 @@ class Link:
     def become(self, state: str, error: str = "") -> None:
         if state != self.state:
             self.state, self.since = state, time.time()
+        is_told, more = state != self.logged, 0
+        if state == "refused":
+            is_told, more = self.refusals.admit("", 1)
+        if is_told:
+            self.logged = state
             said = f"{state}: {error}" if error else state
+            said += f" ({more} more before)" if more else ""
             extra = because_of(self.owner)
             log.info("link of uid %d to %s: %s", self.owner, self.node, said, extra=extra)
         self.error = error
@@ -397,23 +405,23 @@ class Links(Part, Ways):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_hear_errors, said, words)
             try:
-                error = await self._talk(link, node, ours.fileno(), saved)
+                state, error = await self._talk(link, node, ours.fileno(), saved)
             finally:  # also when this daemon ends
                 with contextlib.suppress(OSError):
                     ours.shutdown(socket.SHUT_RDWR)
                 with trio.CancelScope(shield=True):
                     status = await link.process.end(_END_SECONDS)
             if status is not None:
-                error = error or ("" if link.host else _ended(status))
+                error = error or ("" if link.host else ended(status))
                 with contextlib.suppress(OSError):
                     _take_errors(said, words)
             nursery.cancel_scope.cancel()
         rootless = self._agents.privilege.rootless
         last = told("".join(words), "" if rootless else f"{self._places.state}/ssh")
-        state = "refused" if link.state == "refused" else "down"
-        if trio.current_time() < link.needed or not link.host:
+        refused = state == "refused"
+        if refused or trio.current_time() < link.needed or not link.host:
             link.become(state, ": ".join(filter(None, (error, last))))
-        self._leading.closed(*link.key, link.error, refused=state == "refused")
+        self._leading.closed(*link.key, link.error, refused=refused)
 
     async def is_restricted(self, link: Link) -> bool:
         """Whether the key of a node leads to ctxd there, whatever it is used for; also if that
@@ -466,8 +474,10 @@ class Links(Part, Ways):
         fds = [end.fileno(), end.fileno(), errors.fileno()]
         return await self._port.spawner.start(leaf, words, owner=link.owner, env=env, fds=fds)
 
-    async def _talk(self, link: Link, node: Node, fd: int, saved: dict[str, Any] | None) -> str:
-        """Returns why it is over."""
+    async def _talk(
+        self, link: Link, node: Node, fd: int, saved: dict[str, Any] | None
+    ) -> tuple[str, str]:
+        """The state of the link after that, and why it is over."""
         config, owner = self._agents.settings.config, find_user(link.owner)
         before = self._registrations.host(*link.key)
         said = {
@@ -536,21 +546,20 @@ class Links(Part, Ways):
             link.become("up")
             opened()
 
-        error, unheard = "", bytes(saved.get("unheard", b"")) if saved else b""
+        state, error, unheard = "down", "", bytes(saved.get("unheard", b"")) if saved else b""
         try:
             pay = partial(self._agents.accounts.time.pay, payer)
             await Timed(talk.run(hear, unheard), pay)
         except* SilentLinkError as errors:
             error = str(errors.exceptions[0])
         except* BrokenLinkError as errors:
-            link.become("refused")
-            error = str(errors.exceptions[0])
+            state, error = "refused", str(errors.exceptions[0])
         finally:
             link.last_seen()
             link.talk = None
             files.closed(key, lead)
             link.moved = [a + b for a, b in zip(link.moved, talk.moved, strict=True)]
-        return error if lead.is_open or error else _said_instead(lead.before)
+        return state, error if lead.is_open or error else said_instead(lead.before)
 
     def _grants(self, link: Link, key: str, node: Node) -> Grants:
         return self._leading.grants(key, *link.key, node.lease)
@@ -583,15 +592,5 @@ async def _hear_errors(said: socket.socket, words: list[str]) -> None:
 
 def _take_errors(said: socket.socket, words: list[str]) -> bool:
     data = said.recv(_PIECE)
-    words[:] = ["".join((*words, data.decode(errors="replace")))[-_SAID_MAX:]]
+    words[:] = ["".join((*words, data.decode(errors="replace")))[-SAID_MAX:]]
     return bool(data)
-
-
-def _said_instead(line: bytes) -> str:
-    """The words of a command that leads to no ``ctx peer``."""
-    return escape(line.decode(errors="replace").strip())[:_SAID_MAX]
-
-
-def _ended(status: int) -> str:
-    how = f"with status {status}" if status >= 0 else f"by signal {-status}"
-    return f"the command ended {how}"

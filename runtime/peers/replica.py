@@ -20,6 +20,7 @@ from runtime.errors import QuotaError
 from runtime.kernel import clock
 from runtime.kernel.daemonlog import Rates
 from runtime.life.ending import Ender
+from runtime.peers.complaints import COMPLAINT_SECONDS
 from runtime.peers.peering import APART, BrokenLinkError, Event, Message, breaking
 from runtime.peers.post import Post, check_late
 from runtime.peers.speaking import Speaking
@@ -39,7 +40,6 @@ _KEYS_MAX: Final = 128
 #: bytes that hosts tell of an owner's agents although there is no room; beyond that a line in the
 #: log is enough for so long
 _BEYOND_MAX: Final = 1 << 20
-_COMPLAINT_SECONDS: Final = 60.0
 _FAILED: Final = "start_failed: "
 #: that a host may say; an end is said otherwise
 _STATUSES: Final = frozenset(
@@ -63,7 +63,7 @@ class Replica(Part):
         super().__init__(host)
         self._post = post
         self.ender = ender
-        self._complaints = Rates(window=_COMPLAINT_SECONDS)
+        self._complaints = Rates(window=COMPLAINT_SECONDS)
         #: by owner, bytes that were told since there was room
         self._beyond: Counter[int] = Counter()
         self._speaking = speaking

@@ -18,7 +18,7 @@ from typing import Final
 import pytest
 
 from tests.worlds.apart import Cable, Network, Sshd, make_key, network, sshd_in
-from tests.worlds.cabled import LINK_USER, Far, far_by_ssh
+from tests.worlds.cabled import LINK_USER, NOBODY, Far, far_by_ssh
 from tests.worlds.daemon import (
     TIMEOUT,
     Daemon,
@@ -112,10 +112,15 @@ def test_what_is_wrong_is_said(far: Far) -> None:
     with _file(theirs / "authorized_keys", ""):
         said = _complaint(far)
         assert said.startswith(f"root@{far.cable.there}: Permission denied (publickey"), said
-        assert said.endswith(f"the key in {ours} is to be in authorized_keys there"), said
+        cure = f": is there such a user? The key in {ours} is to be in authorized_keys of that one"
+        assert said.endswith(cure), said
     with _file(theirs / "authorized_keys", let_in.replace(str(CTX), "ctx")):
         said = _complaint(far)
         assert "ctx: command not found: install ctxfs there" in said, said
+    # nor does sshd say whether there is such a user
+    status, said = far.lead.check("n3")
+    assert status == 1 and f"{NOBODY}@{far.cable.there}: Permission denied (publickey" in said, said
+    assert said.strip().endswith(cure), said
     far.host.kill()
     said = _complaint(far)
     assert f"the ctxd of {far.host.root} died" in said, said

@@ -18,6 +18,8 @@ from tests.worlds.three import Three
 
 #: somebody without rights who is known to this machine
 LINK_USER: Final = "nobody"
+#: as whom root is at n3, where there is no such user
+NOBODY: Final = "nobody-there"
 
 
 @dataclass
@@ -57,7 +59,8 @@ def far_by_ssh(lease: float, *, is_prepared: bool = True) -> Iterator[Far]:
         node = {"ssh": cable.there, "users": {"root": "root"}, "lease": f"{lease:g}s"}
         config = f"node_name: one\ngrace: 300ms\nlink_user: {LINK_USER}\n"
         if is_prepared:
-            config += f"nodes: {json.dumps({'n2': node})}\n"
+            unknown = {**node, "users": {"root": NOBODY}}
+            config += f"nodes: {json.dumps({'n2': node, 'n3': unknown})}\n"
         daemon = DaemonIn(here, config)
         if is_prepared:
             _prepare(daemon, sshd, host.root)

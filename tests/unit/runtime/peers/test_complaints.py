@@ -21,7 +21,16 @@ from runtime.peers.complaints import told
         ),
         (
             "motd\nal@n2: Permission denied (publickey).\n",
-            "al@n2: Permission denied (publickey): the key in /s is to be in authorized_keys there",
+            "al@n2: Permission denied (publickey): is there such a user? The key in /s is to be in "
+            "authorized_keys of that one",
+        ),
+        *(
+            (said, f"{said}: make that user there, or name another one in users of this node")
+            for said in (
+                "runuser: user al does not exist or the user entry does not contain all fields",
+                "sudo: unknown user al",
+                "unable to find user al: no matching entries in passwd file",
+            )
         ),
         (
             "sh: 1: ctx: not found\n",

@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from runtime.kernel.daemonlog import Rates
 from runtime.peers.links import Link, Links
 
 _HOUR = 3600.0
@@ -57,3 +58,24 @@ def test_a_user_opens_no_more_sessions_than_a_site_takes(wanted: bool) -> None:
     assert len(opened) == 1000
     for first in opened:
         assert len([each for each in opened if first <= each < first + _HOUR]) <= 2 * _MOST
+
+
+def test_a_host_that_breaks_the_rules_is_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever it says between, and however often it is connected."""
+    clock = [0.0]
+    link = Link("n2", 1000, refusals=Rates(lambda: clock[0], window=60.0))
+    with caplog.at_level("INFO"):
+        for second in range(0, 121, 5):
+            clock[0] = float(second)
+            link.become("up")
+            link.become("refused", "no frame")
+            link.become("refused", "no frame")
+            assert (link.state, link.error) == ("refused", "no frame")
+        link.become("up")
+    said = [line.removeprefix("link of uid 1000 to n2: ") for line in caplog.messages]
+    assert [each for each in said if each != "up"] == [
+        "refused: no frame",
+        "refused: no frame (23 more before)",
+        "refused: no frame (23 more before)",
+    ]
+    assert said.count("up") == 4 and said[-1] == "up", "what is so at last is there"
