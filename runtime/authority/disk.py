@@ -209,6 +209,9 @@ class Disk:
                         await self._wake.wait()
                 self._wake = trio.Event()
 
+    def _noted(self) -> dict[int, int]:
+        return {owner: charge.amount for owner, charge in self._written.items()}
+
     def _is_anybody_due(self, now: float) -> bool:
         """Owners that nobody knows yet, too."""
         much = self._accounts.limit(Resource.DISK) // _MUCH
@@ -219,7 +222,7 @@ class Disk:
     async def _survey(self, walker: Walker, nursery: trio.Nursery) -> None:
         """Finds all trees, and begins to measure those of the owners that are due. If that cannot
         be done, what was measured last and what was written since go on to count."""
-        first = not self._surveyed
+        first, before = not self._surveyed, self._noted()
         self._surveyed, self._surveyed_free = time.monotonic(), self.free
         try:
             trees = await trio.to_thread.run_sync(
@@ -238,14 +241,21 @@ class Disk:
                 known.running = True
                 own = {tree: who for tree, (uid, who) in trees.items() if uid == owner}
                 kept = {who: each for (uid, who), each in stored.items() if uid == owner}
-                nursery.start_soon(self._measure, walker, owner, own, kept)
+                written = before.get(owner, 0)
+                nursery.start_soon(self._measure, walker, owner, own, kept, written)
 
     async def _measure(
-        self, walker: Walker, owner: int, trees: dict[str, str], stored: dict[str, tuple[int, int]]
+        self,
+        walker: Walker,
+        owner: int,
+        trees: dict[str, str],
+        stored: dict[str, tuple[int, int]],
+        written: int,
     ) -> None:
+        """``written`` was noted before the trees were looked for: a newer one is not among them."""
         known = self._measures[owner]
         known.wanted, known.free, begun = False, self.free, time.monotonic()
-        written = self._written[owner].amount if owner in self._written else 0
+        written = min(written, self._noted().get(owner, 0))
         try:
             order = sorted(trees, key=lambda tree: known.tried.get(tree, 0.0))
             project = await self._give_to_project(walker, owner, trees)

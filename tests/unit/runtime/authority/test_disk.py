@@ -109,6 +109,20 @@ def test_what_was_written_counts_until_it_is_measured(tmp_path: Path, spaces: Sp
     assert use(disk) < SIZE
 
 
+def test_what_is_made_while_trees_are_looked_for_counts(tmp_path: Path, spaces: Spaces) -> None:
+    """A tree that is not among them is not measured this time."""
+    disk = disk_in(tmp_path, spaces)
+
+    def stored() -> dict[tuple[int, str], tuple[int, int]]:
+        write(tmp_path / f"tree/home/{OWNER}/file")
+        disk.note(OWNER, SIZE)
+        return {(OWNER, "newer"): (1, 0)}
+
+    disk._stored = stored
+    measure(disk, tmp_path)
+    assert use(disk) >= SIZE
+
+
 @pytest.mark.parametrize("broken", ["_incarnations", "_stored"])
 def test_what_counted_goes_on_to_count_while_the_store_cannot_be_read(
     tmp_path: Path,
