@@ -376,7 +376,8 @@ def test_notices_are_sent_as_the_manual_says(daemon: Daemon, tmp_path: Path) -> 
             wait_until(followers, "it follows")
             daemon.finish("one", "true")
             daemon.finish("two", "sh -c 'exit 3'")
-            wait_until(lambda: len(got) == 2, "both are told")
+            # apprise(1) is started for each, which takes seconds
+            wait_until(lambda: len(got) == 2, "both are told", timeout=4 * TIMEOUT)
             told = [each["seq"] for each in logged(daemon) if each["type"] == "agent.stop"]
             wait_until(
                 lambda: (tmp_path / ".ctx-told").read_text() == f"{told[-1]}\n", "it notes it"
