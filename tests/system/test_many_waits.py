@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.daemon import (
+    TIMEOUT,
+    Daemon,
+    read,
+    wait_dead,
+    wait_status,
+    wait_until,
+    write,
+)
 
 
 class Fleet:
@@ -93,6 +101,7 @@ class Fleet:
             wait_until(
                 lambda a=agent: (read(a, "queue"), read(a, "status")) == ("", "idle\n"),  # type: ignore[misc]
                 f"{agent.name} has been told all",
+                timeout=4 * TIMEOUT,  # hundreds of runs
             )
             waits = self.waits[agent]
             children = set(waits.values())
