@@ -184,7 +184,7 @@ lint: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m mypy
 	@if command -v mandoc >/dev/null; then mandoc -T lint -W warning $(MANPAGES); \
 	else echo "mandoc is missing: the man pages were not checked (apt-get install mandoc)"; exit 1; fi
-	set -e; for scripts in look "make tree copy" "apart make send" "apart again send" "tree lacks" discard gather "bounded take judge" "bounded receive" "bounded apart unpack" "bounded apart keep judge"; do \
+	set -e; for scripts in look "make tree copy" "apart make send" "bounded apart again send" "tree lacks" discard gather "bounded take judge" "bounded receive" "bounded apart unpack" "bounded apart keep judge"; do \
 		for script in say $$scripts; do cat runtime/agents/worktree/$$script.sh; done | shellcheck -s sh -; \
 	done
 

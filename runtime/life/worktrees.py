@@ -17,6 +17,7 @@ and after its last.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -57,7 +58,7 @@ log = logging.getLogger("ctxd.worktrees")
 _SECONDS: Final = 60.0
 #: to make the repository of an agent of another machine, in its own cgroup
 _UNPACK_SECONDS: Final = 300.0
-#: at a time in one parent's cell; what waits for its turn has the same bound
+#: at a time in one parent's cell; an end that waits for its turn has the same bound
 _AT_A_TIME: Final = 4
 #: what a failed start calls these: it is said too late for an errno
 _NAMES: Final = (
@@ -497,7 +498,7 @@ class Worktrees(Part, Subscriber):
         """Does something in a parent's cell, one thing at a time for each key; else why not.
 
         It is left when the time is over, when the parent cannot any more, or when the child
-        that is starting is to end.
+        that is starting is to end. Who starts waits for his turn as long as others take.
         """
         if parent is None:
             return "its parent was removed"
@@ -506,11 +507,12 @@ class Worktrees(Part, Subscriber):
         above = {parent.index, *(each.index for each in self._agents.registry.ancestors(parent))}
         if starting is not None:
             above.add(starting.index)
-        with trio.move_on_after(_SECONDS) as scope:
+        with trio.move_on_after(math.inf if starting else _SECONDS) as scope:
             care = _Care(scope=scope, above=frozenset(above))
             self._cares.append(care)
             try:
                 async with self._children.turn(key), self._parents.turn(parent.index):
+                    scope.deadline = min(scope.deadline, trio.current_time() + _SECONDS)
                     await steps()
             finally:
                 self._cares.remove(care)
