@@ -465,7 +465,8 @@ class Parcels(Part):
             parcel = way.parcels.get(event.agent)
             if parcel is not None and (file := parcel.files.get(event.file)) is not None:
                 self._put(way, parcel, file, event)
-        self._ask(way)
+        if not way.came:  # what is to be written has the room of what came
+            self._ask(way)
 
     def _put(self, way: _Way, parcel: Parcel, file: File, event: Bytes) -> None:
         if way.came and way.came[-1].goes_on(file, event):

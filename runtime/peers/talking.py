@@ -19,6 +19,9 @@ from runtime.peers.peering import Event, Host, Message, Peering, SilentLinkError
 #: of what is read at once; of what is written, unless one frame has more
 _PIECE: Final = 512 << 10
 _WRITTEN: Final = 128 << 10
+#: bytes that are read at once of a file of which much is to come: less is waited for so long
+_LITTLE: Final = 96 << 10
+_GATHERING: Final = 0.001
 #: of frames that are read between two looks at the clock, and seconds that others may wait
 _STEP: Final = 4 << 10
 _STEP_SECONDS: Final = 0.001
@@ -114,8 +117,13 @@ class Talk:
                 await rest()
             self.peering.hears = False
             self.push()
-            # of bytes of files there may be more at once
-            came = self._read() if self.peering.lacks else None
+            came = None
+            if self.peering.lacks:  # there may be more at once
+                much = self.peering.credit < self.peering.credit_max // 2
+                if much and 0 < len(data) < _LITTLE:
+                    await trio.sleep(_GATHERING)
+                    begun = time.monotonic()
+                came = self._read()
             while came is None:
                 await trio.lowlevel.wait_readable(self.fd)
                 begun = time.monotonic()
