@@ -190,8 +190,13 @@ class Supplies(Parcels):
         artifacts, lines = await Timed(self._listed(agent), pay)
         if len(lines) <= _LISTED_MAX:
             return {**found, **{name: [size, mode] for name, size, mode in artifacts}, **pack}
+        listing = self._directory(agent) / LISTING
         with suppress(OSError):
-            self._write_listing(agent, lines)
+            # here, lest a thread that is late make it anew of an agent that is gone
+            listing.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+            await trio.to_thread.run_sync(
+                lambda: listing.write_bytes(lines), limiter=self._hashing
+            )
         return {**found, **pack, LISTING: [len(lines), sum(size for _, size, _ in artifacts)]}
 
     def few_files_of(self, agent: Agent) -> dict[str, list[int | None]] | None:
@@ -255,11 +260,6 @@ class Supplies(Parcels):
                 elif entry.is_file(follow_symlinks=False):
                     st = entry.stat(follow_symlinks=False)
                     yield ARTIFACT + named(below + entry.name), st.st_size, st.st_mode & 0o777
-
-    def _write_listing(self, agent: Agent, lines: bytes) -> None:
-        directory = self._directory(agent)
-        directory.mkdir(parents=True, mode=0o700, exist_ok=True)
-        (directory / LISTING).write_bytes(lines)
 
     def _read(self, agent: Agent, name: str, offset: int, size: int) -> tuple[int, bytes]:
         directory = self._agents.documents.directory(agent)

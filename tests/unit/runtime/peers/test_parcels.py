@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+import threading
 from collections import deque
 from functools import partial
 from pathlib import Path
@@ -471,9 +472,16 @@ def test_artifacts_that_are_too_many_for_a_message_are_listed(tmp_path: Path) ->
     (two.host.directory("x") / "doc/artifact/empty/er").mkdir(parents=True)
     (two.host.directory("x") / "doc/artifact/run").write_text("#!/bin/sh\n")
     (two.host.directory("x") / "doc/artifact/run").chmod(0o755)
+    write, threads = Path.write_bytes, []
+
+    def noted(path: Path, data: bytes) -> int:
+        threads.append(threading.current_thread())
+        return write(path, data)
 
     async def act(two: Two) -> None:
-        await two.end("x")
+        with mock.patch.object(Path, "write_bytes", noted):
+            await two.end("x")
+        assert threads and threading.main_thread() not in threads, "others do not wait for it"
         await two.run(lambda: bool(two.lead.done))
         assert not two.returns.error(two.lead.agent("x"))
         lead, host = (side.directory("x") / "doc" for side in (two.lead, two.host))
