@@ -35,7 +35,8 @@ from runtime.texts.said import Said
 
 #: of a message, what it has beside what it says
 OF_MESSAGES: Final = frozenset(("op", "n", "agent"))
-_RECIPES: Final = "node:recipes"
+#: what a lead calls the directory of recipes
+RECIPES: Final = "node:recipes"
 #: of messages that a lead sends
 _PROVENANCES: Final = ("operator", "supervisor", "agent", DELEGATION, "bootstrap")
 #: of a run
@@ -325,13 +326,13 @@ def mount_table(text: str, recipes: Path) -> str:
     lines = []
     for line in text.split("\n"):
         stripped = line.strip(" \t")
-        offered = stripped.startswith(_RECIPES)
-        mount = mounts.parse_line(stripped.replace(_RECIPES, str(recipes), 1))
+        offered = stripped.startswith(RECIPES)
+        mount = mounts.parse_line(stripped.replace(RECIPES, str(recipes), 1))
         if mount is None:
             continue
         inside = offered and f"{mount.source}/".startswith(f"{recipes}/")
         if mount.mode != "hide" and not inside:
-            raise MalformedError(f"{quote(line)}: this machine offers only {_RECIPES}/PATH")
+            raise MalformedError(f"{quote(line)}: this machine offers only {RECIPES}/PATH")
         if mount.mode == "rw":
             raise MalformedError(f"{quote(line)}: what a machine offers is read-only: use ro")
         lines.append(mount.line())

@@ -83,6 +83,7 @@ class Guests(Part, Subscriber):
         self.hearing = Hearing(host, post, supervisor.streams, self.supplies.connection)
         self.telling = Telling(host, post, self.supplies, supervisor.meter)
         self.telling.end_unheard = lambda agent: self._end(agent, Cue.KILL)
+        self.telling.recipes = lambda: self.putting.files.recipes
         supervisor.streams.are_heard = self.telling.is_heard
         supervisor.recorder.conclude_with = self.telling.conclude
         self._leases = Leases(self._places.leases)
@@ -417,19 +418,20 @@ class Guests(Part, Subscriber):
             self.keeping.forget(data["uid"], data["alias"], message.agent)
 
     async def _forget_all(self, key: str) -> None:
-        """Forgets all that a lead has here, or had."""
+        """Forgets all that a lead has here, or had; who cannot be taken away is not waited for."""
         data, agents = self._post.data(key), self._agents.registry.guests(key)
         for agent in agents:
             with guarded(agent):
                 self._forget_one(agent)
-        while any(self._agents.registry.get(agent.index) is agent for agent in agents):
-            await trio.sleep(_RETRY_SECONDS)
+        with trio.move_on_after(_KILL_SECONDS):
+            while any(self._agents.registry.get(agent.index) is agent for agent in agents):
+                await trio.sleep(_RETRY_SECONDS)
         self._leaving.discard(key)
         self.keeping.forget(data["uid"], data["alias"])
 
     async def forget_lead(self, name: str, uid: int | None) -> None:
         """An operator here forgets a lead, by what it calls itself: of one uid, or of all.
-        ``MissingError``; ``WrongStateError`` if agents of it live."""
+        ``MissingError``; ``WrongStateError`` if agents of it live, or cannot be taken away."""
         keys = [
             key
             for key in self._post.keys(LEAD)
@@ -443,6 +445,9 @@ class Guests(Part, Subscriber):
             raise WrongStateError(f"{len(live)} agents of {quote(name)} live here, {such}")
         for key in keys:
             await self._forget_all(key)
+        if left := [each.name for key in keys for each in self._agents.registry.guests(key)]:
+            such = f"such as {quote(left[0])}: the log of ctxd says why; then try again"
+            raise WrongStateError(f"{len(left)} agents of {quote(name)} are still here, {such}")
 
     def _forget_one(self, agent: Agent, *, keep: bool = False) -> None:
         """With ``keep`` its worktree stays for a while."""

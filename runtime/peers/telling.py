@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import trio
@@ -20,6 +21,7 @@ from runtime.cell.port import Host, Part, about, guarded
 from runtime.errors import CtxError, QuotaError, TooLongError
 from runtime.ids import AgentIndex
 from runtime.life.metering import Meter
+from runtime.peers.admission import RECIPES
 from runtime.peers.peering import BrokenLinkError, Message
 from runtime.peers.post import Post, check_late
 from runtime.peers.speaking import OWN
@@ -65,6 +67,8 @@ class Telling(Part, Subscriber):
         self._meter = meter
         #: ends a guest of which its lead hears nothing
         self.end_unheard: Callable[[Agent], object] = lambda agent: None
+        #: the directory of recipes, which leads know by another name
+        self.recipes: Callable[[], Path]
         #: by registration, guests whose next message waits until more is heard
         self._waiting: dict[str, set[AgentIndex]] = {}
         #: until when leads are told what guests use
@@ -283,12 +287,13 @@ class Telling(Part, Subscriber):
     def _add_end(self, change: Change, agent: Agent, files: Mapping[str, Any]) -> None:
         change.set(agent, guest={**agent.guest, "told": True})
         left = {"worktree": agent.guest["left"]} if agent.guest.get("packed") else {}
+        reason = change.peek_agent(agent, "reason")
         self._tell(
             change,
             agent,
             "ended",
             outcome=change.peek_agent(agent, "outcome"),
-            reason=head(change.peek_agent(agent, "reason"), _REASON_MAX),
+            reason=head(reason.replace(str(self.recipes()), RECIPES), _REASON_MAX),
             by=agent.caused_by,
             usage=change.peek_agent(agent, "usage"),
             started=agent.started,

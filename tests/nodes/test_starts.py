@@ -96,7 +96,7 @@ def test_why_a_node_cannot_be_used_is_said_in_time(lead: Lead) -> None:
 def test_what_its_host_does_not_have_is_said(lead: Lead) -> None:
     for name, files, why in (
         ("program", {"exec": "/no/such"}, "/no/such: no such program in the agent's view"),
-        ("source", {"mount": "node:recipes/none /r ro\n"}, "does not exist"),
+        ("source", {"mount": "node:recipes/none /r ro\n"}, '"node:recipes/none" does not'),
     ):
         directory = _start(lead, name, "n2", **files)
         wait_dead(directory)

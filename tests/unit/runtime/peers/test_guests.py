@@ -805,6 +805,26 @@ def test_who_is_forgotten_while_it_lives_is_killed_and_goes(
     at_site(world, monkeypatch, act)
 
 
+def test_who_cannot_be_taken_away_is_not_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(agent: Agent) -> None:
+        raise WrongStateError("it cannot be removed")
+
+    async def act(site: Site, lead: Leader) -> None:
+        agent = await busy(site, lead)
+        site.machine.ended(site.cell(agent), code=0)
+        await told(site, lead, agent)
+        with monkeypatch.context() as patch, trio.fail_after(100):
+            patch.setattr(site.guests, "_take_away", fail)
+            with pytest.raises(WrongStateError, match='1 agents of "one" are still here, such as'):
+                await site.guests.forget_lead("one", UID)
+        await site.guests.forget_lead("one", UID)
+        assert site.agents.registry.named("x@one") is None and not site.guests._leaving
+
+    at_site(world, monkeypatch, act)
+
+
 # the next daemon
 
 
