@@ -290,7 +290,9 @@ class Links(Part, Ways):
         owners = self._leading.forget(name, owner)
         if not owners and name not in self._agents.settings.config.nodes:
             raise MissingError(f"{quote(name)}: there is no such node, and nothing of one is known")
-        for each in owners:
+        # a host that has just said hello may be waiting for the disk
+        greeted = {each for node, each in self._links if node == name and owner in (None, each)}
+        for each in owners | greeted:
             self._registrations.note_host(name, each, "")
             talk = self._link(name, each).talk
             if talk is not None:

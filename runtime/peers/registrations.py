@@ -113,6 +113,7 @@ class Registrations:
             except OSError as error:
                 raise NoSpaceError(f"{self._path}: {error.strerror}") from None
             self._stored = changes
+        await trio.lowlevel.checkpoint_if_cancelled()  # it may have been closed meanwhile
 
     def _write(self, text: str) -> None:
         new = self._path.with_suffix(".new")
