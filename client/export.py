@@ -102,9 +102,6 @@ class Exported:
     def text(self, file: str) -> str:
         return text_of(self.root.read(agent(self.name, file)), f"{self.name}: {file}")
 
-    def of_parent(self, file: str) -> str:
-        return self.root.read(agent(self.parent, file)).decode()
-
     def keys(self) -> Iterator[tuple[str, str]]:
         """Yield the files that are not as they would be at first, and their texts."""
         own = {"parent": lambda: self.parent, "limits": self.limits}
@@ -119,7 +116,7 @@ class Exported:
         if file in ("uid", "gid", "profile"):
             return bool(self.parent) or file == "profile"  # the parent's; what life says
         if self.parent and file in ("groups", "exec"):
-            return text == self.of_parent(file)
+            return text == self.root.read(agent(self.parent, file)).decode()
         if file == "groups":
             return not value and self.text("owner") == "0\n"
         defaults = {

@@ -74,10 +74,6 @@ def _text(name: str, doc: str) -> Control[Ask]:
     )  # fmt: skip
 
 
-def _wait_path(base: Base, ask: Ask) -> str:
-    return str(base.agents.wait_files.path(ask.wait_token))
-
-
 ROWS: Final[tuple[Row[Ask], ...]] = (
     Directory(name="", top=True),
     _field("kind", "question, or permission", default="question"),
@@ -120,7 +116,8 @@ ROWS: Final[tuple[Row[Ask], ...]] = (
     Shown(name="by", render=fields.value("by"), doc="who ended it, as in events"),
     Shown(name="asked_at", render=fields.time("asked"), depends=("asked",), doc="RFC 3339 time"),
     Shown(name="ended_at", render=fields.time("ended"), depends=("ended",), doc="RFC 3339 time"),
-    Link(name="wait", listed=False, target=_wait_path,
+    Link(name="wait", listed=False,
+        target=lambda base, ask: str(base.agents.wait_files.path(ask.wait_token)),
         doc="reading it blocks until it is over; by name only, no listing has it"),
 )
 

@@ -84,10 +84,6 @@ def _set_policy(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     base.agents.journal.update(agent, policy=fields.ended(text), policy_of_root=policy_of_root)
 
 
-def _policy_effective(base: Base, agent: Agent, caller: Caller) -> str:
-    return policy.render(base.agents.authority.effective_policy(agent), agent.label)
-
-
 ROWS: Final[tuple[Row[Agent], ...]] = (
     fields.single("label", "the label of its policy lines", fields.alone(_check_label),
                   shape=shapes.word(_check_label), default="NAME_t", update=_set_label),
@@ -97,6 +93,9 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         checking=_PolicyCheck, commit=_set_policy,
         doc="its authority: allow LABEL CLASS:OBJECT PERM[,PERM...], at most 256 "
         "lines; can be extended only while new"),
-    Shown(name="policy.effective", instead="policy", render=_policy_effective, generated=True,
+    Shown(name="policy.effective", instead="policy", generated=True,
+        render=lambda base, agent, caller: policy.render(
+            base.agents.authority.effective_policy(agent), agent.label
+        ),
         doc="its policy, as far as its parent's effective policy permits"),
 )

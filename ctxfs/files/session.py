@@ -165,16 +165,15 @@ def channel_status(child: Agent) -> str:
     return "cancelled" if child.outcome == "interrupted" else child.outcome
 
 
-def _channel_session(base: Base, child: Agent, caller: Caller) -> str:
-    return (base.agents.sessions.name_of(child) or "default") + "\n"
-
-
 CHANNEL_ROWS: Final[tuple[Row[Agent], ...]] = (
     Directory(name="", top=True, find=_find_document,
         entries=lambda base, child, call: agent_files.DOCUMENTS),
     Shown(name="agent", doc="name of the child",
         render=fields.value("name")),
-    Shown(name="session", doc="the child's session", render=_channel_session),
+    Shown(name="session", doc="the child's session",
+        render=lambda base, child, caller: (
+            base.agents.sessions.name_of(child) or "default"
+        ) + "\n"),
     Shown(name="status", doc="pending active done error cancelled",
         render=lambda base, child, caller: channel_status(child) + "\n",
         depends=("outcome", "status")),

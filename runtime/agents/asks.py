@@ -140,10 +140,6 @@ def words_of(options: str) -> list[str]:
     return [line.partition(" ")[0] for line in options.splitlines()]
 
 
-def _parse_form(text: str) -> str:
-    return dump_json(parse_form(text)) if text.strip() else ""
-
-
 def _parse_deadline(text: str) -> str:
     expiry(text)
     return text
@@ -159,7 +155,7 @@ _PARSERS: Final[dict[str, Callable[[str], str]]] = {
     "ask_kind": lambda text: check_choice(text, ASK_KINDS),
     "detail": str,
     "options": parse_options,
-    "form": _parse_form,
+    "form": lambda text: dump_json(parse_form(text)) if text.strip() else "",
     "default": _parse_default,
     "deadline": _parse_deadline,
     "to": lambda text: check_choice(text, ADDRESSEES),

@@ -93,8 +93,7 @@ async def _tool(request: Request) -> None:
     frame = {"type": "tool", "output": output}
     if call_id is not None:
         frame["id"] = call_id
-    request.progress["done"] = True
-    await request.answer(frame)
+    await request.finish(frame)
 
 
 async def _ctl(request: Request) -> None:
@@ -113,8 +112,7 @@ async def _ctl(request: Request) -> None:
         own = request.server.agent
         agent = agent or (own.name if own is not None else "")
         await request.services.say(request.caller, agent, task, line)
-    request.progress["done"] = True
-    await request.answer({"type": "ctl"})
+    await request.finish({"type": "ctl"})
 
 
 def _call_id(request: Request) -> CallId | None:
@@ -195,9 +193,8 @@ async def _prune(request: Request) -> None:
 
     pruning = request.agents.pruning
     await pruning.prune(request.caller, tell, ended=before, sessions=before, dry=dry)
-    progress["done"] = True
     counts = {what: progress.get(what, 0) for what in ("removed", "left")}
-    await request.answer({"type": "prune", **counts})
+    await request.finish({"type": "prune", **counts})
 
 
 # at an agent's
@@ -206,8 +203,7 @@ async def _prune(request: Request) -> None:
 async def _wait(request: Request) -> None:
     await request.server.ended.wait()
     agent = request.agent
-    request.progress["done"] = True
-    await request.answer(
+    await request.finish(
         {
             "type": "wait",
             "agent": agent.name,
@@ -278,8 +274,7 @@ async def _tell_reply(request: Request, message: Message) -> None:
     done = {"type": "done", "id": name, "status": message.status.value}
     if message.reason:
         done["reason"] = message.reason
-    progress["done"] = True
-    await request.answer(done)
+    await request.finish(done)
 
 
 async def _cancel(request: Request) -> None:
@@ -322,8 +317,7 @@ async def _events(request: Request) -> None:
     with agents.fleet.reading(owner, progress["after"]) as reader:
         connection, replays = request.connection, request.services.replays
         await replays.follow(connection, reader, wanted, progress, forever=follow)
-    progress["done"] = True
-    await request.answer({"type": "end", "seq": reader.after})
+    await request.finish({"type": "end", "seq": reader.after})
 
 
 async def _who(request: Request) -> None:
@@ -338,8 +332,7 @@ async def _who(request: Request) -> None:
         raise MissingError(f"address: no agent of yours ever had {incarnation}")
     agent = agents.registry.named(name)
     lives = agent is not None and agent.incarnation == incarnation
-    request.progress["done"] = True
-    await request.answer(
+    await request.finish(
         {
             "type": "who",
             "agent": name,
@@ -391,11 +384,10 @@ async def _nodes(request: Request) -> None:
     else:
         link = await links.opened(request.text("check", "the name of a node"), caller.uid)
         rows = [{**link.shown(), "restricted": await links.is_restricted(link)}]
-    request.progress["done"] = True
     frame: dict[str, Any] = {"type": "nodes", "nodes": rows}
     if request.agents.identity.is_master(caller):
         frame |= links.setting()
-    await request.answer(frame)
+    await request.finish(frame)
 
 
 async def _reexec(request: Request) -> None:

@@ -159,3 +159,8 @@ class Request(Asked):
 
     async def answer(self, frame: dict[str, Any]) -> None:
         await self.connection.send(frame)
+
+    async def finish(self, frame: dict[str, Any]) -> None:
+        """The last answer: a daemon that is executed again while it is sent has nothing to do."""
+        self.progress["done"] = True
+        await self.connection.send(frame)
