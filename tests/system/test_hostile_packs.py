@@ -21,6 +21,7 @@ from tests.worlds.daemon import (
     Daemon,
     daemon_of,
     discarded,
+    end_process,
     read,
     wait_dead,
     wait_status,
@@ -453,15 +454,23 @@ def two(*, here: str = "1G", there: str = "1G") -> Iterator[tuple[Lead, Daemon]]
         yield lead, host
 
 
+def _fetched(directory: Path) -> int:
+    """Bytes that are still to come."""
+    lines = dict(line.split("=", 1) for line in read(directory, "node").splitlines())
+    return int(lines["fetch"])
+
+
 def test_a_pack_waits_at_its_host_until_there_is_room_here() -> None:
-    with two(here="64M") as (lead, _):
-        fill = f"sh -c 'head -c {45 * MIB} /dev/urandom > ~/much; echo done; sleep 1000'"
-        filler = lead.daemon.run("filler", fill, homedir="durable")
-        wait_until(lambda: read(filler, "out") == "done\n", "it has written much")
+    with two(here="64M") as (lead, host):
         family = Family(lead.daemon, count(1))
-        directory = family.child(LARGE)
-        wait_until(lambda: "fetch=0" not in read(directory, "node"), "it waits for room")
-        assert read(directory, "status") != "dead\n"
+        directory = family.child(f"sleep 1000; {LARGE}")
+        wait_until(lambda: host.processes_of("*@one", "sleep"), "it runs there")
+        fill = f"sh -c 'head -c {80 * MIB} /dev/urandom > ~/much; sleep 1000'"
+        filler = lead.daemon.run("filler", fill, homedir="durable")
+        wait_status(filler, "paused", timeout=60)
+        for pid in host.processes_of("*@one", "sleep"):
+            end_process(pid)
+        wait_until(lambda: _fetched(directory) > 20 * MIB, "it waits for room", timeout=60)
         write(filler / "ctl", "kill")
         wait_dead(filler)
         [much] = lead.daemon.state.glob("tree/agent/*/filler/**/much")

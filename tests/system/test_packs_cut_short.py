@@ -58,16 +58,14 @@ class Scene:
 
     def stop(self, daemon: Daemon, agent: str, word: str) -> int:
         """Stops git as soon as it does this in the cell of an agent."""
-        until = time.monotonic() + TIMEOUT
+        until = time.monotonic() + 2 * TIMEOUT
         while time.monotonic() < until:
-            for procs in daemon.cgroup.path.glob(f"user-*/agent-{agent}/**/cgroup.procs"):
-                with suppress(OSError):
-                    for pid in map(int, procs.read_text().split()):
-                        comm = Path(f"/proc/{pid}/comm").read_text()
-                        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                        if comm == "git\n" and word.encode() in words:
-                            os.kill(pid, signal.SIGSTOP)
-                            return pid
+            for pid in daemon.processes_of(agent, "git"):
+                with suppress(OSError):  # it is gone
+                    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                    if word.encode() in words:
+                        os.kill(pid, signal.SIGSTOP)
+                        return pid
             select.select([], [], [], 0.002)
         raise AssertionError(f"git {word} was not seen of {agent}")
 
@@ -81,6 +79,7 @@ class Scene:
         """What was committed has come, as it was."""
         wait_dead(self.directory, timeout=90)
         said = read(self.directory, "out").split()
+        wait_until(lambda: self.state() != "fetching", "it is judged", timeout=90)
         facts = self.family.facts(self.directory)
         if facts["state"] == "kept":
             self.family.fetch(self.directory)
