@@ -44,8 +44,8 @@ _KILL_SECONDS: Final = 10.0
 _AT_ONCE: Final = 256
 #: what is told to end, and does so at once, has ended after this time
 _AT_ONCE_SECONDS: Final = 0.1
-#: trees that are told to end in one step wait for each other no longer than this
-_TOGETHER_SECONDS: Final = 1.0
+#: trees that are told to end while others are wait for those no longer than this
+_TOGETHER_SECONDS: Final = 0.5
 #: agents that are marked as ending in one step
 _MARKED_AT_ONCE: Final = 64
 _SETTLE_SECONDS: Final = 10.0
@@ -61,7 +61,7 @@ class Ender(Part):
         super().__init__(host)
         #: of large trees that are being marked: set when all that lives in them is
         self._marking: dict[AgentIndex, trio.Event] = {}
-        #: of the ends whose processes are told to end in this step of the loop, by owner
+        #: by owner, the ends whose processes are being told to end
         self._together: dict[int, _Together] = {}
 
     def end(
@@ -221,20 +221,26 @@ class Ender(Part):
             for execution in each.entered():
                 self._nursery.start_soon(self._tell_end, each, execution)
         signalled = all(execution.settled for each in members for execution in each.programs())
-        held = _Together()
-        if signalled:
-            if top.owner not in self._together:
-                self._together[top.owner] = held
-                self._nursery.start_soon(self._next_step, top.owner)
-            held = self._together[top.owner]
-            held.hold(members)
+        held = self._told_now(top.owner) if signalled else _Together()
         held.ends += 1
+        if signalled:
+            held.hold(members)
         self._nursery.start_soon(self._end_processes, top, members, signalled, held)
 
-    async def _next_step(self, owner: int) -> None:
-        held = self._together.pop(owner)
-        await trio.sleep(_TOGETHER_SECONDS)
+    def _told_now(self, owner: int) -> _Together:
+        held = self._together.get(owner)
+        if held is None or held.over.is_set():
+            held = self._together[owner] = _Together()
+            self._nursery.start_soon(self._let_go, owner, held)
+        return held
+
+    async def _let_go(self, owner: int, held: _Together) -> None:
+        """Neither many ends, nor one that cannot be told, hold up the others for long."""
+        with trio.move_on_after(_TOGETHER_SECONDS):
+            await held.over.wait()
         held.let_go()
+        if self._together.get(owner) is held:
+            del self._together[owner]
 
     async def _signal(self, top: Agent, members: list[LiveCell]) -> None:
         """Step 4, to the programs of several agents and to nothing that surrounds them. A frozen
@@ -473,13 +479,15 @@ class Ender(Part):
 
 
 class _Together:
-    """While a tree is told to end, or several that are in one step, and for a moment after, who
-    leads an agent of them waits: to look at what has ended already, and to record it, would hold up
-    the end of the others."""
+    """While a tree is told to end, and others of its owner, and for a moment after, who leads an
+    agent of them waits: to look at what has ended already, and to record it, would hold up the end
+    of the others."""
 
     def __init__(self) -> None:
         #: how many trees have not ended, nor had that moment
         self.ends = 0
+        #: all have, or there was no more time
+        self.over = trio.Event()
         self._held: list[LiveCell] = []
 
     def hold(self, members: Iterable[LiveCell]) -> None:
@@ -493,6 +501,7 @@ class _Together:
             self.let_go()
 
     def let_go(self) -> None:
+        self.over.set()
         held, self._held = self._held, []
         for each in held:
             each.changed.let_go()

@@ -318,7 +318,7 @@ def test_ends_that_come_together_are_one_transaction(
 
 
 @pytest.mark.parametrize("owner", [UID, UID + 1])
-def test_who_is_told_to_end_in_one_step_is_recorded_when_all_of_the_owner_have(
+def test_who_is_told_to_end_while_others_are_is_recorded_when_all_of_the_owner_have(
     world: World, monkeypatch: pytest.MonkeyPatch, owner: int
 ) -> None:
     counting = Counting()
@@ -328,15 +328,17 @@ def test_who_is_told_to_end_in_one_step_is_recorded_when_all_of_the_owner_have(
         site.agents.journal.update(agents[1], owner=owner)
 
         async def slowly(owner: int, number: int, cells: Collection[LiveCell]) -> None:
-            if any(each.agent is agents[1] for each in cells):
-                for _ in range(20):
-                    await trio.lowlevel.checkpoint()
+            for _ in range(20):
+                await trio.lowlevel.checkpoint()
             await signal(owner, number, cells)
 
         monkeypatch.setattr(site.machine, "signal_cells", slowly)
         site.agents.journal.subscribe(counting)
         said = {"verb": "stop", "by": "agent:boss", "reason": "why", "outcome": "cancelled"}
-        await say_together(site, lead, "verb", (A, said), (B, said))
+        for incarnation in (A, B):
+            await say_together(site, lead, "verb", (incarnation, said))
+            for _ in range(5):
+                await trio.lowlevel.checkpoint()
         for agent in agents:
             await site.be(agent, Status.DEAD)
         assert counting.dead == ([2] if owner == UID else [1, 1])
