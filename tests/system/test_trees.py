@@ -597,7 +597,7 @@ def test_a_path_into_a_tree_is_that_tree(either: Daemon) -> None:
             write(agent / "policy", policy(agent, "shared:data read"))
             said += [refusal(agent / "mount", f"{source} /m rw"), either.error()]
             write(agent / "policy", policy(agent, BOTH))
-            write(agent / "mount", f"{source} /m rw")
+            persist(lambda: write(agent / "mount", f"{source} /m rw"))
             return [*said, finish(agent), read(agent, "log")]
 
         said = do(either, life)
