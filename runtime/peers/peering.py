@@ -47,8 +47,8 @@ _PREAMBLE_MAX: Final = 64 << 10
 _LINE_MAX: Final = 192 << 10
 #: bytes of a file in one frame, and of all that were asked for on a connection and did not come;
 #: the same in earlier versions
-PART_MAX: Final = 128 << 10
-CREDIT_MAX: Final = 1 << 20
+PART_MAX: Final = 256 << 10
+CREDIT_MAX: Final = 2 << 20
 PART_LEAST: Final = 48 << 10
 _CREDIT_LEAST: Final = 256 << 10
 #: files of which bytes are asked for at once, and answers that the other side does not take

@@ -27,7 +27,7 @@ _STEP: Final = 4 << 10
 _STEP_SECONDS: Final = 0.001
 #: what a connection may take in memory: a line, bytes that are asked for, answers, and what the
 #: kernel has of these
-MEMORY: Final = 2560 << 10
+MEMORY: Final = 4608 << 10
 
 
 def now() -> float:
