@@ -90,7 +90,7 @@ class Sweeper:
             return
         with trio.move_on_after(_LEFT_SECONDS):
             await self._left[owner].paths[str(cgroup)].wait()
-        if cgroup.exists():
+        if self._is_there(owner, cgroup):
             raise UnansweredError(f"{cgroup}: cannot be removed yet: try again")
 
     def _is_there(self, owner: int, cgroup: Cgroup) -> bool:
@@ -121,7 +121,8 @@ class Sweeper:
                 there = {paths[int(word)] for word in said.split()}
             except (CtxError, OSError) as error:
                 log.warning("cannot remove cgroups: %s", error, extra=because_of(owner))
-                there = set(paths)
+                # what it had removed may be made anew, and would be killed by the next
+                there = {path for path in paths if Cgroup(Path(path)).exists()}
             for path in paths:
                 if path not in there:
                     left.paths.pop(path).set()

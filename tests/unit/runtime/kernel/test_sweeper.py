@@ -163,6 +163,33 @@ def test_what_cannot_be_removed_is_tried_again_and_holds_up_nothing_else(
     swept(top, act)
 
 
+def test_what_was_removed_too_late_may_be_made_anew(
+    top: Cgroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody who waits for it goes on before a helper has said so, and no later one looks again."""
+    monkeypatch.setattr(module, "_LEFT_SECONDS", 0.1)
+    node, orders, is_over = top.child("agent-x"), [], trio.Event()
+    node.path.mkdir()
+
+    async def act(sweeper: Sweeper) -> None:
+        async def told(*order: Any, **how: Any) -> bytes:
+            orders.append(order)
+            node.path.rmdir()
+            await is_over.wait()
+            raise UnansweredError("not done within 10 s")
+
+        monkeypatch.setattr(sweeper._helpers, "tell", told)
+        with pytest.raises(UnansweredError, match="cannot be removed yet"):
+            await sweeper.removed(OWNER, node)
+        is_over.set()
+        await sweeper.removed(OWNER, node)
+        node.path.mkdir()
+        await sweeper.drained()
+        assert node.exists() and len(orders) == 1
+
+    swept(top, act)
+
+
 def test_a_signal_reaches_all_but_the_spared(top: Cgroup) -> None:
     leaf = top.child("run")
     below = leaf.child("a", "b")
