@@ -280,9 +280,9 @@ def test_a_shell_where_an_agent_is(daemon: Daemon, at: Terminal) -> None:
     os.kill(client_of(at), signal.SIGKILL)
     wait_until(lambda: not (agent / "task" / "enter-1").exists(), "it went with its client")
     assert read(agent, "status") == "busy\n"
-    at.tmux(
-        "send-keys", "-l", "\nstty sane\n"
-    )  # a client that is killed cannot restore the terminal
+    # a client that is killed cannot restore the terminal
+    at.tmux("send-keys", "-l", "\nstty sane; echo restored: $?\n")
+    at.wait_for("restored: 0")
     at.run(f"{CTX} enter coder")
     wait_until(lambda: (agent / "task" / "enter-1").exists(), "the third one")
     wait_status(agent / "task" / "enter-1", "running")

@@ -194,6 +194,7 @@ def test_a_lead_that_was_put_back_has_nothing_here(host: Daemon) -> None:
     first.close()
     with pytest.raises(AssertionError, match="does not know it"):
         second.until(lambda: False, timeout=10)
-    wait_until(lambda: gone(host, name), "it ends")
-    assert Path(host.agent_dir(name), "reason").read_text() == "lease_over\n"
+    reason = Path(host.agent_dir(name), "reason")
+    wait_until(lambda: gone(host, name) and reason.read_text(), "it ends, and that is recorded")
+    assert reason.read_text() == "lease_over\n"
     second.close()
