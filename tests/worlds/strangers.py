@@ -24,7 +24,8 @@ while True:
         try: data = os.read(0, 65536) if f == 0 else s.recv(65536)
         except ConnectionError: data = b""
         if not data: os._exit(0)
-        s.sendall(data) if f == 0 else os.write(1, data)
+        try: s.sendall(data) if f == 0 else os.write(1, data)
+        except BrokenPipeError: sys.exit()
 """
 
 
